@@ -1,0 +1,120 @@
+"""What can go wrong, as exceptions that carry data and make their text when shown.
+
+TpunbError
+├─ NotebookError
+│   └─ NotebookNotFoundError
+├─ ConversionError      .cell .line
+├─ SetupError
+│   └─ MissingPackageError
+├─ RunError             .result
+│   ├─ RankFailedError
+│   ├─ RunTimeoutError
+│   └─ RunInterruptedError
+└─ HandoffError
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpunb.models import RunResult
+
+
+class TpunbError(Exception):
+    """Base of every error that tpunb raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines a notebook shows: the message, without the launcher's own frames.
+
+        IPython calls this instead of formatting a traceback (IPython 7.34 to 9.18).
+        """
+        return [f"{type(self).__name__}: {self}"]
+
+
+class NotebookError(TpunbError):
+    """The notebook cannot be used as it stands."""
+
+
+class NotebookNotFoundError(NotebookError):
+    """No file was found behind a name that was given."""
+
+    def __init__(self, path: str, origin: str) -> None:
+        super().__init__(path, origin)
+        self.path = path
+        self.origin = origin
+
+    def __str__(self) -> str:
+        return (
+            f"there is no notebook {self.path!r} (named by {self.origin}). "
+            "Name the file with `%tpu_setup --notebook PATH` or the variable TPUNB_NOTEBOOK."
+        )
+
+
+class ConversionError(TpunbError):
+    """A cell cannot become part of a Python script.
+
+    `cell` is the number a person sees beside the cell, `line` the line within it (from 1).
+    """
+
+    def __init__(
+        self, reason: str, cell: int | None = None, line: int | None = None, source: str = ""
+    ) -> None:
+        super().__init__(reason, cell, line, source)
+        self.reason = reason
+        self.cell = cell
+        self.line = line
+        self.source = source
+
+    def __str__(self) -> str:
+        place = "the notebook" if self.cell is None else f"cell [{self.cell}]"
+        if self.line is not None:
+            place += f", line {self.line}"
+        shown = f"\n    {self.source.strip()}" if self.source.strip() else ""
+        return f"{place}: {self.reason}{shown}"
+
+
+class SetupError(TpunbError):
+    """This machine or environment cannot run what was asked for."""
+
+
+class MissingPackageError(SetupError):
+    """A package that is needed is not installed."""
+
+    def __init__(self, package: str, needed_for: str, install: str) -> None:
+        super().__init__(package, needed_for, install)
+        self.package = package
+        self.needed_for = needed_for
+        self.install = install
+
+    def __str__(self) -> str:
+        return (
+            f"{self.package} is needed for {self.needed_for} and is not installed: {self.install}"
+        )
+
+
+class RunError(TpunbError):
+    """A run did not succeed. `result` says everything that is known about it."""
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return self.result.explain()
+
+
+class RankFailedError(RunError):
+    """A rank raised, crashed or was killed."""
+
+
+class RunTimeoutError(RunError):
+    """The run took longer than `--timeout` allows."""
+
+
+class RunInterruptedError(RunError):
+    """The run was stopped before its end."""
+
+
+class HandoffError(TpunbError):
+    """A value could not be brought from a rank to the kernel."""

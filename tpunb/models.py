@@ -1,0 +1,281 @@
+"""The data that flows through a run: Snapshot → Script → RunSpec → RunResult.
+
+Frozen, without behaviour beyond reading itself, standard library only: the processes of a
+run (guard, agent, ranks) and the kernel meet through these and the run folder.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CellKind = Literal["code", "markdown", "raw"]
+Role = Literal["header", "prelude", "train"]
+State = Literal["succeeded", "failed", "timed_out", "interrupted"]
+Device = Literal["TPU", "CPU"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a captured notebook."""
+
+    index: int
+    """Position in the captured notebook, from 0, all kinds of cells counted."""
+    kind: CellKind
+    source: str
+    """What was executed, where it differs from the file."""
+    number: int | None = None
+    """What a person sees beside the cell: its execution count, or None if it never ran."""
+    id: str | None = None
+    """nbformat's cell id, where there is one."""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The notebook as it was at the moment the train cell ran."""
+
+    cells: tuple[Cell, ...]
+    train: int | None
+    """Index of the train cell, or None (`tpunb convert` of a notebook without one)."""
+    path: str | None
+    """The notebook file, if one was found."""
+    origin: str
+    """Where the cells come from, in words: 'JPY_SESSION_NAME', 'executed cells', …"""
+    notes: tuple[str, ...] = ()
+    """One line each: what a person should know about differences to the file."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of lines of a script that comes from one cell. Lines are kept one for one."""
+
+    role: Role
+    first: int
+    """First line in the script, from 1."""
+    last: int
+    """Last line in the script, inclusive."""
+    cell: int | None = None
+    """Index of the cell in the snapshot (None: the script's own header)."""
+    number: int | None = None
+    """The number to show for the cell (see Cell.number); its position where it never ran."""
+
+
+@dataclass(frozen=True)
+class Omission:
+    """A piece of a cell that does not run in the script, and why."""
+
+    cell: int | None
+    """The number to show for the cell."""
+    line: int
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Script:
+    """A plain `py:percent` Python file and the way back from its lines to cells."""
+
+    text: str
+    blocks: tuple[Block, ...]
+    omissions: tuple[Omission, ...] = ()
+
+    def locate(self, line: int) -> tuple[Block, int] | None:
+        """The block and the line within its cell (from 1) of a script line (from 1)."""
+        for block in self.blocks:
+            if block.cell is not None and block.first <= line <= block.last:
+                return block, line - block.first + 1
+        return None
+
+    def source(self, block: Block) -> str:
+        """The text of a block."""
+        return "\n".join(self.text.split("\n")[block.first - 1 : block.last]) + "\n"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything the processes of a run need to know; `spec.json` in the run folder."""
+
+    id: str
+    name: str
+    world_size: int
+    device: Device
+    cwd: str
+    sys_path: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    returns: tuple[str, ...] = ()
+    grace: float = 15.0
+    """Seconds between a rank's KeyboardInterrupt and SIGTERM."""
+    timeout: float | None = None
+    """Seconds after which the run is stopped."""
+    replicate: str | None = None
+    """Why every rank runs the prelude itself; None: it runs once and the ranks are forked."""
+    warm: bool = False
+    """True if torch and torch_xla were already imported when the run began."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
+        """The inverse of `to_json`."""
+        values = dict(data)
+        values["blocks"] = tuple(Block(**block) for block in values["blocks"])
+        values["sys_path"] = tuple(values["sys_path"])
+        values["returns"] = tuple(values["returns"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one process of a run failed."""
+
+    rank: int | None
+    """None: the prelude, or a process of tpunb itself."""
+    pid: int | None
+    exitcode: int | None
+    signal: str | None
+    """'SIGKILL', … where a signal ended it."""
+    type: str
+    """The exception's class name, or 'Signal' / 'Exit'."""
+    message: str
+    cell: int | None
+    line: int | None
+    traceback: str
+    """In notebook terms, ready to be shown."""
+    time: float
+    """Seconds since the epoch."""
+
+    def headline(self) -> str:
+        """One line: who, where, what."""
+        who = "the prelude" if self.rank is None else f"rank {self.rank}"
+        place = "" if self.cell is None else f" in cell [{self.cell}]"
+        if self.cell is not None and self.line is not None:
+            place += f", line {self.line}"
+        if self.type in ("Signal", "Exit"):
+            return f"{who} {self.message}{place}"
+        return f"{who} failed{place}: {self.type}: {self.message}".rstrip(": ")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended and what it left. `result.json` holds the same."""
+
+    state: State
+    name: str
+    world_size: int
+    device: Device
+    started: float
+    ended: float
+    dir: Path
+    returncode: int | None = 0
+    attempts: int = 1
+    failures: tuple[Failure, ...] = ()
+    """Earliest first."""
+    warm: bool = False
+    replicated: bool = False
+    reason: str = ""
+    """Why the run was stopped, where it was."""
+    returns: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `--returns` from rank 0, tensors on the CPU."""
+    returns_failed: Mapping[str, str] = field(default_factory=dict)
+    """Names of `--returns` that did not arrive, and why."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure, which is the root cause of those that follow."""
+        return self.failures[0] if self.failures else None
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the start to the last process gone."""
+        return self.ended - self.started
+
+    def metrics(self) -> pd.DataFrame:
+        """What `tpunb.log` recorded: a row per call and rank, in order of time.
+
+        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics.
+        """
+        import json
+
+        import pandas as pd
+
+        path = self.dir / "metrics.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        first = ["step", "rank", "time"]
+        if not rows:
+            return pd.DataFrame(columns=first)
+        frame = pd.DataFrame(rows).drop(columns="attempt", errors="ignore")
+        frame["time"] = frame["time"] - self.started
+        frame = frame.sort_values("time", kind="stable", ignore_index=True)
+        return frame[first + [name for name in frame.columns if name not in first]]
+
+    def raise_for_failure(self) -> None:
+        """Raise the RunError of this result's state; nothing if the run succeeded."""
+        from tpunb import errors
+
+        kinds: dict[str, type[errors.RunError]] = {
+            "failed": errors.RankFailedError,
+            "timed_out": errors.RunTimeoutError,
+            "interrupted": errors.RunInterruptedError,
+        }
+        if self.state in kinds:
+            raise kinds[self.state](self)
+
+    def cores(self) -> str:
+        """'4 rehearsal cores', '8 TPU cores'."""
+        kind = "rehearsal" if self.device == "CPU" else "TPU"
+        return f"{self.world_size} {kind} core{'s' if self.world_size != 1 else ''}"
+
+    def explain(self) -> str:
+        """The end of the run in words, with the first failure's traceback and the log's path."""
+        lines = []
+        failure = self.failure
+        if self.state == "succeeded":
+            lines.append(f"succeeded on {self.cores()} after {self.duration:.1f} s")
+        elif failure is not None and self.state == "failed":
+            lines.append(failure.headline())
+            if failure.traceback:
+                lines += ["", failure.traceback.rstrip(), ""]
+            others = [f for f in self.failures[1:] if f.rank is not None]
+            if others:
+                lines += [f"then: {other.headline()}" for other in others[:3]]
+                if len(others) > 3:
+                    lines.append(f"then: {len(others) - 3} more ranks")
+        else:
+            words = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
+            reason = f" ({self.reason})" if self.reason else ""
+            lines.append(
+                f"{words.get(self.state, self.state)}{reason} after {self.duration:.1f} s; "
+                f"all {self.world_size} ranks have ended"
+            )
+        lines += [f"{name} did not come back: {why}" for name, why in self.returns_failed.items()]
+        lines.append(f"log: {self.dir / 'run.log'}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """The result as text, as a person reads it at the end of a cell."""
+        if self.state != "succeeded":
+            return f"RunResult {self.explain()}"
+        back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
+        missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
+        return (
+            f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
+            f" · {self.dir}{missing}"
+        )
+
+
+def signal_name(number: int) -> str:
+    """'SIGKILL' for 9; 'signal 99' for a number without a name."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

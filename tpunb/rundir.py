@@ -1,0 +1,287 @@
+"""The run folder: where everything about a run is, and how it is written and followed.
+
+    <runs>/<yyyymmdd-hhmmss>-<name>/
+      spec.json  script.py  notebook.json  env.json       what was run
+      events.jsonl                                        what happened (tpunb.events)
+      run.log                                             all ranks, prefixed, in order of arrival
+      attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json}
+      attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
+      metrics.jsonl  returns/                             what it made
+      result.json                                         how it ended
+
+Processes of a run only append to files here, and the kernel only reads: nothing that a
+reader does can slow or block a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tpunb import events
+from tpunb.errors import TpunbError
+from tpunb.events import Event, Metric, Output
+from tpunb.models import Failure, RunResult, RunSpec
+
+PRELUDE = "prelude"
+"""Name of the folder, in the place of a rank, for the prelude that runs once for all."""
+STREAMS = ("stdout", "stderr", PRELUDE)
+
+
+class RunDir:
+    """The paths of one run folder, and the files that more than one module reads or writes."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "script.py"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.path / "notebook.json"
+
+    @property
+    def env(self) -> Path:
+        return self.path / "env.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def returns(self) -> Path:
+        return self.path / "returns"
+
+    def attempt(self, attempt: int, rank: int | None) -> Path:
+        """The folder of a rank in an attempt; rank None: of the prelude that runs for all."""
+        return self.path / "attempts" / str(attempt) / (PRELUDE if rank is None else str(rank))
+
+    def error(self, attempt: int, rank: int | None) -> Path:
+        """Where a process describes the exception that ended it."""
+        return self.attempt(attempt, rank) / "error.json"
+
+    def emit(self, event: Event) -> None:
+        """Append an event, with the time if it has none."""
+        line = events.to_line(event)
+        if not getattr(event, "time", 1.0):
+            line = line.replace('"time": 0.0', f'"time": {time.time()}', 1)
+        append(self.events, line)
+
+    def read_spec(self) -> RunSpec:
+        return RunSpec.from_json(json.loads(self.spec.read_text(encoding="utf-8")))
+
+    def read_result(self) -> RunResult | None:
+        """The result as far as files say it (without values of returns); None if not ended."""
+        if not self.result.exists():
+            return None
+        data = json.loads(self.result.read_text(encoding="utf-8"))
+        data.pop("returns", None)
+        data["failures"] = tuple(Failure(**failure) for failure in data["failures"])
+        return RunResult(dir=self.path, **data)
+
+
+def create(runs: Path, name: str) -> RunDir:
+    """Make a new run folder that only its user can read, with a unique id.
+
+    Raises TpunbError if the folder cannot be written.
+    """
+    safe = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "run"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, 1000):
+            path = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return RunDir(path)
+    except OSError as error:
+        raise TpunbError(
+            f"cannot make a run folder in {runs}: {error.strerror}. "
+            "Choose another place with `%tpu_setup --runs DIR`."
+        ) from error
+    raise TpunbError(f"there are already 1000 runs called {stem} in {runs}")
+
+
+def runs_in(runs: Path) -> list[RunDir]:
+    """All runs in a folder, oldest first. Only folders that hold a spec count."""
+    if not runs.is_dir():
+        return []
+    found = [RunDir(path.parent) for path in runs.glob("*/spec.json")]
+    return sorted(found, key=lambda run: run.spec.stat().st_mtime_ns)
+
+
+def find(runs: Path, wanted: str | None) -> RunDir:
+    """The run whose id contains `wanted`; the latest for None.
+
+    Raises TpunbError, with the ids, if there is none or more than one.
+    """
+    every = runs_in(runs)
+    if not every:
+        raise TpunbError(f"there are no runs in {runs}")
+    if wanted is None:
+        return every[-1]
+    matches = [run for run in every if run.id == wanted] or [r for r in every if wanted in r.id]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        known = ", ".join(run.id for run in every[-5:])
+        raise TpunbError(f"no run in {runs} has {wanted!r} in its id; the latest are: {known}")
+    raise TpunbError(f"{wanted!r} fits several runs: {', '.join(run.id for run in matches[-5:])}")
+
+
+def append(path: Path, text: str) -> None:
+    """Append with a single write, so that lines of several processes never mix."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode("utf-8", "replace"))
+    finally:
+        os.close(fd)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file that is whole whenever it exists."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+    os.replace(name, path)
+
+
+class Tail:
+    """Follows a file that others append to: `read` gives what is new, as bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self._fd: int | None = None
+
+    def read(self, most: int = 4_000_000) -> bytes:
+        """What was appended since the last call, at most `most` bytes; b'' if nothing."""
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""
+        data = os.pread(self._fd, most, self.offset)
+        self.offset += len(data)
+        return data
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class LineTail:
+    """Follows a file of lines: `read` gives the whole lines that are new."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+        self._rest = b""
+
+    def read(self) -> list[str]:
+        data = self._rest + self._tail.read()
+        *lines, self._rest = data.split(b"\n")
+        return [line.decode("utf-8", "replace") for line in lines if line]
+
+    def close(self) -> None:
+        self._tail.close()
+
+
+class Outputs:
+    """Follows what the processes of a run write, as Output events.
+
+    Bytes that are not UTF-8 are shown as replacement characters; a character that is split
+    between two reads is not.
+    """
+
+    def __init__(self, run: RunDir, ranks: int) -> None:
+        import codecs
+
+        self._run = run
+        self._ranks = ranks
+        self._attempt = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")
+        self._tails: list[tuple[int | None, str, Tail, codecs.IncrementalDecoder]] = []
+        self._add()
+
+    def _add(self) -> None:
+        sources: list[tuple[int | None, str]] = [(None, PRELUDE)]
+        sources += [(rank, stream) for rank in range(self._ranks) for stream in STREAMS]
+        for rank, stream in sources:
+            path = self._run.attempt(self._attempt, rank) / f"{stream}.log"
+            self._tails.append((rank, stream, Tail(path), self._decoder("replace")))
+
+    def read(self) -> list[Output]:
+        """What is new, in the order of ranks; empty if nothing is."""
+        if self._run.attempt(self._attempt + 1, 0).parent.exists():
+            self._attempt += 1
+            self._add()
+        found = []
+        for rank, stream, tail, decoder in self._tails:
+            data = tail.read()
+            if data and (text := decoder.decode(data)):
+                found.append(Output(rank, stream, text))
+        return found
+
+    def close(self) -> None:
+        for _, _, tail, _ in self._tails:
+            tail.close()
+
+
+class Follower:
+    """Follows a run from its start: kept events, metrics and outputs, as they come."""
+
+    def __init__(self, run: RunDir, ranks: int) -> None:
+        self._events = LineTail(run.events)
+        self._metrics = LineTail(run.metrics)
+        self._outputs = Outputs(run, ranks)
+
+    def read(self) -> Iterator[Event]:
+        """What is new. Outputs come before the events that were read with them."""
+        kept = [events.from_line(line) for line in self._events.read()]
+        yield from self._outputs.read()
+        for line in self._metrics.read():
+            data = json.loads(line)
+            rank, step = data.pop("rank"), data.pop("step", None)
+            data.pop("time", None), data.pop("attempt", None)
+            yield Metric(rank, step, data)
+        yield from kept
+
+    def close(self) -> None:
+        self._events.close()
+        self._metrics.close()
+        self._outputs.close()
