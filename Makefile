@@ -1,0 +1,51 @@
+# Every target sets up .venv by itself: it needs Python 3.10 or later with pip, make and git.
+#
+#   make demo    run the quickstart notebook on this machine's TPU, or on 4 rehearsal cores
+#   make test    all tests            (ARGS="-k name" to choose)
+#   make check   lint, format, types, import layers
+#   make bench   the benchmarks
+
+PYTHON ?= python3
+# libtpu is large, and of use only where there is a TPU.
+XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
+
+.PHONY: demo test check bench
+.DELETE_ON_ERROR:
+
+demo: .venv/.ready
+	mkdir -p out
+	.venv/bin/tpunb run notebooks/00_quickstart.ipynb out/00_quickstart.ipynb
+	.venv/bin/jupyter nbconvert --to html --log-level WARN out/00_quickstart.ipynb
+	@.venv/bin/python -c "$$LAST_LINE" out/00_quickstart.ipynb
+
+test: .venv/.ready
+	.venv/bin/pytest $(ARGS)
+
+check: .venv/.ready
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: .venv/.ready
+	.venv/bin/python -m benchmarks $(ARGS)
+
+# .ready is written last, so a set-up that was cut short starts again from nothing. When only
+# pyproject.toml is newer, what is there is brought up to date. The environment is made
+# without pip, because Debian's Python cannot put one in; the outer pip brings uv, and uv
+# the rest, in parallel.
+.venv/.ready: pyproject.toml
+	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
+	@rm -f $@
+	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --editable '.[$(XLA),kaggle,demo]' --group dev
+	@touch $@
+
+# The last line that the notebook printed: what was trained, on what, and the accuracy.
+define LAST_LINE
+import sys, nbformat
+cells = nbformat.read(sys.argv[1], as_version=4).cells
+printed = [out.text for cell in cells for out in cell.get("outputs", []) if out.get("name") == "stdout"]
+print(printed[-1].strip().splitlines()[-1])
+endef
+export LAST_LINE

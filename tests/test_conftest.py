@@ -1,0 +1,85 @@
+"""A test that leaves a process behind fails, whatever the process did to get away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+LEAVING = """
+import subprocess, sys
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+ORPHAN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+
+def test_child():
+    subprocess.Popen(SLEEP)
+
+def test_orphan_in_its_own_session():
+    subprocess.run([sys.executable, "-c", ORPHAN, *SLEEP], check=True)
+
+def test_child_without_the_environment():
+    subprocess.Popen(SLEEP, env={})
+
+def test_child_that_ended():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+SHARING = """
+import subprocess, sys, pytest
+
+@pytest.fixture(scope="module")
+def shell():
+    with subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sh:
+        yield sh
+        if {end}:
+            sh.communicate("kill $!\\n")
+        else:
+            sh.kill()
+
+def test_that_starts_a_helper_below_it(shell):
+    shell.stdin.write("sleep 60 >&- & echo started\\n")
+    shell.stdin.flush()
+    assert shell.stdout.readline() == "started\\n"
+
+def test_that_finds_it_there(shell):
+    assert shell.poll() is None
+"""
+
+
+def run(pytester: pytest.Pytester, text: str) -> pytest.RunResult:
+    conftest = Path(__file__).with_name("conftest.py").read_text()
+    pytester.makeconftest(conftest.replace("PATIENCE = 10.0", "PATIENCE = 0.2"))
+    pytester.makepyfile(text)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "ignore::ResourceWarning")
+
+
+def test_what_is_left_is_named_and_ended(pytester: pytest.Pytester) -> None:
+    result = run(pytester, LEAVING)
+    result.assert_outcomes(passed=4, errors=3)
+    named = [line.split(":")[0] for line in result.outlines if "time.sleep(60)" in line]
+    pids = {int(text) for text in named if text.strip().isdigit()}
+    assert len(pids) == 3
+    for pid in pids:
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_shared_process_keeps_its_helpers_until_the_module_ends(
+    pytester: pytest.Pytester,
+) -> None:
+    run(pytester, SHARING.format(end=True)).assert_outcomes(passed=2)
+
+
+def test_helpers_of_a_shared_process_must_end_with_it(pytester: pytest.Pytester) -> None:
+    result = run(pytester, SHARING.format(end=False))
+    result.assert_outcomes(passed=2, errors=1)
+    assert "sleep 60" in "\n".join(result.outlines)
+
+
+def test_this_session_is_looked_after(request: pytest.FixtureRequest) -> None:
+    assert "_no_process_left_by_test" in request.fixturenames
+    assert "TPUNB_TEST" in os.environ
