@@ -1,5 +1,51 @@
-"""tpunb: train PyTorch models on TPUs from a notebook."""
+"""tpunb: train PyTorch models on every core of a TPU, or of this machine, from a notebook.
+
+    %load_ext tpunb
+    %tpu_setup
+    %%tpu_train          the notebook above, and this cell on every core
+
+In cells: `tpunb.log(step=…, loss=…)`; after a run: `tpunb.last_run`.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from tpunb.models import RunResult
+    from tpunb.training.log import log
+
 __version__ = "0.1.0"
+__all__ = ["RunResult", "last_run", "log"]
+
+last_run: RunResult | None = None
+"""The result of the last run of this kernel."""
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when used: `import tpunb` must feel instant.
+    if name == "log":
+        from tpunb.training.log import log
+
+        return log
+    if name == "RunResult":
+        from tpunb.models import RunResult
+
+        return RunResult
+    raise AttributeError(f"module 'tpunb' has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext tpunb`."""
+    from tpunb import magics
+
+    magics.load_ipython_extension(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """`%unload_ext tpunb`."""
+    from tpunb import magics
+
+    magics.unload_ipython_extension(shell)

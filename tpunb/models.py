@@ -119,6 +119,13 @@ class RunSpec:
     warm: bool = False
     """True if torch and torch_xla were already imported when the run began."""
 
+    def locate(self, line: int) -> tuple[int | None, int | None]:
+        """The cell's number and the line within it (from 1) of a line of `script.py`."""
+        for block in self.blocks:
+            if block.cell is not None and block.first <= line <= block.last:
+                return block.number, line - block.first + 1
+        return None, None
+
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON values."""
         return asdict(self)
@@ -245,11 +252,7 @@ class RunResult:
             lines.append(failure.headline())
             if failure.traceback:
                 lines += ["", failure.traceback.rstrip(), ""]
-            others = [f for f in self.failures[1:] if f.rank is not None]
-            if others:
-                lines += [f"then: {other.headline()}" for other in others[:3]]
-                if len(others) > 3:
-                    lines.append(f"then: {len(others) - 3} more ranks")
+            lines += self._others(failure)
         else:
             words = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
             reason = f" ({self.reason})" if self.reason else ""
@@ -260,6 +263,23 @@ class RunResult:
         lines += [f"{name} did not come back: {why}" for name, why in self.returns_failed.items()]
         lines.append(f"log: {self.dir / 'run.log'}")
         return "\n".join(lines)
+
+    def _others(self, first: Failure) -> list[str]:
+        """What else failed, in a line or two: ranks that failed alike, and how the next did."""
+        rest = [failure for failure in self.failures[1:] if failure.rank is not None]
+        alike = [
+            f for f in rest if (f.type, f.cell, f.line) == (first.type, first.cell, first.line)
+        ]
+        lines = []
+        if alike:
+            ranks = ", ".join(str(f.rank) for f in sorted(alike, key=lambda f: f.rank or 0))
+            lines.append(f"the same in rank{'s' if len(alike) > 1 else ''} {ranks}")
+        others = [failure for failure in rest if failure not in alike]
+        if others:
+            lines.append(f"then: {others[0].headline()}")
+        if len(others) > 1:
+            lines.append(f"then: {len(others) - 1} more")
+        return lines
 
     def __repr__(self) -> str:
         """The result as text, as a person reads it at the end of a cell."""

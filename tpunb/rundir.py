@@ -7,7 +7,7 @@
       attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  returns/                             what it made
-      result.json                                         how it ended
+      running.lock  result.json                           whether it goes on; how it ended
 
 Processes of a run only append to files here, and the kernel only reads: nothing that a
 reader does can slow or block a rank.
@@ -15,6 +15,7 @@ reader does can slow or block a rank.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -78,6 +79,21 @@ class RunDir:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "running.lock"
+
+    def is_running(self) -> bool:
+        """Whether a guard watches over this run now. It holds a lock for as long as it lives."""
+        try:
+            with open(self.lock) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     @property
     def returns(self) -> Path:

@@ -1,0 +1,1 @@
+"""What comes back from a run into the kernel."""

@@ -1,0 +1,151 @@
+"""The command `tpunb`: the same things for a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpunb import __version__, rundir, runs
+from tpunb.errors import TpunbError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tpunb.models import RunResult
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit status. Errors that tpunb raises on purpose are one message."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        status: int = chosen.do(chosen)
+    except TpunbError as error:
+        print(f"tpunb: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tpunb", description=__doc__)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    convert = commands.add_parser("convert", help="the script that %%tpu_train would run")
+    convert.add_argument("notebook", type=Path, metavar="NB.ipynb")
+    convert.add_argument("-o", "--output", type=Path, metavar="OUT.py")
+    convert.add_argument("--cell", metavar="N|ID", help="the train cell (the last %%%%tpu_train)")
+    convert.set_defaults(do=_convert)
+
+    run = commands.add_parser("run", help="run a notebook with papermill")
+    run.add_argument("notebook", type=Path, metavar="NB.ipynb")
+    run.add_argument("output", type=Path, nargs="?", metavar="OUT.ipynb")
+    run.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
+                     metavar=("NAME", "VALUE"), help="for the cell tagged parameters")  # fmt: skip
+    run.add_argument("--cores", metavar="N|all", help="ranks, whatever the cells say")
+    run.set_defaults(do=_run)
+
+    listing = commands.add_parser("runs", help="list the runs")
+    listing.set_defaults(do=_runs)
+    logs = commands.add_parser("logs", help="show the log of a run")
+    logs.add_argument("run", nargs="?", metavar="RUN", help="an id or any part of it (the latest)")
+    logs.add_argument("--rank", type=int, metavar="R", help="only this rank's lines")
+    logs.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
+    logs.set_defaults(do=_logs)
+    for command in (listing, logs):
+        command.add_argument("--runs", type=Path, default=runs.default_folder(), metavar="DIR",
+                             help="where run folders are (./runs)")  # fmt: skip
+    return parser
+
+
+def _convert(chosen: argparse.Namespace) -> int:
+    from tpunb.notebook.files import read
+    from tpunb.script.convert import convert
+
+    script = convert(read(chosen.notebook, chosen.cell))
+    if chosen.output is None:
+        sys.stdout.write(script.text)
+    else:
+        chosen.output.write_text(script.text, encoding="utf-8")
+    return 0
+
+
+def _runs(chosen: argparse.Namespace) -> int:
+    print(runs.table(chosen.runs))
+    return 0
+
+
+def _logs(chosen: argparse.Namespace) -> int:
+    print(runs.log(rundir.find(chosen.runs, chosen.run), chosen.rank, chosen.tail))
+    return 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    """Papermill with a look at the runs that the notebook made: 0 only if all succeeded."""
+    import papermill
+    from papermill.exceptions import PapermillException
+
+    output = chosen.output or chosen.notebook.with_suffix(".out.ipynb")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    failed = False
+    with tempfile.NamedTemporaryFile("r", prefix="tpunb-ran-") as ran:
+        with _environment({"TPUNB_RAN": ran.name, "TPUNB_CORES": chosen.cores}):
+            try:
+                papermill.execute_notebook(
+                    chosen.notebook,
+                    output,
+                    parameters={name: _value(text) for name, text in chosen.parameter},
+                    progress_bar=False,
+                    log_output=False,
+                )
+            except PapermillException as error:
+                failed = True
+                print(f"tpunb: {error}", file=sys.stderr)
+        folders = [rundir.RunDir(line) for line in ran.read().splitlines()]
+    results = [result for folder in folders if (result := folder.read_result()) is not None]
+    for result in results:
+        print(summary(result))
+    if not results and not failed:
+        print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
+    return 0 if results and not failed and all(r.state == "succeeded" for r in results) else 1
+
+
+def _value(text: str) -> Any:
+    """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables for the notebook's kernel, which inherits this process's environment."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def summary(result: RunResult) -> str:
+    """One line: what ran, on what, how it ended, and its last metrics (mean of the ranks)."""
+    line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
+    metrics = result.metrics().drop(columns=["step", "rank", "time"], errors="ignore")
+    last = [f"{name} {metrics[name].dropna().iloc[-1]:.4g}" for name in metrics.columns]
+    return " · ".join([line, *last])

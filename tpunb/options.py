@@ -1,0 +1,139 @@
+"""The option lines of the magics: declared once, with their help, and checked.
+
+Built on IPython's own argument parser, so that a wrong option is a UsageError, as for every
+other magic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+
+
+class _HelpWasShown(Exception):  # noqa: N818 (not an error)
+    """The person asked for help, and has got it: there is nothing else to do."""
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        print(parser.format_help())
+        raise _HelpWasShown
+
+
+@contextlib.contextmanager
+def help_ends() -> Iterator[None]:
+    """A block that ends quietly once `--help` was answered."""
+    with contextlib.suppress(_HelpWasShown):
+        yield
+
+
+def parse(parser: MagicArgumentParser, line: str) -> argparse.Namespace:
+    """Parse an option line. Raises UsageError for anything that is not an option or its value."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{parser.prog}: {error} in: {line}") from None
+    for word in words:
+        if word.startswith("{") and word.endswith("}"):
+            raise UsageError(f"{parser.prog}: {word}: the notebook has no variable {word[1:-1]!r}")
+    namespace: argparse.Namespace = parser.parse_args(words)
+    return namespace
+
+
+def _parser(name: str, description: str) -> MagicArgumentParser:
+    parser = MagicArgumentParser(prog=name, description=description, add_help=False)
+    parser.add_argument("--help", "-h", action=_Help, nargs=0, help="show this and do nothing")
+    return parser
+
+
+def cores(text: str) -> int | None:
+    """A number of cores, or None for 'all'."""
+    if text == "all":
+        return None
+    if not text.lstrip("-").isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Variable names, with commas between them."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in found:
+        if not name.isidentifier():
+            raise argparse.ArgumentTypeError(f"{name!r} is not the name of a variable")
+    return found
+
+
+def _variable(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
+    return text
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+SETUP = _parser("%tpu_setup", "Say where we are and what will be used; choose defaults; get warm.")
+SETUP.add_argument("--cores", type=cores, default=..., metavar="N|all",
+                   help="ranks of later runs that do not say how many")  # fmt: skip
+SETUP.add_argument("--notebook", metavar="PATH", help="this notebook's file, if it is not found")
+SETUP.add_argument("--runs", metavar="DIR", help="where run folders go (./runs)")
+SETUP.add_argument("--no-warm", action="store_true", help="do not start an agent ahead")
+SETUP.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+TRAIN = _parser("%%tpu_train", "Run this notebook up to this cell, and this cell on every core.")
+TRAIN.add_argument("--cores", type=cores, default=..., metavar="N|all",
+                   help="ranks (all chips of this machine; 4 rehearsal cores without a TPU)")  # fmt: skip
+TRAIN.add_argument("--name", help="part of the run's id (the notebook's name)")
+TRAIN.add_argument("--returns", type=names, default=(), metavar="a,b",
+                   help="bring these names from rank 0's cell back into the kernel")  # fmt: skip
+TRAIN.add_argument("--out", type=_variable, metavar="VAR",
+                   help="bind the RunResult to VAR as well (it is the cell's value, and "
+                   "tpunb.last_run)")  # fmt: skip
+TRAIN.add_argument("--env", type=_assignment, action="append", default=[], metavar="K=V",
+                   help="for the ranks; may repeat")  # fmt: skip
+TRAIN.add_argument("--timeout", type=_seconds, metavar="S", help="end the run after S seconds")
+TRAIN.add_argument("--grace", type=_seconds, default=15.0, metavar="S",
+                   help="time to save after a stop (15)")  # fmt: skip
+TRAIN.add_argument("--logs", default="all", metavar="all|none|RANKS",
+                   help="which ranks' lines the cell shows, e.g. 0,3-5 (all)")  # fmt: skip
+TRAIN.add_argument("--fresh", action="store_true", help="start a new agent instead of a warm one")
+TRAIN.add_argument("--replicate", action="store_true", help="every rank runs the prelude itself")
+TRAIN.add_argument("--dry-run", action="store_true",
+                   help="show the plan and the script, run nothing")  # fmt: skip
+TRAIN.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")
+
+DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core.")
+
+RUNS = _parser("%tpu_runs", "List the runs.")
+
+LOGS = _parser("%tpu_logs", "Show the log of a run.")
+LOGS.add_argument("run", nargs="?", metavar="RUN", help="an id or any part of it (the latest)")
+LOGS.add_argument("--rank", type=_whole, metavar="R", help="only this rank's lines")
+LOGS.add_argument("--tail", type=_whole, metavar="N", help="only the last N lines")

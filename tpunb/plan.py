@@ -1,0 +1,47 @@
+"""What would run, in words: the plan that `--dry-run` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpunb.models import Device, Script, Snapshot
+from tpunb.platforms.environment import Change
+
+
+def describe(
+    snapshot: Snapshot,
+    script: Script,
+    world_size: int,
+    device: Device,
+    replicate: str | None,
+    changes: Sequence[Change],
+) -> str:
+    """The plan of a run: where the cells come from, what is left out, where it runs, the script."""
+    kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
+    lines = [
+        f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
+        *snapshot.notes,
+        f"prelude: {_cells(script, 'prelude')}; train cell: {_cells(script, 'train')}",
+        f"{world_size} {kind}; "
+        + (f"every rank runs the prelude: {replicate}" if replicate else
+           "the prelude runs once, then the ranks are forked"),
+    ]  # fmt: skip
+    if script.omissions:
+        lines.append("left out:")
+        for omission in script.omissions:
+            where = (
+                "" if omission.cell is None else f"cell [{omission.cell}], line {omission.line}: "
+            )
+            text = omission.text.strip().splitlines()[0] if omission.text.strip() else ""
+            lines.append(f"  {where}{text}  ({omission.reason})")
+    if changes:
+        lines.append("environment of the ranks, beside the kernel's:")
+        for change in changes:
+            what = "removed" if change.value is None else f"= {change.value}"
+            lines.append(f"  {change.name} {what}  ({change.reason})")
+    return "\n".join([*lines, "", script.text])
+
+
+def _cells(script: Script, role: str) -> str:
+    numbers = [f"[{block.number}]" for block in script.blocks if block.role == role]
+    return " ".join(numbers) or "none"

@@ -1,0 +1,247 @@
+"""One kernel's use of tpunb: its defaults, its warm agent, and one train cell from end to end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+import tpunb
+from tpunb import debug, plan, rundir, runs
+from tpunb.display.stream import parse_ranks
+from tpunb.display.view import View
+from tpunb.errors import MissingPackageError
+from tpunb.events import Note
+from tpunb.handoff import returns
+from tpunb.launcher import Launcher, Run
+from tpunb.models import RunResult, RunSpec, Snapshot
+from tpunb.notebook.capture import capture
+from tpunb.notebook.history import History
+from tpunb.platforms import environment, machine
+from tpunb.platforms.machine import Machine
+from tpunb.script.convert import convert, warm_up
+from tpunb.script.replicate import static_reason
+
+RAN = "TPUNB_RAN"
+"""A file, named in the environment, to which each run's folder is added (`tpunb run`)."""
+CORES = "TPUNB_CORES"
+"""Cores that a whole run of the notebook is to use, whatever its cells say (`tpunb run`)."""
+
+
+class Session:
+    """What the magics of one kernel share."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.history = History(shell)
+        self.launcher = Launcher()
+        self.runs = runs.default_folder()
+        self.cores: int | None = None
+        self.notebook: str | None = None
+
+    def close(self) -> None:
+        """Let go of the kernel: no hook, no guard."""
+        self.history.close()
+        self.launcher.close()
+
+    def environ(self) -> dict[str, str]:
+        """The kernel's environment, without what tpunb itself has put there."""
+        env = dict(os.environ)
+        if debug.chosen_by_us():
+            del env["PJRT_DEVICE"]
+        return env
+
+    def machine(self) -> Machine:
+        return machine.detect(self.environ())
+
+    def setup(self, chosen: argparse.Namespace) -> None:
+        """`%tpu_setup`: keep defaults for later cells, and get warm in the background."""
+        here = self.machine()
+        if chosen.cores is not ...:
+            self.cores = _checked(here, chosen.cores)
+        if chosen.notebook is not None:
+            self.notebook = chosen.notebook
+        if chosen.runs is not None:
+            self.runs = Path(chosen.runs).expanduser().absolute()
+        if not chosen.no_warm:
+            need_xla("training")
+            self.launcher.warm(environment.for_run(self.environ(), here.device))
+            # nbconvert takes two seconds to import; by the first train cell it is there.
+            threading.Thread(target=warm_up, name="tpunb-warm-up", daemon=True).start()
+
+    def found(self) -> dict[str, Any]:
+        """What `%tpu_setup --json` prints."""
+        here = self.machine()
+        return {
+            "platform": here.platform,
+            "device": here.device,
+            "chips": here.chips,
+            "generation": here.generation,
+            "cores": self.cores or here.default_cores,
+            "processors": here.processors,
+            "versions": versions(),
+            "runs": str(self.runs),
+            "kernel_device": os.environ.get("PJRT_DEVICE") or "CPU",
+        }
+
+    def describe(self, found: dict[str, Any]) -> str:
+        """What `%tpu_setup` prints."""
+        if found["device"] == "TPU":
+            ranks = (
+                f"{found['chips']} TPU {found['generation']} chips, {found['cores']} cores a run"
+            )
+        else:
+            ranks = (
+                f"no TPU: {found['cores']} rehearsal cores on {found['processors']} processors "
+                "of this machine"
+            )
+        packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        state = "warm" if self.launcher.is_warm else "an agent is getting warm in the background"
+        return f"{found['platform']} · {ranks}\n{packages}\nruns in {found['runs']} · {state}"
+
+    def train(self, chosen: argparse.Namespace) -> RunResult | None:
+        """`%%tpu_train`, from the options to the result."""
+        here = self.machine()
+        world_size = self._world_size(here, chosen.cores)
+        try:
+            shown = parse_ranks(chosen.logs, world_size)
+        except ValueError as error:
+            raise UsageError(f"%%tpu_train --logs: {error}") from None
+        env = environment.for_run(self.environ(), here.device, dict(chosen.env))
+        if not chosen.dry_run:
+            need_xla("%%tpu_train")
+            if chosen.fresh:
+                self.launcher.close()
+            self.launcher.warm(env)  # it imports while the notebook is converted
+        snapshot = capture(self.history, notebook=self.notebook, user_ns=self.shell.user_ns)
+        script = convert(snapshot)
+        replicate = "--replicate" if chosen.replicate else static_reason(script)
+        if chosen.dry_run:
+            changes = environment.changes(self.environ(), here.device)
+            print(plan.describe(snapshot, script, world_size, here.device, replicate, changes))
+            return None
+        name = chosen.name or (Path(snapshot.path).stem if snapshot.path else "notebook")
+        folder = rundir.create(self.runs, name)
+        spec = RunSpec(
+            id=folder.id,
+            name=name,
+            world_size=world_size,
+            device=here.device,
+            cwd=os.getcwd(),
+            sys_path=tuple(sys.path),
+            blocks=script.blocks,
+            returns=chosen.returns,
+            grace=chosen.grace,
+            timeout=chosen.timeout,
+            replicate=replicate,
+        )
+        with _interrupts() as pressed:
+            run = self.launcher.start(folder, spec, script, snapshot, env)
+            self._keep_notebook(snapshot, folder)
+            result = self._follow(run, shown, snapshot, pressed)
+        self.launcher.remember(script, result, spec)
+        return self._hand_over(result, chosen)
+
+    def _world_size(self, here: Machine, asked: Any) -> int:
+        forced = os.environ.get(CORES)
+        if forced is not None:
+            return _checked(here, None if forced == "all" else int(forced))
+        if asked is ...:
+            return self.cores or here.default_cores
+        return _checked(here, asked)
+
+    def _keep_notebook(self, snapshot: Snapshot, folder: rundir.RunDir) -> None:
+        if snapshot.path is not None and Path(snapshot.path).is_file():
+            shutil.copyfile(snapshot.path, folder.path / "notebook.ipynb")
+
+    def _follow(
+        self, run: Run, shown: frozenset[int], snapshot: Snapshot, pressed: list[int]
+    ) -> RunResult:
+        """Show the run until it has ended. The interrupt key stops it, twice at once."""
+        view = View(run.spec, run.dir, logs=shown)
+        for note in snapshot.notes:
+            view.show(Note(note))
+        told = 0
+        for event in run.events():
+            if event is not None:
+                view.show(event)
+            view.tick()
+            if pressed[0] > told:
+                told = pressed[0]
+                run.stop("interrupt", "interrupted in the notebook", now=told > 1)
+        result = returns.collect(run.result(), run.spec)
+        view.finish(result)
+        return result
+
+    def _hand_over(self, result: RunResult, chosen: argparse.Namespace) -> RunResult:
+        self.shell.user_ns.update(result.returns)
+        if chosen.out is not None:
+            self.shell.user_ns[chosen.out] = result
+        tpunb.last_run = result
+        if RAN in os.environ:
+            rundir.append(Path(os.environ[RAN]), f"{result.dir}\n")
+        if not chosen.no_raise:
+            result.raise_for_failure()
+        return result
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Count presses of the interrupt key instead of raising in the middle of something.
+
+    Signal handlers belong to the main thread; a cell that runs elsewhere goes without.
+    """
+    pressed = [0]
+
+    def count(number: int, frame: object) -> None:
+        pressed[0] += 1
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, count)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _checked(here: Machine, cores: int | None) -> int:
+    if cores is None:
+        return here.default_cores
+    wrong = here.check_cores(cores)
+    if wrong is not None:
+        raise UsageError(wrong)
+    return cores
+
+
+def need_xla(what: str) -> None:
+    """Raise MissingPackageError if torch_xla is not there. Looks, without importing it."""
+    for package in ("torch", "torch_xla"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(
+                package, what, "`pip install 'tpunb[xla]'` brings a matching pair"
+            )
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what a run depends on, read from metadata."""
+    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    for name in ("torch", "torch_xla", "libtpu", "ipykernel", "tpunb"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

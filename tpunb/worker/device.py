@@ -1,0 +1,50 @@
+"""What torch_xla must be told in a rank, so that a plain loop finds its device and its peers."""
+
+from __future__ import annotations
+
+from tpunb.models import Device
+
+
+def prepare(
+    device: Device, rank: int, world_size: int, local_rank: int, local_world_size: int
+) -> None:
+    """Before any of the user's code: nothing here starts the XLA runtime.
+
+    On a TPU the environment gives this process its own chip; on CPU several ranks get
+    rehearsal collectives.
+    """
+    if device == "TPU":
+        _own_chip(local_rank, local_world_size)
+    elif world_size > 1:
+        from tpunb.worker import rehearsal
+
+        rehearsal.install(rank, world_size, local_rank, local_world_size)
+
+
+def _own_chip(local_rank: int, local_world_size: int) -> None:
+    """The environment half of torch_xla's own start of a process (pjrt.initialize_*)."""
+    import os
+
+    import torch_xla.core.xla_env_vars as xenv
+    from torch_xla._internal import tpu
+
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_RANK, str(local_rank))
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_COUNT, str(local_world_size))
+    if local_world_size == 1:
+        tpu.configure_one_chip_topology()
+    else:
+        tpu.configure_topology(local_rank, local_world_size)
+
+
+def begin(device: Device, local_rank: int, local_world_size: int) -> None:
+    """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
+
+    Not earlier, because `xr.initialize_cache` in the prelude must come before it.
+    """
+    if device == "TPU":
+        from torch_xla._internal import pjrt
+
+        if local_world_size == 1:
+            pjrt.initialize_singleprocess()
+        else:
+            pjrt.initialize_multiprocess(local_rank, local_world_size)

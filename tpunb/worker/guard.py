@@ -1,0 +1,187 @@
+"""The guard: keeps watch over the processes of a run, and outlives none of them.
+
+Standard library only, and none of the user's code. It reads commands, one JSON object a line,
+from its standard input, which is the kernel's lifeline: when it closes, the guard ends
+everything below it and then itself. It writes small state messages to its standard output:
+
+    {"do": "warm", "env": {…}, "sys_path": […]}   start the agent, which imports torch and waits
+    {"do": "run", "dir": "…", "env": {…}}         run what is in that run folder
+    {"do": "stop", "why": "interrupt", "reason": "…", "now": false}
+
+    {"state": "ready"}      the agent has imported everything and waits
+    {"state": "started"}    a run has begun
+    {"state": "ended"}      the run's result.json is written and none of its processes is left
+    {"state": "broken"}     the agent has ended: this guard cannot run anything any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from tpunb.rundir import RunDir
+from tpunb.worker import processes
+from tpunb.worker.supervision import Supervision
+
+TICK = 0.02
+"""Seconds between two looks at a running run: logs are merged and waits checked."""
+
+AGENT = "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.worker import agent; agent.main()"
+
+
+class Lines:
+    """Whole lines from a file descriptor that select says is readable."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.closed = False
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        data = os.read(self.fd, 1 << 16)
+        self.closed = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+class Guard:
+    """One agent, and one run at a time."""
+
+    def __init__(self) -> None:
+        self.commands = Lines(0)
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.messages: Lines | None = None
+        self.ready = False
+        self.run: Supervision | None = None
+        self.leaving = ""
+        """Why the guard is to end; empty while it stays."""
+        self._wake, self._waker = os.pipe()
+        self._agent_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the guard)
+
+    def watch(self) -> None:
+        """The guard's life: until the lifeline closes, and then until nothing is left."""
+        processes.adopt_orphans()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        while not (self.leaving and self.run is None):
+            self._wait()
+            if self.run is not None and self.run.step():
+                self._run_ended()
+            if self.agent is not None and self.agent.poll() is not None:
+                self._agent_died()
+        self._end_agent()
+
+    def _on_sigterm(self, number: int, frame: object) -> None:
+        self._leave("the guard was told to end (SIGTERM)")
+        os.write(self._waker, b"!")
+
+    def _leave(self, reason: str) -> None:
+        self.leaving = self.leaving or reason
+        if self.run is not None:
+            self.run.stop("closed", reason)
+
+    def _wait(self) -> None:
+        sources = [self._wake]
+        if not self.commands.closed:
+            sources.append(self.commands.fd)
+        if self.messages is not None and not self.messages.closed:
+            sources.append(self.messages.fd)
+        readable, _, _ = select.select(sources, [], [], None if self.run is None else TICK)
+        if self._wake in readable:
+            os.read(self._wake, 64)
+        if self.messages is not None and self.messages.fd in readable:
+            for message in self.messages.read():
+                self._heard(message)
+        if self.commands.fd in readable:
+            for command in self.commands.read():
+                self._told(command)
+            if self.commands.closed:
+                self._leave("the kernel has ended")
+
+    def _say(self, **message: Any) -> None:
+        # The kernel may be gone already; then nobody is left to be told.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, (json.dumps(message) + "\n").encode())
+
+    def _told(self, command: dict[str, Any]) -> None:
+        if command["do"] == "warm":
+            self._start_agent(command["env"], command["sys_path"])
+        elif command["do"] == "run":
+            run, env = RunDir(command["dir"]), command["env"]
+            agent = None if self.agent is None else processes.find(self.agent.pid)
+            self.run = Supervision(run, agent, lambda order: self._order({**order, "env": env}))
+            self._say(state="started")
+            if self.ready:
+                self.run.begin()
+        elif command["do"] == "stop" and self.run is not None:
+            self.run.stop(command["why"], command["reason"], now=command["now"])
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "ready":
+            self.ready = True
+            self._say(state="ready")
+            if self.run is not None:
+                self.run.begin()
+        elif self.run is not None:
+            self.run.heard(message)
+
+    def _start_agent(self, env: dict[str, str], sys_path: list[str]) -> None:
+        reader, writer = os.pipe()
+        package_root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+        self.agent = subprocess.Popen(
+            [sys.executable, "-c", AGENT, package_root, str(writer)],
+            stdin=subprocess.PIPE,
+            stdout=self._agent_output,
+            stderr=self._agent_output,
+            pass_fds=[writer],
+            start_new_session=True,
+            cwd="/",
+            env=env,
+        )
+        os.close(writer)
+        self.messages = Lines(reader)
+        self._order({"do": "import", "sys_path": sys_path})
+
+    def _order(self, order: dict[str, Any]) -> None:
+        assert self.agent is not None and self.agent.stdin is not None
+        # A dead agent is noticed, and told of, by the loop.
+        with contextlib.suppress(BrokenPipeError):
+            self.agent.stdin.write((json.dumps(order) + "\n").encode())
+            self.agent.stdin.flush()
+
+    def _run_ended(self) -> None:
+        self.run = None
+        self._say(state="ended")
+
+    def _agent_died(self) -> None:
+        assert self.agent is not None
+        code, self.agent = self.agent.returncode, None
+        self.ready = False
+        if self.run is not None:
+            self.run.lost_agent(code, self._agent_said())
+        self._say(state="broken", output=self._agent_said(), code=code)
+        self.leaving = self.leaving or "the agent has ended"
+
+    def _agent_said(self) -> str:
+        size = self._agent_output.seek(0, os.SEEK_END)
+        self._agent_output.seek(max(0, size - 3000))
+        return self._agent_output.read().decode("utf-8", "replace").strip()
+
+    def _end_agent(self) -> None:
+        if self.agent is not None:
+            self.agent.kill()
+            self.agent.wait()
+        for process in processes.descendants(os.getpid()):
+            processes.end(process, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run a guard on this process's standard input and output."""
+    Guard().watch()

@@ -1,0 +1,182 @@
+"""How a run ended, put together from exit codes and what its processes left in the run folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tpunb.models import Failure, RunSpec, State, signal_name
+from tpunb.rundir import RunDir
+
+Why = Literal["interrupt", "timeout", "closed", "peer"]
+"""Why ranks were stopped: a person, the time-out, the kernel's end, another rank's failure."""
+
+RETURNCODES: dict[State, int] = {
+    "succeeded": 0,
+    "failed": 1,
+    "timed_out": 124,  # as coreutils' timeout
+    "interrupted": 130,  # as a shell after SIGINT
+}
+
+_CRASH_WORDS = {
+    "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
+    "SIGABRT": "crashed with SIGABRT (native code gave up; its last lines say why)",
+    "SIGBUS": "crashed with SIGBUS (a memory mapping could not be read; is /dev/shm full?)",
+    "SIGKILL": "was killed with SIGKILL (most often because the machine ran out of memory)",
+}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process of the run that has ended. `code` is negative for a signal."""
+
+    rank: int | None
+    pid: int | None
+    code: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The first reason for which the run was stopped."""
+
+    why: Why
+    reason: str
+    time: float
+
+
+@dataclass
+class Observed:
+    """What the guard has seen of a run by its end."""
+
+    started: float
+    ended: float
+    exits: list[Exit]
+    stop: Stop | None
+    attempt: int
+    replicated: bool
+    cell: int | None
+    """The number of the prelude's cell that began last."""
+    stderr: str = ""
+    """The end of what the agent wrote, for when it could not even start."""
+
+
+def compose(run: RunDir, spec: RunSpec, seen: Observed) -> dict[str, Any]:
+    """The content of `result.json`: the earliest failure first, consequences of a stop left out."""
+    failures = [
+        failure
+        for end in seen.exits
+        if end.code != 0 and (failure := _failure(run, spec, seen, end)) is not None
+    ]
+    failures.sort(key=lambda failure: failure.time)
+    state = _state(seen, failures)
+    return {
+        "state": state,
+        "name": spec.name,
+        "world_size": spec.world_size,
+        "device": spec.device,
+        "attempts": seen.attempt + 1,
+        "started": seen.started,
+        "ended": seen.ended,
+        "returncode": RETURNCODES[state],
+        "failures": [asdict(failure) for failure in failures],
+        "returns": _returned(run),
+        "warm": spec.warm,
+        "replicated": seen.replicated,
+        "reason": seen.stop.reason if seen.stop else "",
+    }
+
+
+def _state(seen: Observed, failures: list[Failure]) -> State:
+    stop = seen.stop
+    failed_first = bool(failures) and (stop is None or failures[0].time < stop.time)
+    if failed_first or (failures and stop is not None and stop.why == "peer"):
+        return "failed"
+    if stop is not None and stop.why != "peer":
+        return "timed_out" if stop.why == "timeout" else "interrupted"
+    return "failed" if failures else "succeeded"
+
+
+def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure | None:
+    """What an exit says, or None where it only follows from the stop."""
+    signal = signal_name(-end.code) if end.code < 0 else None
+    stopped = seen.stop is not None and end.time >= seen.stop.time
+    told = _read(run.error(seen.attempt, end.rank))
+    if told is not None:
+        if stopped and told["type"] == "KeyboardInterrupt":
+            return None
+        return Failure(rank=end.rank, pid=end.pid, exitcode=end.code, signal=signal, **told)
+    if stopped and (signal in ("SIGINT", "SIGTERM", "SIGKILL") or end.code == 130):
+        return None
+    cell, line, stack = _crash(run.attempt(seen.attempt, end.rank) / "crash.txt", spec)
+    if end.rank is None:
+        cell = seen.cell
+    if signal is not None:
+        words = _CRASH_WORDS.get(signal, f"was ended by {signal}")
+    else:
+        words = f"ended with exit code {end.code} (os._exit, or native code that calls exit)"
+    return Failure(
+        rank=end.rank,
+        pid=end.pid,
+        exitcode=end.code,
+        signal=signal,
+        type="Signal" if signal else "Exit",
+        message=words,
+        cell=cell,
+        line=line,
+        traceback=stack or _last_lines(run, seen, end.rank),
+        time=end.time,
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return data
+
+
+def _returned(run: RunDir) -> list[str]:
+    report = _read(run.returns / "report.json") or {}
+    return [name for name, entry in report.items() if "error" not in entry]
+
+
+def _crash(path: Path, spec: RunSpec) -> tuple[int | None, int | None, str]:
+    """Cell, line and stack of a crash from faulthandler's file.
+
+    Its frames are listed innermost first; those below the notebook's are tpunb's own.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None, None, ""
+    place: tuple[int | None, int | None] = (None, None)
+    lines: list[str] = []
+    for line in text.splitlines():
+        match = re.match(r'\s*File "(.*)", line (\d+) in (.*)', line)
+        if match and Path(match[1]).name == "script.py":
+            number, within = spec.locate(int(match[2]))
+            if place == (None, None):
+                place = (number, within)
+            lines.append(f"  cell [{number}], line {within}, in {match[3]}")
+        elif match and place != (None, None):
+            break
+        elif line:
+            lines.append(line)
+    return (*place, "\n".join(lines))
+
+
+def _last_lines(run: RunDir, seen: Observed, rank: int | None, most: int = 20) -> str:
+    """The end of what a process wrote to its standard error, or of the agent's output."""
+    if rank is None and seen.stderr:
+        return seen.stderr
+    stream = "prelude.log" if rank is None else "stderr.log"
+    try:
+        text = (run.attempt(seen.attempt, rank) / stream).read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-most:])

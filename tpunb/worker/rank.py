@@ -1,0 +1,138 @@
+"""A rank: the train cell on one core, in a process like that of a script run alone."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from tpunb.models import RunSpec
+from tpunb.rundir import RunDir
+from tpunb.worker import cells, device, launchers, processes, returns, stdio
+from tpunb.worker.cells import Cells
+from tpunb.worker.messages import Reporter
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a rank is and what it has to do."""
+
+    run: RunDir
+    spec: RunSpec
+    cells: Cells
+    attempt: int
+    rank: int
+    local_rank: int
+    local_world_size: int
+    env: Mapping[str, str]
+    """What torchrun sets for this rank, and where its run is."""
+    replicate: bool
+    """The rank runs the prelude itself."""
+    signals: Mapping[int, object]
+    """Signal handlers that a script run alone would have here."""
+    runner: int
+    """The pid of the process that this one was forked from."""
+
+
+def main(task: Assignment, report: Reporter) -> NoReturn:
+    """Become the rank, run the cell, and end the process. SIGINT is blocked when this begins.
+
+    The way back up the stack belongs to the process that this one was forked from, so nothing
+    may return or be raised from here.
+    """
+    code = 1
+    try:
+        try:
+            _become(task, report)
+            code = _work(task)
+        except BaseException as error:
+            # Only what goes wrong before or after the cells: their own exceptions end in _work.
+            _tell(error, task)
+        _exit_like_an_interpreter()
+    finally:
+        stdio.flush()
+        os._exit(code)
+
+
+def _become(task: Assignment, report: Reporter) -> None:
+    """Take on everything in which this process differs from the one that it was forked from."""
+    os.setsid()  # so that its children can be told apart, and no other group's signals reach it
+    processes.die_with_parent(task.runner)
+    report.close()
+    os.environ.update(task.env)
+    folder = task.run.attempt(task.attempt, task.rank)
+    first = "prelude.log" if task.replicate else "stdout.log"
+    stdio.redirect(folder / first, folder / (first if task.replicate else "stderr.log"))
+    faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    torch.set_num_threads(int(task.env["OMP_NUM_THREADS"]))
+    device.prepare(
+        task.spec.device, task.rank, task.spec.world_size, task.local_rank, task.local_world_size
+    )
+    launchers.install(task.rank)
+    task.cells.become_main()
+
+
+def _work(task: Assignment) -> int:
+    """Run the cells; the exit code that a script with them would have."""
+    try:
+        for number, handler in task.signals.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if task.replicate:
+            for block in task.cells.prelude():
+                task.cells.execute(block)
+            folder = task.run.attempt(task.attempt, task.rank)
+            stdio.redirect(folder / "stdout.log", folder / "stderr.log")
+        device.begin(task.spec.device, task.local_rank, task.local_world_size)
+        for block in task.cells.train():
+            task.cells.execute(block)
+        return _finish(task)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            return _finish(task)
+        _tell(cells.named_exit(error), task)
+        return error.code if isinstance(error.code, int) else 1
+    except KeyboardInterrupt as error:
+        _tell(error, task)
+        return 130
+    except BaseException as error:
+        _tell(error, task)
+        return 1
+
+
+def _tell(error: BaseException, task: Assignment) -> None:
+    """Leave word of what ended the cell, for the kernel and on the rank's standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop comes too late to matter
+    cells.write(error, task.run, task.spec, task.attempt, task.rank)
+    if not isinstance(error, KeyboardInterrupt):
+        cells.show(error, task.run, task.spec)
+
+
+def _finish(task: Assignment) -> int:
+    """After a train cell that ended well: metrics are written, values wait for the kernel."""
+    returns.settle()
+    log = sys.modules.get("tpunb.training.log")
+    if log is not None:
+        log.flush()
+    if task.rank == 0 and task.spec.returns:
+        returns.save(vars(task.cells.module), task.spec.returns, task.run)
+    return 0
+
+
+def _exit_like_an_interpreter() -> None:
+    """Wait for threads and run exit handlers, as at the end of a script.
+
+    Private names, checked on Python 3.10 to 3.13: `threading._shutdown` waits for threads that
+    are not daemons, `atexit._run_exitfuncs` runs what was registered.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
