@@ -1,0 +1,54 @@
+"""Where the output of a cell goes, and how it takes it best."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """Two ways out: text that follows text, and one output that is replaced in place."""
+
+    write: Callable[[str], None]
+    publish: Callable[[dict[str, str]], None] | None
+    """Takes a bundle of MIME types; None in a terminal, which cannot replace an output."""
+    batch: bool = False
+    """Nobody watches (papermill, nbclient): every message becomes an output in the file."""
+
+
+def here() -> FrontEnd:
+    """The front end of the cell that runs now."""
+    # get_ipython has no types in the older versions that Colab runs.
+    shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return FrontEnd(write, None)
+    # nbclient, and papermill with it, are the ones that cannot ask the person for input.
+    request = kernel.get_parent().get("content", {})
+    return FrontEnd(write, Replaced(), batch=not request.get("allow_stdin", True))
+
+
+def write(text: str) -> None:
+    """Write to the cell's output now: in a kernel, one message."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class Replaced:
+    """An output of the cell that each new bundle replaces. A saved notebook keeps the last."""
+
+    def __init__(self) -> None:
+        self._handle: DisplayHandle | None = None
+
+    def __call__(self, bundle: dict[str, str]) -> None:
+        """Show a bundle of MIME types."""
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)

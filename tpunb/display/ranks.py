@@ -1,0 +1,54 @@
+"""Lines that several ranks wrote alike, as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """'2', '0,2', '0-3', '0-2,5'."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def fold(written: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
+    """The lines of all ranks in one order, each with the ranks that wrote it.
+
+    The order within every rank is kept; each of its lines appears once.
+    """
+    merged: list[tuple[str, list[int]]] = []
+    for rank in sorted(written):
+        merged = _merge(merged, written[rank], rank) if merged else _alone(written[rank], rank)
+    return merged
+
+
+def _alone(lines: Sequence[str], rank: int) -> list[tuple[str, list[int]]]:
+    return [(line, [rank]) for line in lines]
+
+
+def _merge(
+    merged: list[tuple[str, list[int]]], lines: Sequence[str], rank: int
+) -> list[tuple[str, list[int]]]:
+    """Add the lines of one more rank: to equal lines where it can, before the next such else."""
+    places: dict[str, list[int]] = {}
+    for place, (line, _) in enumerate(merged):
+        places.setdefault(line, []).append(place)
+    found: list[tuple[str, list[int]]] = []
+    done, waiting = 0, 0
+    for index, line in enumerate(lines):
+        known = places.get(line)
+        if known is None or (at := bisect_right(known, done - 1)) == len(known):
+            continue
+        found += merged[done : known[at]]
+        found += _alone(lines[waiting:index], rank)
+        found.append((line, [*merged[known[at]][1], rank]))
+        done, waiting = known[at] + 1, index + 1
+    found += merged[done:]
+    found += _alone(lines[waiting:], rank)
+    return found

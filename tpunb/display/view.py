@@ -1,0 +1,94 @@
+"""A run as the person sees it: a status that is updated in place, and below it the lines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tpunb.display.frontend import FrontEnd, here
+from tpunb.display.status import Status
+from tpunb.display.stream import Stream
+from tpunb.events import Event, Note, Output
+from tpunb.models import RunResult, RunSpec
+from tpunb.rundir import RunDir
+
+# Together ten messages a second.
+LINES_EVERY = 0.125
+STATUS_EVERY = 0.5
+BATCH_EVERY = 2.0
+"""Seconds between two messages where each becomes an output of its own in the file."""
+TERMINAL_EVERY = 10.0
+"""Seconds between two lines of status in a terminal, if only numbers have changed."""
+
+
+class View:
+    """Shows the events of one run. Never waits, and calls the front end in the caller's thread."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: RunDir,
+        *,
+        logs: frozenset[int],
+        front: FrontEnd | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`logs`: the ranks whose lines are shown. `front`: the cell's own, unless given."""
+        self._front = here() if front is None else front
+        self._clock = clock
+        every = BATCH_EVERY if self._front.batch else LINES_EVERY
+        self._stream = Stream(logs, self._front.write, interval=every)
+        self._status = Status(spec, _short(run.path), clock=clock)
+        self._published = -math.inf
+        self._content: tuple[str, ...] = ()
+        self._state: tuple[str, ...] = ()
+
+    def show(self, event: Event) -> None:
+        """Take in an event. What it changes is shown by the next `tick` for which it is due."""
+        if isinstance(event, Output):
+            self._stream.feed(event.rank, event.stream, event.text, self._clock())
+        elif isinstance(event, Note):
+            self._stream.note(event.text, self._clock())
+        else:
+            self._status.show(event)
+
+    def tick(self) -> None:
+        """Show what is due. To be called often, about 20 times a second.
+
+        Called whenever all that is known was shown, and not between the lines of two ranks
+        that were read together: those that are equal fold.
+        """
+        now = self._clock()
+        every = BATCH_EVERY if self._front.batch else STATUS_EVERY
+        if now - self._published >= every:
+            self._publish(now)
+        self._stream.flush(now)
+
+    def finish(self, result: RunResult) -> None:
+        """Show the last lines and how the run ended."""
+        now = self._clock()
+        self._stream.finish(now, None if result.state == "succeeded" else result.failure)
+        self._status.end(result)
+        self._publish(now)
+
+    def _publish(self, now: float) -> None:
+        if self._status.running:
+            self._status.unfinished = self._stream.unfinished(now)
+        content, state = self._status.content(), self._status.state()
+        if content == self._content:
+            return
+        if self._front.publish is not None:
+            bundle = {"text/html": self._status.html(), "text/plain": self._status.text()}
+            self._front.publish(bundle)
+        elif state != self._state or now - self._published >= TERMINAL_EVERY:
+            self._front.write(self._status.text() + "\n")
+        else:
+            return
+        self._published, self._content, self._state = now, content, state
+
+
+def _short(path: Path) -> str:
+    """A path as it is read best: from the working directory, if it lies below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
