@@ -1,0 +1,100 @@
+"""What a rank is about to do with the others, so that ranks can compare it and people read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import linecache
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+
+_LIBRARIES = ("tpunb.worker", "torch_xla", "torch")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a collective operation on one rank."""
+
+    operation: str
+    """'all_reduce sum', 'rendezvous'."""
+    tensors: tuple[str, ...] = ()
+    """'float32[3, 4]' for each tensor."""
+    detail: str = ""
+    """Whatever else must be the same on all ranks: groups, scale."""
+    label: str = ""
+    """What helps a person and need not be the same: a rendezvous' tag."""
+    place: str = ""
+    """Where in the user's code; filled in when the call is described to others."""
+
+    def __str__(self) -> str:
+        """'all_reduce sum of 62 tensors (float32[10, 3], …)'."""
+        text = f"{self.operation} {self.label}".rstrip()
+        if len(self.tensors) == 1:
+            text += f" of {self.tensors[0]}"
+        elif self.tensors:
+            text += f" of {len(self.tensors)} tensors ({self.tensors[0]}, …)"
+        return f"{text}, {self.detail}" if self.detail else text
+
+    def digest(self) -> bytes:
+        """16 bytes that are equal on all ranks that make the same call."""
+        content = "\n".join((self.operation, self.detail, *self.tensors))
+        return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+    def described(self) -> bytes:
+        """Everything, with the place in the user's code, for the other ranks."""
+        values = [self.operation, self.tensors, self.detail, self.label, users_line()]
+        return json.dumps(values).encode()
+
+    @classmethod
+    def from_description(cls, text: bytes) -> Call:
+        """The inverse of `described`."""
+        operation, tensors, *others = json.loads(text)
+        return cls(operation, tuple(tensors), *others)
+
+
+def users_line() -> str:
+    """The line of the user's code that is running: 'line 12 of train.py: xm.all_reduce(…)'."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not any(module == name or module.startswith(name + ".") for name in _LIBRARIES):
+            code = frame.f_code
+            source = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
+            place = f"line {frame.f_lineno} of {os.path.basename(code.co_filename)}"
+            return f"{place}: {source}" if source else place
+        frame = frame.f_back
+    return ""
+
+
+def disagreement(calls: Mapping[int, Call]) -> str:
+    """The message for ranks that came to the same moment with different calls."""
+    brought: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        text = f"{call}{_first_difference(call, calls)}"
+        brought.setdefault(f"{text}\n      {call.place}" if call.place else text, []).append(rank)
+    lines = [
+        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {text}"
+        for text, ranks in brought.items()
+    ]
+    return "\n".join(
+        [
+            "the ranks called different collectives at the same time:",
+            *lines,
+            "Every rank must make the same collective calls, in the same order, with tensors of "
+            "the same shapes and types. On a TPU this would hang or crash.",
+        ]
+    )
+
+
+def _first_difference(call: Call, calls: Mapping[int, Call]) -> str:
+    """', tensor 17 is float32[3]' where lists of the same length differ first; '' otherwise."""
+    others = [other.tensors for other in calls.values()]
+    if len(call.tensors) < 2 or any(len(tensors) != len(call.tensors) for tensors in others):
+        return ""
+    for index, kinds in enumerate(zip(*others, strict=True)):
+        if len(set(kinds)) > 1:
+            return f", number {index + 1} is {call.tensors[index]}"
+    return ""

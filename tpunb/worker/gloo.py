@@ -1,0 +1,328 @@
+"""The wire of a rehearsal: messages between ranks over gloo, and words for what goes wrong.
+
+A private gloo group, built directly on a store of the torch elastic agent, so that the
+user's own process groups are undisturbed. All ranks are on one machine: 127.0.0.1.
+
+Before each exchange the ranks compare what they are about to do, because gloo ends the process
+with an uncaught C++ exception when two messages differ in size (measured, torch 2.9).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOp,
+    Store,
+    TCPStore,
+    Work,
+)
+
+from tpunb.errors import TpunbError
+from tpunb.worker.calls import Call, disagreement
+
+TIMEOUT = 300.0
+"""Seconds that a rank waits for the others in a collective."""
+STEP = timedelta(seconds=0.2)
+"""How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
+INQUIRY = 2.0
+"""Seconds in which the ranks of a collective that failed say that they were in it."""
+
+_GLOO: Any = ProcessGroupGloo
+"""Its type stubs do not describe what it has (torch 2.9)."""
+_HEADER = struct.Struct("<16sqq")
+"""Digest of the call, length of its payload, length of its description."""
+
+
+class CollectiveError(TpunbError):
+    """A collective operation between rehearsal ranks did not take place."""
+
+
+class MismatchError(CollectiveError):
+    """The ranks called different collectives, or the same with different tensors."""
+
+
+class PeerLostError(CollectiveError):
+    """A rank that should take part has ended."""
+
+
+class WaitedTooLongError(CollectiveError):
+    """A rank that should take part did not come within the time-out."""
+
+
+class _Group:
+    """Some ranks, connected with each other."""
+
+    def __init__(self, members: tuple[int, ...], pids: dict[int, int], store: Store) -> None:
+        self.members = members
+        self.pids = pids
+        self.store = store
+        self.backend: Any = None
+
+    def connect(self, rank: int, timeout: float) -> None:
+        options = _GLOO._Options()
+        options._devices = [_GLOO.create_device(hostname="127.0.0.1")]
+        options._threads = 1
+        options._timeout = timedelta(seconds=timeout)
+        with _without_gloo_lines():
+            self.backend = _GLOO(
+                PrefixStore("gloo", self.store),
+                self.members.index(rank),
+                len(self.members),
+                options,
+            )
+
+
+class Wire:
+    """Exchanges CPU tensors among the ranks of a run.
+
+    `address` and `port` are those of the agent's store; nothing connects to it before the
+    first collective. `attempt` keeps the keys of a restarted run apart.
+    """
+
+    def __init__(
+        self, rank: int, address: str, port: int, attempt: int, timeout: float = TIMEOUT
+    ) -> None:
+        self.rank = rank
+        self._address = address
+        self._port = port
+        self._prefix = f"tpunb/rehearsal/{attempt}"
+        self._timeout = timeout
+        self._pid = os.getpid()
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._store: Store | None = None
+        self._broken: str | None = None
+
+    def agree(self, call: Call, members: Sequence[int], payload: int = 0) -> list[int]:
+        """Wait for all `members` and see that they make the same call; their payloads' sizes.
+
+        Raises MismatchError on every rank that says which rank brought what; PeerLostError
+        or WaitedTooLongError when a rank does not come.
+        """
+        with self._taking_part(call):
+            described = call.described()
+            header = _HEADER.pack(call.digest(), payload, len(described))
+            headers = [
+                _HEADER.unpack(_bytes(part))
+                for part in self._gather(_tensor(header), members, call)
+            ]
+            if len({digest for digest, _, _ in headers}) > 1:
+                size = max(length for _, _, length in headers)
+                parts = self._gather(_tensor(described.ljust(size, b"\0")), members, call)
+                raise MismatchError(
+                    disagreement(
+                        {
+                            rank: Call.from_description(_bytes(part)[:length])
+                            for rank, part, (_, _, length) in zip(
+                                members, parts, headers, strict=True
+                            )
+                        }
+                    )
+                )
+            return [length for _, length, _ in headers]
+
+    def all_reduce(
+        self,
+        flat: torch.Tensor,
+        reduction: ReduceOp.RedOpType,
+        members: Sequence[int],
+        call: Call,
+    ) -> None:
+        """Reduce a flat tensor over `members`, in place, after they have agreed on `call`."""
+        if len(members) == 1 or flat.numel() == 0:
+            return
+        with self._taking_part(call):
+            options = AllreduceOptions()
+            options.reduceOp = ReduceOp(reduction)
+            group = self._group(members, call)
+            self._wait(group.backend.allreduce([flat], options), group, call)
+
+    def all_gather(
+        self, flat: torch.Tensor, members: Sequence[int], call: Call
+    ) -> list[torch.Tensor]:
+        """The flat tensors of all `members`, in their order, after they have agreed on `call`."""
+        if flat.numel() == 0:
+            return [flat] * len(members)
+        with self._taking_part(call):
+            return self._gather(flat, members, call)
+
+    def all_gather_bytes(
+        self, data: bytes, sizes: Sequence[int], members: Sequence[int], call: Call
+    ) -> list[bytes]:
+        """The bytes of all `members`; `sizes` is what `agree` returned for them."""
+        longest = max(sizes)
+        if longest == 0:
+            return [b""] * len(sizes)
+        parts = self.all_gather(_tensor(data.ljust(longest, b"\0")), members, call)
+        return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def _gather(self, flat: torch.Tensor, members: Sequence[int], call: Call) -> list[torch.Tensor]:
+        if len(members) == 1:
+            return [flat]
+        group = self._group(members, call)
+        gathered = torch.empty(len(members) * flat.numel(), dtype=flat.dtype)
+        self._wait(group.backend._allgather_base(gathered, flat), group, call)
+        return list(gathered.split(flat.numel()))
+
+    @contextlib.contextmanager
+    def _taking_part(self, call: Call) -> Iterator[None]:
+        """After an exchange that did not end, the ranks no longer agree on what comes next."""
+        if os.getpid() != self._pid:
+            raise CollectiveError(
+                f"{call} was called in a child process of rank {self.rank} (a DataLoader "
+                "worker?): only the rank itself can take part in a collective"
+            )
+        if self._broken is not None:
+            raise CollectiveError(f"{call} cannot run: {self._broken}")
+        try:
+            yield
+        except MismatchError:
+            raise  # every rank has got it: they are together still
+        except CollectiveError as error:
+            self._broken = f"an earlier collective failed: {error}"
+            raise
+        except BaseException as error:
+            self._broken = (
+                f"rank {self.rank} left {call} by {type(error).__name__} while the others "
+                "waited in it. `xm.save` still works, it needs no other rank"
+            )
+            raise
+
+    def _group(self, members: Sequence[int], call: Call) -> _Group:
+        key = tuple(members)
+        if key not in self._groups:
+            self._groups[key] = self._meet(key, call)
+        return self._groups[key]
+
+    def _meet(self, members: tuple[int, ...], call: Call) -> _Group:
+        """Wait until all members are here, then connect them: that takes milliseconds.
+
+        Waiting here and not in gloo: it can be interrupted, and knows who has not come.
+        """
+        if self._store is None:
+            self._store = TCPStore(
+                self._address, self._port, is_master=False, timeout=timedelta(seconds=30)
+            )
+        name = "-".join(str(member) for member in members)
+        store = PrefixStore(f"{self._prefix}/{name}", self._store)
+        store.set(f"pid/{self.rank}", str(self._pid))
+        absent = [member for member in members if member != self.rank]
+        deadline = time.monotonic() + self._timeout
+        pause = 0.001
+        while absent := [member for member in absent if not store.check([f"pid/{member}"])]:
+            if time.monotonic() > deadline:
+                raise WaitedTooLongError(self._waited(call, absent))
+            time.sleep(pause)
+            pause = min(0.05, 2 * pause)
+        pids = {member: int(store.get(f"pid/{member}")) for member in members}
+        group = _Group(members, pids, store)
+        try:
+            group.connect(self.rank, self._timeout)
+        except RuntimeError as error:
+            self._explain(group, call, error)
+        return group
+
+    def _wait(self, work: Work, group: _Group, call: Call) -> None:
+        while True:
+            try:
+                work.wait(STEP)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    break
+        try:
+            work.wait()  # at once: it failed, or has completed since
+        except RuntimeError as error:
+            self._explain(group, call, error)
+
+    def _explain(self, group: _Group, call: Call, error: RuntimeError) -> NoReturn:
+        """Say which rank is missing. gloo closes all connections of a group when one fails,
+        so every rank that was in the operation comes here within moments.
+        """
+        ended, absent = self._missing(group)
+        if ended:
+            raise PeerLostError(
+                f"{_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
+                "failed, and its own error says why, or it makes fewer collective calls than "
+                "the others (one batch less?)"
+            ) from error
+        if absent:
+            raise WaitedTooLongError(self._waited(call, absent)) from error
+        raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
+
+    def _missing(self, group: _Group) -> tuple[list[int], list[int]]:
+        """The members that have ended, and those that live but are not in the operation."""
+        group.store.set(f"here/{self.rank}", "")
+        others = [member for member in group.members if member != self.rank]
+        deadline = time.monotonic() + INQUIRY
+        while True:
+            ended = [member for member in others if _has_ended(group.pids[member])]
+            absent = [
+                member
+                for member in others
+                if member not in ended and not group.store.check([f"here/{member}"])
+            ]
+            if not absent or time.monotonic() > deadline:
+                return ended, absent
+            time.sleep(0.02)
+
+    def _waited(self, call: Call, absent: Sequence[int]) -> str:
+        return (
+            f"rank {self.rank} waited {self._timeout:.0f} s in {call}, and {_ranks(absent)} did "
+            "not come. Every rank must make the same collective calls in the same order"
+        )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    plural = "s" if len(ranks) > 1 else ""
+    return f"rank{plural} {', '.join(str(rank) for rank in ranks)}"
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.numpy())
+
+
+@contextlib.contextmanager
+def _without_gloo_lines() -> Iterator[None]:
+    """Keep "[Gloo] Rank 0 is connected to …" out of a rank's output.
+
+    gloo writes it to the C++ stdout, without a way to turn it off (torch 2.8, 2.9). Whatever
+    else is written meanwhile passes.
+    """
+    kept = os.dup(1)
+    caught = os.memfd_create("stdout")
+    os.dup2(caught, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        size = os.lseek(caught, 0, os.SEEK_END)
+        lines = os.pread(caught, size, 0).splitlines(keepends=True)
+        rest = b"".join(line for line in lines if not line.startswith(b"[Gloo]"))
+        if rest:
+            os.write(1, rest)
+        os.close(caught)
+        os.close(kept)

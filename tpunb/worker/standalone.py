@@ -1,0 +1,73 @@
+"""A converted script that runs by itself: `python script.py`, `torchrun … script.py`.
+
+The script's header calls `prepare` if tpunb is installed; without tpunb the script runs as
+well, then without rehearsal.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tpunb.errors import MissingPackageError
+from tpunb.worker import launchers
+
+
+def prepare() -> None:
+    """Make this process what a rank of a run is, as far as the script needs it.
+
+    Under torchrun each process is one core: of the TPU where there is one, else a rehearsal
+    rank. Without torchrun it is one core. In a rank of a run all this is done already.
+
+    Raises MissingPackageError without torch_xla, SetupError if rehearsal cannot work here.
+    """
+    if "TPUNB_RUN" in os.environ:
+        return
+    _import_torch_xla()
+    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun else 1
+    if world_size > 1:
+        local_rank = int(os.environ["LOCAL_RANK"])
+        local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        if os.environ["PJRT_DEVICE"] == "TPU":
+            _own_chip(local_rank, local_world_size)
+        elif os.environ["PJRT_DEVICE"] == "CPU":
+            from tpunb.worker import rehearsal
+
+            rank = int(os.environ["RANK"])
+            rehearsal.install(rank, world_size, local_rank, local_world_size)
+    launchers.install(int(os.environ.get("RANK", "0")))
+
+
+def _import_torch_xla() -> None:
+    """Import torch_xla and choose the device where the person has not: the TPU if there is one.
+
+    torch_xla's own choice prints a warning, so it is kept from making one.
+    """
+    chosen = "PJRT_DEVICE" in os.environ
+    own_choice = "PJRT_SELECT_DEFAULT_DEVICE"
+    silenced = not chosen and own_choice not in os.environ
+    if silenced:
+        os.environ[own_choice] = "0"
+    try:
+        import torch_xla.runtime  # noqa: F401
+        from torch_xla._internal import tpu
+    except ModuleNotFoundError as error:
+        if error.name != "torch_xla":
+            raise
+        raise MissingPackageError("torch_xla", "this script", "pip install 'tpunb[xla]'") from None
+    finally:
+        if silenced:
+            del os.environ[own_choice]
+    if not chosen:
+        os.environ["PJRT_DEVICE"] = "TPU" if tpu.num_available_chips() > 0 else "CPU"
+
+
+def _own_chip(local_rank: int, local_world_size: int) -> None:
+    """Take one chip, and meet the other processes, as torch_xla's launcher does."""
+    from torch_xla._internal import pjrt
+
+    if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
+        # Kaggle sets it, and torch_xla would keep it: each process would be alone.
+        del os.environ["TPU_PROCESS_ADDRESSES"]
+        os.environ.pop("CLOUD_TPU_TASK_ID", None)
+    pjrt.initialize_multiprocess(local_rank, local_world_size)

@@ -1,0 +1,167 @@
+"""Private names of torch_xla and accelerate that tpunb replaces or reads: all of them, and why.
+
+Data only: importing this imports neither library and changes nothing.
+
+The names are at the lowest level in Python, below `xm.*`, `torch.distributed` and what is
+built on them. So everything above follows, also names that were imported before the
+replacement (`from torch_xla.core.xla_model import all_reduce`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+VERSIONS = ("2.8", "2.9")
+"""Versions of torch_xla in which the names were looked up (and are the same)."""
+
+XLAC = "torch_xla._XLAC"
+OPS = "_c10d_functional"
+
+Kind = Literal["identity", "collective", "refused", "state", "launcher", "read"]
+
+
+@dataclass(frozen=True)
+class Name:
+    """One private name."""
+
+    owner: str
+    """A module, or the namespace of an operator library."""
+    name: str
+    kind: Kind
+    """What becomes of it: 'identity', 'collective' and 'launcher' are replaced by functions
+    of the same meaning, 'refused' by one that raises NotRehearsedError, 'state' is set."""
+    why: str
+    versions: tuple[str, ...] = VERSIONS
+
+
+def _each(owner: str, kind: Kind, why: str, *names: str) -> tuple[Name, ...]:
+    return tuple(Name(owner, name, kind, why) for name in names)
+
+
+NAMES: tuple[Name, ...] = (
+    *_each(
+        XLAC,
+        "identity",
+        "which of how many processes this is: each rank has an XLA client of its own",
+        "_xla_get_process_index",
+        "_xla_get_num_processes",
+        "_xla_get_default_device_ordinal",
+        "_xla_get_device_ordinal",
+        "_xla_get_replication_devices_count",
+        "_xla_get_replication_devices",
+        "_xla_get_all_devices",
+        "_xla_get_all_runtime_devices",
+        "_xla_get_all_device_attributes",
+        "_xla_num_global_devices",
+    ),
+    Name(
+        XLAC,
+        "_xla_set_replication_devices",
+        "identity",
+        "the XLA client knows one device; xm.set_replication would name devices it has not",
+    ),
+    *_each(
+        "torch_xla.runtime",
+        "state",
+        "xr.world_size() and xr.global_ordinal() keep their first answer here, and the prelude "
+        "may have asked before the fork",
+        "_WORLD_SIZE",
+        "_ORDINAL",
+    ),
+    *_each(
+        XLAC,
+        "collective",
+        "xm.all_reduce with scale, groups or a list; all of xm.optimizer_step, "
+        "xm.reduce_gradients, xm.collective_broadcast, ProcessGroupXla",
+        "_xla_all_reduce",
+        "_xla_all_reduce_inplace",
+    ),
+    Name(XLAC, "_xla_all_gather", "collective", "xm.all_gather with pin_layout=False"),
+    Name(
+        OPS,
+        "all_reduce",
+        "collective",
+        "xm.all_reduce without scale, groups and list goes here, so that dynamo can trace it",
+    ),
+    Name(
+        "torch_xla.core.xla_model",
+        "xla_rendezvous",
+        "collective",
+        "xm.rendezvous and xm.mesh_reduce: upstream's way through tensors compiles a program "
+        "for each size of payload",
+    ),
+    *_each(
+        XLAC,
+        "refused",
+        "communicates, and is not rehearsed yet",
+        "_xla_all_gather_out",
+        "_xla_all_gather_coalesced",
+        "_xla_all_gather_coalesced_out",
+        "_xla_all_to_all",
+        "_xla_collective_permute",
+        "_xla_recv",
+        "_xla_reduce_scatter",
+        "_xla_reduce_scatter_coalesced",
+        "_xla_reduce_scatter_coalesced_out",
+        "_xla_reduce_scatter_out",
+        "_xla_send",
+        "_xla_spmd_all_reduce",
+        "_xla_spmd_reduce_scatter",
+    ),
+    *_each(
+        XLAC,
+        "refused",
+        "SPMD is another mode: one process that drives all cores",
+        "_xla_mark_sharding",
+        "_xla_force_spmd_device",
+    ),
+    *_each(
+        OPS,
+        "refused",
+        "communicates, and is not rehearsed yet",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+    ),
+    *_each(
+        XLAC,
+        "read",
+        "all live tensors are computed before some are read: computing only those that are "
+        "read may donate a buffer that others still need ('Check failed: !buffer->IsDeleted()')",
+        "_xla_sync_live_tensors",
+        "_xla_get_cpu_tensors",
+    ),
+    Name(
+        "torch_xla._dynamo.dynamo_bridge",
+        "extract_compiled_graph",
+        "read",
+        "a collective inside a graph that is being compiled would become a constant in it",
+    ),
+    *_each(
+        "torch_xla._internal.pjrt",
+        "launcher",
+        "torch_xla.launch and xmp.spawn end here, however they were imported",
+        "spawn",
+        "run_multiprocess",
+    ),
+    Name(
+        "torch_xla.torch_xla",
+        "dist",
+        "launcher",
+        "torch_xla.launch asks it whether torch elastic is above, to pass the local rank",
+    ),
+    Name(
+        "accelerate.launchers",
+        "notebook_launcher",
+        "launcher",
+        "starts processes; accelerate and the user hold the function itself, so its code is "
+        "replaced",
+        versions=("1.x",),
+    ),
+)
+
+
+def named(kind: Kind, owner: str | None = None) -> list[str]:
+    """The names of a kind, of one owner or of all."""
+    return [n.name for n in NAMES if n.kind == kind and owner in (None, n.owner)]
