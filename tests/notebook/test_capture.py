@@ -1,0 +1,294 @@
+"""Capture in real kernels, started by the programs that people start them with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from nbformat import v4
+
+from tpunb.errors import NotebookError, NotebookNotFoundError
+from tpunb.notebook.capture import capture
+from tpunb.notebook.history import History
+
+ROOT = Path(__file__).parents[2]
+LOAD = "%load_ext tests.notebook.probe"
+TRAIN = "%%tpu_train --cores 2\nloop(rate)"
+
+
+def environ(tmp_path: Path, **more: str) -> dict[str, str]:
+    """For a kernel that finds tpunb and the probe, and none of our own Jupyter's variables."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    env |= {"PYTHONPATH": str(ROOT), "TPUNB_PROBE": str(tmp_path / "snapshot.json")}
+    env |= {"IPYTHONDIR": str(tmp_path / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    return env | more
+
+
+def code(source: str, *tags: str, id: str | None = None) -> Any:
+    cell = v4.new_code_cell(source, metadata={"tags": list(tags)})
+    if id is not None:
+        cell.id = id
+    return cell
+
+
+def write(path: Path, *cells: Any) -> Path:
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(v4.new_notebook(cells=list(cells), metadata={"kernelspec": kernel}), path)
+    return path
+
+
+def written(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "snapshot.json").read_text(encoding="utf-8"))
+    return found
+
+
+def sources(snapshot: dict[str, Any]) -> list[str]:
+    return [cell["source"] for cell in snapshot["cells"]]
+
+
+class Kernel:
+    """A kernel that is talked to as JupyterLab talks to it."""
+
+    def __init__(self, client: BlockingKernelClient) -> None:
+        self.client = client
+
+    def run(self, source: str, id: str | None = None, **options: Any) -> None:
+        content = {"code": source, "silent": False, "store_history": True, "allow_stdin": False}
+        metadata = {"trusted": True, "deletedCells": [], "recordTiming": False}
+        message = self.client.session.msg(
+            "execute_request",
+            content | {"user_expressions": {}, "stop_on_error": True} | options,
+            metadata=metadata | ({} if id is None else {"cellId": id}),
+        )
+        self.client.shell_channel.send(message)
+        reply = self.client._recv_reply(message["header"]["msg_id"], timeout=60)
+        assert reply["content"]["status"] == "ok", reply["content"]
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    path = tmp_path / "lab.ipynb"
+    manager = KernelManager()
+    manager.start_kernel(
+        cwd=str(tmp_path), env=environ(tmp_path, JPY_SESSION_NAME=str(path), JPY_PARENT_PID="1")
+    )
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        yield Kernel(client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+
+
+def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
+    """Ids, unsaved edits, a late %load_ext, and requests of the front end's own."""
+    write(
+        tmp_path / "lab.ipynb",
+        code("import math", id="a"),
+        code("rate = 0.25", "parameters", id="b"),
+        v4.new_markdown_cell("# Training"),
+        code(LOAD, id="c"),
+        code("never = 1", id="d"),
+        code("def loop(rate): ...", id="e"),
+        code(TRAIN, id="t"),
+        code("plot()", id="f"),
+    )
+    kernel.run("import math", "a")
+    kernel.run("rate = 0.25", "b")
+    kernel.run(LOAD, "c")
+    kernel.run("rate = 0.5", "b")  # edited, not saved
+    kernel.run("internal = 1", store_history=False)
+    kernel.run("internal = 2", silent=True, store_history=False)
+    kernel.run("def loop(rate): ...", "e")
+    kernel.run("unsaved = 1", "new")
+    kernel.run(TRAIN, "t")
+    found = written(tmp_path)
+    assert [(cell["kind"], cell["source"], cell["number"]) for cell in found["cells"]] == [
+        ("code", "import math", 1),
+        ("code", "rate = 0.5", 4),
+        ("markdown", "# Training", None),
+        ("code", LOAD, 3),
+        ("code", "def loop(rate): ...", 5),
+        ("code", "unsaved = 1", 6),
+        ("code", TRAIN, 7),
+        ("code", "plot()", None),
+    ]
+    assert found["train"] == 6
+    assert found["cells"][1]["tags"] == ["parameters"]
+    assert found["origin"] == "JPY_SESSION_NAME"
+    assert found["path"] == str(tmp_path / "lab.ipynb")
+    assert found["notes"] == [
+        "never ran in this kernel, so left out: code cell 4 (never = 1)",
+        "the file has another text for cell [4]: the text that ran is used",
+    ]
+
+    # The train cell again, in the same kernel: edited, after one above it ran again.
+    kernel.run("import math, os", "a")
+    kernel.run(f"{TRAIN}\nmore()", "t")
+    found = written(tmp_path)
+    assert sources(found)[0] == "import math, os"
+    assert found["cells"][found["train"]]["source"] == f"{TRAIN}\nmore()"
+    assert found["cells"][found["train"]]["number"] == 9
+
+    # A file that is broken now does not stop anybody.
+    (tmp_path / "lab.ipynb").write_text('{"cells": [', encoding="utf-8")
+    kernel.run(TRAIN, "t")
+    found = written(tmp_path)
+    assert found["origin"] == "executed cells"
+    assert "not valid JSON" in found["notes"][0]
+    assert "unsaved = 1" in sources(found)
+    assert found["train"] == sources(found).index(TRAIN)
+
+
+NOTEBOOK = (
+    code("rate = 1", "parameters"),
+    v4.new_markdown_cell("# A notebook"),
+    code(LOAD),
+    code("skipped = 1", "tpu-skip"),
+    v4.new_raw_cell("raw"),
+    code(TRAIN),
+    code("later = 1"),
+)
+RUNNERS = {
+    "papermill": (["papermill", "in.ipynb", "out.ipynb"], "papermill"),
+    "papermill, options first": (
+        ["papermill", "-k", "python3", "--no-progress-bar", "in.ipynb", "out.ipynb"],
+        "papermill",
+    ),
+    "python -m papermill": (
+        [sys.executable, "-m", "papermill", "in.ipynb", "o.ipynb"],
+        "papermill",
+    ),
+    "nbconvert": (
+        ["jupyter", "nbconvert", "--to", "notebook", "--execute", "--stdout", "in.ipynb"],
+        "nbconvert",
+    ),
+    "nbconvert of two": (
+        ["jupyter-nbconvert", "--to", "html", "--execute", "other.ipynb", "in.ipynb"],
+        "nbconvert",
+    ),
+    "jupyter execute": (["jupyter", "execute", "in.ipynb"], "jupyter execute"),
+}
+
+
+def run(command: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "runner"), RUNNERS.values(), ids=RUNNERS)
+def test_runners_are_found_by_their_command_line(
+    command: list[str], runner: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "in.ipynb", *NOTEBOOK)
+    write(tmp_path / "other.ipynb", code("other = 1"))
+    run(command, tmp_path)
+    found = written(tmp_path)
+    assert sources(found) == [cell.source for cell in NOTEBOOK]
+    assert [cell["number"] for cell in found["cells"]] == [1, None, 2, 3, None, 4, None]
+    assert found["cells"][3]["tags"] == ["tpu-skip"]
+    assert found["train"] == 5
+    assert found["path"] == str(tmp_path / "in.ipynb")
+    assert found["origin"] == f"the command line of {runner}"
+    assert found["notes"] == []
+
+
+@pytest.mark.slow
+def test_papermill_parameters_stay_where_they_ran(tmp_path: Path) -> None:
+    write(tmp_path / "in.ipynb", *NOTEBOOK)
+    run(["papermill", "in.ipynb", "out.ipynb", "-p", "rate", "3"], tmp_path)
+    found = written(tmp_path)
+    injected = "# Parameters\nrate = 3"
+    assert sources(found) == [NOTEBOOK[0].source, injected, *(c.source for c in NOTEBOOK[1:])]
+    assert found["path"] == str(tmp_path / "in.ipynb")
+
+    # Run again from its own output: papermill replaces the cell that it injected before.
+    run(["papermill", "out.ipynb", "out2.ipynb", "-p", "rate", "4"], tmp_path)
+    found = written(tmp_path)
+    assert sources(found)[:2] == ["rate = 1", "# Parameters\nrate = 4"]
+    assert found["notes"] == []
+    assert found["cells"][1]["tags"] == ["injected-parameters"]
+    assert len(found["cells"]) == len(NOTEBOOK) + 1
+
+
+@pytest.mark.slow
+def test_programs_that_call_papermill_and_nbclient(tmp_path: Path) -> None:
+    """Their command line says nothing; the parameters of `--inject-paths` do."""
+    write(tmp_path / "in.ipynb", *NOTEBOOK)
+    api = "import papermill; papermill.execute_notebook('in.ipynb', 'out.ipynb', {})"
+    run([sys.executable, "-c", api.format("{'PAPERMILL_INPUT_PATH': 'in.ipynb'}")], tmp_path)
+    found = written(tmp_path)
+    assert found["origin"] == "PAPERMILL_INPUT_PATH"
+    assert found["cells"][found["train"]]["source"] == TRAIN
+    assert "tpu-skip" in [tag for cell in found["cells"] for tag in cell["tags"]]
+
+    run([sys.executable, "-c", api.format("{}")], tmp_path)
+    found = written(tmp_path)
+    assert found["origin"] == "executed cells"
+    assert found["path"] is None
+    assert sources(found) == [c.source for c in NOTEBOOK[:6] if c.cell_type == "code"]
+    assert "%tpu_setup --notebook" in found["notes"][0]
+
+    api = "import nbclient, nbformat; nbclient.execute(nbformat.read('in.ipynb', 4))"
+    run([sys.executable, "-c", api], tmp_path)
+    assert sources(written(tmp_path)) == sources(found)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = InteractiveShell()
+    yield shell
+    shell.history_manager.end_session()
+
+
+def test_a_file_that_the_user_names_must_exist(shell: InteractiveShell, tmp_path: Path) -> None:
+    history = History(shell)
+    shell.run_cell("a = 1", store_history=True)
+    with pytest.raises(NotebookNotFoundError, match=r"gone\.ipynb.*--notebook"):
+        capture(history, "b = 2", notebook=str(tmp_path / "gone.ipynb"), environ={})
+    with pytest.raises(NotebookNotFoundError, match="TPUNB_NOTEBOOK"):
+        capture(history, "b = 2", environ={"TPUNB_NOTEBOOK": str(tmp_path / "gone.ipynb")})
+    with pytest.raises(NotebookError, match="no cell"):
+        capture(History(InteractiveShell()), environ={})
+
+
+def test_a_magic_that_code_calls_is_a_cell_of_its_own(shell: InteractiveShell) -> None:
+    history = History(shell)
+    shell.run_cell("a = 1", store_history=True)
+    snapshot = capture(history, "loop()\n", environ={})
+    assert [cell.source for cell in snapshot.cells] == ["a = 1", "%%tpu_train\nloop()\n"]
+    assert snapshot.train == 1
+
+
+@pytest.mark.parametrize("head", ["%%tpu_train", "%%time\n%%tpu_train --cores 2", "\n%%tpu_train"])
+@pytest.mark.parametrize("body", ["loop()\n", "\n"])
+def test_the_running_cell_is_the_train_cell(shell: InteractiveShell, head: str, body: str) -> None:
+    history = History(shell)
+    snapshots = []
+    shell.register_magic_function(
+        lambda line, cell: snapshots.append(capture(history, cell, environ={})), "cell", "tpu_train"
+    )
+    shell.register_magic_function(lambda line, cell: None, "cell", "tpu_debug")
+    shell.run_cell("%%tpu_debug\nx", store_history=True)
+    source = f"{head}\n{body}"
+    shell.run_cell(source, store_history=True)
+    (snapshot,) = snapshots
+    assert [cell.source for cell in snapshot.cells] == ["%%tpu_debug\nx", source]

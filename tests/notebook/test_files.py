@@ -1,0 +1,146 @@
+"""Notebook files of all kinds, and those that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpunb.errors import NotebookError, NotebookNotFoundError
+from tpunb.models import Cell
+from tpunb.notebook.files import cell_magics, load, read
+
+CODE = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+CELLS = [
+    {**CODE, "id": "a", "source": ["x = 1\n", "y = 2"], "execution_count": 3},
+    {"cell_type": "markdown", "metadata": {}, "source": "# Title", "id": "m"},
+    {**CODE, "id": "t1", "source": "%%tpu_train\nfirst()", "execution_count": 5},
+    {"cell_type": "raw", "metadata": {}, "source": "raw", "id": "r"},
+    {**CODE, "id": "b", "source": "z = 3", "metadata": {"tags": ["tpu-skip"]}},
+    {**CODE, "id": "7", "source": "%%time\n%%tpu_train\nlast()", "execution_count": 2},
+    {**CODE, "id": "c", "source": "print()", "execution_count": 3},
+]
+
+
+def write(path: Path, cells: list[dict[str, Any]], minor: int = 5) -> Path:
+    nb = {"nbformat": 4, "nbformat_minor": minor, "metadata": {}, "cells": cells}
+    path.write_text(json.dumps(nb), encoding="utf-8")
+    return path
+
+
+def test_cells_of_a_notebook(tmp_path: Path) -> None:
+    assert load(write(tmp_path / "nb.ipynb", CELLS)) == (
+        Cell(0, "code", "x = 1\ny = 2", 3, "a"),
+        Cell(1, "markdown", "# Title", None, "m"),
+        Cell(2, "code", "%%tpu_train\nfirst()", 5, "t1"),
+        Cell(3, "raw", "raw", None, "r"),
+        Cell(4, "code", "z = 3", None, "b", ("tpu-skip",)),
+        Cell(5, "code", "%%time\n%%tpu_train\nlast()", 2, "7"),
+        Cell(6, "code", "print()", 3, "c"),
+    )
+
+
+def test_a_byte_order_mark_and_missing_ids_do_no_harm(tmp_path: Path) -> None:
+    path = write(tmp_path / "nb.ipynb", [{**CODE, "source": "x = 'ä'"}])
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert load(path) == (Cell(0, "code", "x = 'ä'"),)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_old_formats_are_upgraded(tmp_path: Path, version: int) -> None:
+    cell = {"cell_type": "code", "input": "x = 1\ny = 2", "prompt_number": 4, "outputs": []}
+    cell |= {"language": "python", "collapsed": False, "metadata": {}}
+    text = {"cell_type": "markdown", "source": ["# Title"], "metadata": {}}
+    nb = {"nbformat": version, "nbformat_minor": 0, "metadata": {"name": ""}}
+    path = tmp_path / "nb.ipynb"
+    path.write_text(json.dumps({**nb, "worksheets": [{"cells": [text, cell]}]}), encoding="utf-8")
+    found = [(cell.kind, cell.source, cell.number) for cell in load(path)]
+    assert found == [("markdown", "# Title", None), ("code", "x = 1\ny = 2", 4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "not valid JSON"),
+        ('{"cells": [', r"not valid JSON \(.*line 1 column"),
+        ("[]", "not a notebook"),
+        ("null", "not a notebook"),
+        ("{}", "not a notebook"),
+        ('{"nbformat": 4, "cells": 3}', "not a notebook"),
+        ('{"nbformat": 4, "cells": [3]}', "not a notebook"),
+        ('{"nbformat": 99, "cells": []}', "nbformat version 99"),
+        ('{"nbformat": 4, "metadata": {}, "cells": [{"cell_type": "code"}]}', "not a notebook"),
+        (
+            '{"nbformat": 4, "metadata": {}, "cells": [{"cell_type": "x", "metadata": {}, '
+            '"source": ""}]}',
+            "cell 1 has the unknown type 'x'",
+        ),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_files_that_are_no_notebooks(tmp_path: Path, content: str | bytes, words: str) -> None:
+    path = tmp_path / "bad.ipynb"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(NotebookError, match=rf"bad\.ipynb.*{words}"):
+        load(path)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotebookNotFoundError, match=r"gone\.ipynb"):
+        read(tmp_path / "gone.ipynb")
+    with pytest.raises(NotebookError, match=r"cannot read .* directory"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "train"),
+    [
+        (None, 5),  # the last %%tpu_train cell
+        ("a", 0),  # an id
+        ("7", 5),  # an id that looks like a number
+        ("5", 2),  # the number shown beside it
+        ("1", 0),  # nothing shows 1: the first code cell
+        ("4", 5),  # … the fourth
+    ],
+)
+def test_the_train_cell(tmp_path: Path, name: str | None, train: int) -> None:
+    snapshot = read(write(tmp_path / "nb.ipynb", CELLS), name)
+    assert snapshot.train == train
+    assert snapshot.path == str(tmp_path / "nb.ipynb")
+    assert len(snapshot.cells) == len(CELLS)
+
+
+def test_a_notebook_without_a_train_cell(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "nb.ipynb", CELLS[:2])).train is None
+    assert read(write(tmp_path / "nb.ipynb", [])).cells == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("m", r"no code cell 'm'.*\[3\], \[5\], 3, \[2\], \[3\]"),  # markdown is not to be run
+        ("99", "no code cell '99'"),
+        ("0", "no code cell '0'"),
+        ("-1", "no code cell '-1'"),
+        ("3", r"2 cells .* show the number \[3\].*by its id: a, c"),
+    ],
+)
+def test_cells_that_cannot_be_named_so(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(NotebookError, match=words):
+        read(write(tmp_path / "nb.ipynb", CELLS), name)
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("x = 1\n%%time", []),
+        ("%%tpu_train --cores 2\nx", ["tpu_train"]),
+        ("\n# note\n%%time\n%%capture out\n\n%%tpu_train", ["time", "capture", "tpu_train"]),
+        ("%%\nx", [""]),
+        ("", []),
+    ],
+)
+def test_cell_magics(source: str, names: list[str]) -> None:
+    assert cell_magics(source) == names

@@ -1,0 +1,88 @@
+"""The executions of a shell, before and after the hook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from tpunb.notebook.history import Execution, History
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = InteractiveShell()
+    yield shell
+    shell.history_manager.end_session()
+
+
+def run(shell: InteractiveShell, source: str, id: str | None = None) -> None:
+    shell.run_cell(source, store_history=True, cell_id=id)
+
+
+def test_every_execution_with_its_id_and_the_number_that_is_shown(shell: InteractiveShell) -> None:
+    history = History(shell)
+    run(shell, "a = 1", "x")
+    run(shell, "%%time\nb = 2")
+    run(shell, "a = 1\n", "x")
+    assert history.executions() == (
+        Execution("a = 1", 1, "x"),
+        Execution("%%time\nb = 2", 2),
+        Execution("a = 1\n", 3, "x"),
+    )
+
+
+def test_the_running_cell_is_the_last_execution(shell: InteractiveShell) -> None:
+    history = History(shell)
+    seen = []
+    shell.user_ns["look"] = lambda: seen.append(history.executions()[-1])
+    run(shell, "a = 1")
+    run(shell, "look()", "x")
+    assert seen == [Execution("look()", 2, "x")]
+
+
+def test_what_ran_before_comes_from_the_shell(shell: InteractiveShell) -> None:
+    run(shell, "a = 1", "x")
+    shell.user_ns.update(shell=shell, made=[], History=History)
+    run(shell, "made.append(History(shell))", "y")  # as `%load_ext tpunb` does
+    run(shell, "b = 2", "z")
+    assert shell.user_ns["made"][0].executions() == (
+        Execution("a = 1", 1),
+        Execution("made.append(History(shell))", 2),
+        Execution("b = 2", 3, "z"),
+    )
+
+
+def test_the_front_ends_own_requests_do_not_count(shell: InteractiveShell) -> None:
+    history = History(shell)
+    shell.run_cell("a = 1", store_history=False)
+    shell.run_cell("a = 1", store_history=True, silent=True)
+    run(shell, "")
+    run(shell, "get_ipython().run_cell('inner = 1')")
+    assert [one.source for one in history.executions()] == ["get_ipython().run_cell('inner = 1')"]
+
+
+@pytest.mark.parametrize("source", ["1 / 0", "this is not python", "%%nomagic\nx"])
+def test_failures_are_marked(shell: InteractiveShell, source: str) -> None:
+    history = History(shell)
+    run(shell, "a = 1")
+    run(shell, source, "x")
+    run(shell, "b = 2")
+    assert history.executions() == (
+        Execution("a = 1", 1),
+        Execution(source, 2, "x", failed=True),
+        Execution("b = 2", 3),
+    )
+
+
+def test_close_stops_listening_and_keeps_what_was(shell: InteractiveShell) -> None:
+    before = {name: list(hooks) for name, hooks in shell.events.callbacks.items()}
+    history = History(shell)
+    run(shell, "a = 1")
+    history.close()
+    run(shell, "b = 2")
+    assert history.executions() == (Execution("a = 1", 1),)
+    assert {name: list(hooks) for name, hooks in shell.events.callbacks.items()} == before

@@ -1,0 +1,278 @@
+"""What was executed, laid over a document: one row for each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from tpunb.models import Cell
+from tpunb.notebook.history import Execution
+from tpunb.notebook.overlay import overlay
+
+TRAIN = "%%tpu_train\nloop()"
+
+
+class Case(NamedTuple):
+    name: str
+    document: list[str | tuple[str, str]]
+    """'source' with the id c<position>, or ('markdown', 'source')."""
+    executed: list[str | tuple[str, str]]
+    """'source' without an id, or (id, source)."""
+    cells: list[tuple[str, int | None]]
+    """Expected source and number."""
+    train: int
+    notes: Sequence[str] = ()
+
+
+CASES = [
+    Case(
+        "ids: what ran wins over what is on disk",
+        ["a = 1", TRAIN],
+        [("c0", "a = 2"), ("c1", TRAIN)],
+        [("a = 2", 1), (TRAIN, 2)],
+        1,
+        ["the file has another text for cell [1]: the text that ran is used"],
+    ),
+    Case(
+        "ids: the document's order, whatever the order of execution",
+        ["a = 1", "b = 2", TRAIN],
+        [("c1", "b = 2"), ("c0", "a = 1"), ("c2", TRAIN)],
+        [("a = 1", 2), ("b = 2", 1), (TRAIN, 3)],
+        2,
+    ),
+    Case(
+        "ids: a cell that ran often counts once, with its last text",
+        ["a = 3", TRAIN],
+        [("c0", "a = 1"), ("c0", "a = 2"), ("c0", "a = 3"), ("c1", TRAIN)],
+        [("a = 3", 3), (TRAIN, 4)],
+        1,
+    ),
+    Case(
+        "ids: code above that never ran is left out, below it stays; text always stays",
+        [("markdown", "# Title"), "a = 1", "never = 1", "", TRAIN, "later()"],
+        [("c1", "a = 1"), ("c4", TRAIN)],
+        [("# Title", None), ("a = 1", 1), (TRAIN, 2), ("later()", None)],
+        2,
+        ["never ran in this kernel, so left out: code cell 2 (never = 1)"],
+    ),
+    Case(
+        "ids: cells below that ran keep their numbers",
+        ["a = 1", TRAIN, "later()"],
+        [("c0", "a = 1"), ("c2", "later()"), ("c1", TRAIN)],
+        [("a = 1", 1), (TRAIN, 3), ("later()", 2)],
+        1,
+    ),
+    Case(
+        "ids: an unsaved cell stands after the cell that ran before it",
+        ["a = 1", ("markdown", "text"), "b = 2", TRAIN],
+        [("c0", "a = 1"), ("new", "n = 1"), ("new2", "m = 1"), ("c2", "b = 2"), ("c3", TRAIN)],
+        [("a = 1", 1), ("n = 1", 2), ("m = 1", 3), ("text", None), ("b = 2", 4), (TRAIN, 5)],
+        5,
+    ),
+    Case(
+        "ids: unsaved cells keep the order they first ran in",
+        ["a = 1", TRAIN],
+        [("c0", "a = 1"), ("n1", "n = 1"), ("c0", "a = 1"), ("n2", "n + 1"), ("c1", TRAIN)],
+        [("a = 1", 3), ("n = 1", 2), ("n + 1", 4), (TRAIN, 5)],
+        3,
+    ),
+    Case(
+        "ids: an unsaved cell that ran first stands first",
+        ["a = 1", TRAIN],
+        [("new", "n = 1"), ("c0", "a = 1"), ("c1", TRAIN)],
+        [("n = 1", 1), ("a = 1", 2), (TRAIN, 3)],
+        2,
+    ),
+    Case(
+        "ids: an unsaved train cell stands after the cell that ran before it",
+        ["a = 1", "b = 2"],
+        [("c0", "a = 1"), ("c1", "b = 2"), ("t", TRAIN)],
+        [("a = 1", 1), ("b = 2", 2), (TRAIN, 3)],
+        2,
+        [
+            "the train cell is not in the file yet: it is taken to stand after [2], which ran "
+            "before it"
+        ],
+    ),
+    Case(
+        "ids: an unsaved train cell that ran before moves with what ran since",
+        ["a = 1"],
+        [("c0", "a = 1"), ("t", TRAIN), ("n", "n = 1"), ("t", TRAIN)],
+        [("a = 1", 1), ("n = 1", 3), (TRAIN, 4)],
+        2,
+        [
+            "the train cell is not in the file yet: it is taken to stand after [3], which ran "
+            "before it"
+        ],
+    ),
+    Case(
+        "ids: two cells of equal text are two cells",
+        ["x()", "a = 1", "x()", TRAIN],
+        [("c0", "x()"), ("c1", "a = 1"), ("c2", "x()"), ("c3", TRAIN)],
+        [("x()", 1), ("a = 1", 2), ("x()", 3), (TRAIN, 4)],
+        3,
+    ),
+    Case(
+        "before the hook: matched by text, in order",
+        ["x()", "a = 1", "x()", "%load_ext tpunb", TRAIN],
+        ["x()", "a = 1", "x()", "%load_ext tpunb", ("c4", TRAIN)],
+        [("x()", 1), ("a = 1", 2), ("x()", 3), ("%load_ext tpunb", 4), (TRAIN, 5)],
+        4,
+    ),
+    Case(
+        "before the hook: out of order",
+        ["a = 1", "b = 2", "%load_ext tpunb", TRAIN],
+        ["b = 2", "a = 1", "%load_ext tpunb", ("c3", TRAIN)],
+        [("a = 1", 2), ("b = 2", 1), ("%load_ext tpunb", 3), (TRAIN, 4)],
+        3,
+    ),
+    Case(
+        "before the hook: trailing newlines do not matter",
+        ["a = 1\n", "%load_ext tpunb", TRAIN],
+        ["a = 1", "%load_ext tpunb", ("c2", TRAIN)],
+        [("a = 1", 1), ("%load_ext tpunb", 2), (TRAIN, 3)],
+        2,
+    ),
+    Case(
+        "before the hook: ran again since, the later text counts",
+        ["rate = 0.25", "%load_ext tpunb", TRAIN],
+        ["rate = 0.25", "%load_ext tpunb", ("c0", "rate = 0.5"), ("c2", TRAIN)],
+        [("rate = 0.5", 3), ("%load_ext tpunb", 2), (TRAIN, 4)],
+        2,
+        ["the file has another text for cell [3]: the text that ran is used"],
+    ),
+    Case(
+        "before the hook: an older version of a cell that ran later is left out",
+        ["import torch, os", "%load_ext tpunb", TRAIN],
+        ["improt torch, os", "import torch, os", "%load_ext tpunb", ("c2", TRAIN)],
+        [("import torch, os", 2), ("%load_ext tpunb", 3), (TRAIN, 4)],
+        2,
+    ),
+    Case(
+        "before the hook: an unsaved edit takes the place of the cell",
+        ["import torch", "rate = 0.25", "%load_ext tpunb", TRAIN],
+        ["import torch", "rate = 0.5", "%load_ext tpunb", ("c3", TRAIN)],
+        [("import torch", 1), ("rate = 0.5", 2), ("%load_ext tpunb", 3), (TRAIN, 4)],
+        3,
+        ["the file has another text for cell [2]: the text that ran is used"],
+    ),
+    Case(
+        "before the hook: an unsaved cell that is like no other stands where it ran",
+        ["import torch", "%load_ext tpunb", TRAIN],
+        ["import torch", "seed = 1234567", "%load_ext tpunb", ("c2", TRAIN)],
+        [("import torch", 1), ("seed = 1234567", 2), ("%load_ext tpunb", 3), (TRAIN, 4)],
+        3,
+    ),
+    Case(
+        "no ids: papermill's injected parameters stay where they ran",
+        ["rate = 1\nsteps = 2", ("markdown", "text"), "a = 1", TRAIN, "later()"],
+        ["rate = 1\nsteps = 2", "# Parameters\nrate = 3\nsteps = 2", "a = 1", TRAIN],
+        [
+            ("rate = 1\nsteps = 2", 1),
+            ("# Parameters\nrate = 3\nsteps = 2", 2),
+            ("text", None),
+            ("a = 1", 3),
+            (TRAIN, 4),
+            ("later()", None),
+        ],
+        4,
+    ),
+    Case(
+        "no ids: injected parameters take the place of older ones",
+        ["rate = 1", "# Parameters\nrate = 2", "a = 1", TRAIN],
+        ["rate = 1", "# Parameters\nrate = 3", "a = 1", TRAIN],
+        [("rate = 1", 1), ("# Parameters\nrate = 3", 2), ("a = 1", 3), (TRAIN, 4)],
+        3,
+        ["the file has another text for cell [2]: the text that ran is used"],
+    ),
+    Case(
+        "no ids: a cell that ran again counts once, at the document's place",
+        ["a = 1", "b = 2", TRAIN],
+        ["a = 1", "b = 2", "a = 1", TRAIN],
+        [("a = 1", 3), ("b = 2", 2), (TRAIN, 4)],
+        2,
+    ),
+    Case(
+        "no ids: texts that are not in the file are never taken for older versions",
+        ["value = 10", TRAIN],
+        ["value = 11", "value = 10", TRAIN],
+        [("value = 11", 1), ("value = 10", 2), (TRAIN, 3)],
+        2,
+    ),
+    Case(
+        "ids that the file does not know (nbformat 4.4) are as none",
+        ["a = 1", "b = 2", TRAIN],
+        [("p", "a = 1"), ("q", "b = 3"), ("p", "a = 1"), ("r", TRAIN)],
+        [("a = 1", 3), ("b = 3", 2), (TRAIN, 4)],
+        2,
+        ["the file has another text for cell [2]: the text that ran is used"],
+    ),
+    Case(
+        "no document: the executed cells, as often as they ran",
+        [],
+        ["a = 1", "step()", "step()", TRAIN],
+        [("a = 1", 1), ("step()", 2), ("step()", 3), (TRAIN, 4)],
+        3,
+    ),
+    Case(
+        "no document, with ids: each cell once, in the order they first ran in",
+        [],
+        [("p", "a = 1"), ("q", "b = 2"), ("p", "a = 3"), ("t", TRAIN)],
+        [("a = 3", 3), ("b = 2", 2), (TRAIN, 4)],
+        2,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_overlay(case: Case) -> None:
+    document = tuple(
+        Cell(index, "code", what, 77, f"c{index}")
+        if isinstance(what, str)
+        else Cell(index, "markdown", what[1])
+        for index, what in enumerate(case.document)
+    )
+    executed = [
+        Execution(what, number) if isinstance(what, str) else Execution(what[1], number, id=what[0])
+        for number, what in enumerate(case.executed, 1)
+    ]
+    laid = overlay(document, executed)
+    assert [(cell.source, cell.number) for cell in laid.cells] == case.cells
+    assert laid.train == case.train
+    assert laid.notes == tuple(case.notes)
+    assert [cell.index for cell in laid.cells] == list(range(len(laid.cells)))
+
+
+def test_tags_and_ids_come_from_the_file() -> None:
+    document = (Cell(0, "code", "a = 1", None, "c0", ("parameters",)), Cell(1, "code", TRAIN))
+    laid = overlay(document, [Execution("a = 1", 1), Execution(TRAIN, 2)])
+    assert [(cell.id, cell.tags) for cell in laid.cells] == [("c0", ("parameters",)), (None, ())]
+
+
+def test_without_a_document_failed_cells_are_left_out() -> None:
+    executed = [
+        Execution("improt torch", 1, failed=True),
+        Execution("import torch", 2),
+        Execution("%%tpu_train\nwrong()", 3, failed=True),
+        Execution(TRAIN, 4),
+    ]
+    laid = overlay((), executed)
+    assert [cell.source for cell in laid.cells] == ["import torch", TRAIN]
+    assert laid.notes == ("cell [1] failed and cannot be repeated: left out",)
+
+
+def test_in_a_document_cells_that_failed_stay() -> None:
+    document = (Cell(0, "code", "check()", None, "c0"), Cell(1, "code", TRAIN, None, "c1"))
+    executed = [Execution("check()", 1, "c0", failed=True), Execution(TRAIN, 2, "c1")]
+    assert [cell.source for cell in overlay(document, executed).cells] == ["check()", TRAIN]
+
+
+def test_long_notes_are_cut() -> None:
+    cells = tuple(Cell(i, "code", f"x{i} = '{'y' * 60}'", None, f"c{i}") for i in range(9))
+    document = (*cells, Cell(9, "code", TRAIN, None, "t"))
+    (note,) = overlay(document, [Execution(TRAIN, 1, "t")]).notes
+    assert note.endswith(" and 4 more")
+    assert "code cell 1 (x0 = 'yyy" in note
+    assert len(note) < 400

@@ -1,0 +1,129 @@
+"""Notebook files: their cells, and a snapshot of a file alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tpunb.errors import NotebookError, NotebookNotFoundError
+from tpunb.models import Cell, Snapshot
+
+KINDS = ("code", "markdown", "raw")
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
+    """The cells of a notebook file of any nbformat, in order.
+
+    `number` is the execution count in the file, which may be of an earlier kernel. Outputs
+    are not looked at. Raises NotebookNotFoundError, and NotebookError for a file that cannot
+    be read or is not a notebook.
+    """
+    import nbformat
+    from nbformat import reader
+
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise NotebookNotFoundError(str(path), "the command") from None
+    except OSError as error:
+        raise NotebookError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
+    # `nbformat.read` would validate too: that costs seconds for large outputs, warns about
+    # missing cell ids, and refuses notebooks whose cells can be read all the same.
+    try:
+        nb = reader.reads(text)
+        if nb.get("nbformat", 1) != 4:
+            nb = nbformat.convert(nb, 4)
+        return tuple(_cell(index, node) for index, node in enumerate(nb["cells"]))
+    except reader.NotJSONError as error:
+        where = error.__cause__
+        raise NotebookError(
+            f"{path} is not valid JSON ({where}). Save the notebook again, or name another file."
+        ) from error
+    except (nbformat.ValidationError, ValueError, KeyError, TypeError, AttributeError) as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotebookError(
+            f"{path} is JSON but not a notebook ({detail}). Save the notebook again, "
+            "or name another file."
+        ) from error
+
+
+def _cell(index: int, node: Any) -> Cell:
+    kind = node["cell_type"]
+    if kind not in KINDS:
+        raise ValueError(f"cell {index + 1} has the unknown type {kind!r}")
+    source = node["source"]
+    if not isinstance(source, str):
+        raise TypeError(f"the source of cell {index + 1} is not text")
+    tags = node.get("metadata", {}).get("tags", ())
+    return Cell(
+        index,
+        kind,
+        source,
+        number=node.get("execution_count") if kind == "code" else None,
+        id=node.get("id"),
+        tags=tuple(str(tag) for tag in tags),
+    )
+
+
+def cell_magics(source: str) -> list[str]:
+    """The names of the cell magics at the head of a cell, the outermost first.
+
+    Blank lines and comments above and between them do not count: ['time', 'tpu_train'].
+    """
+    names = []
+    for line in source.splitlines():
+        if line.startswith("%%"):
+            names.append(line[2:].split(maxsplit=1)[0] if line[2:].strip() else "")
+        elif line.strip() and not line.lstrip().startswith("#"):
+            break
+    return names
+
+
+def position(cells: tuple[Cell, ...], cell: Cell) -> int:
+    """Where a code cell stands among the code cells, from 1."""
+    return sum(other.kind == "code" for other in cells[: cell.index + 1])
+
+
+def read(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
+    """A notebook as it is in its file, without a kernel.
+
+    The train cell is the one that `cell` names: by its id, else by the number shown beside
+    it, else by its position among the code cells (from 1). Without `cell` it is the last
+    `%%tpu_train` cell, or none. Raises NotebookNotFoundError and NotebookError.
+    """
+    cells = load(path)
+    trains = [c.index for c in cells if c.kind == "code" and "tpu_train" in cell_magics(c.source)]
+    if cell is not None:
+        trains = [_named(cells, cell, path).index]
+    return Snapshot(
+        cells,
+        train=trains[-1] if trains else None,
+        path=str(Path(path).absolute()),
+        origin="the notebook file",
+    )
+
+
+def _named(cells: tuple[Cell, ...], name: str, path: str | os.PathLike[str]) -> Cell:
+    code = [cell for cell in cells if cell.kind == "code"]
+    found = [cell for cell in code if cell.id == name]
+    if not found and name.isdecimal():
+        found = [cell for cell in code if cell.number == int(name)]
+        found = found or code[int(name) - 1 : int(name)] if int(name) else found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        choices = ", ".join(cell.id or "(no id)" for cell in found)
+        raise NotebookError(
+            f"{len(found)} cells of {path} show the number [{name}]. Name the cell by its id: "
+            f"{choices}."
+        )
+    shown = ", ".join(
+        str(position(cells, c)) if c.number is None else f"[{c.number}]" for c in code
+    )
+    raise NotebookError(
+        f"{path} has no code cell {name!r}. Name one by its number, by its position among the "
+        f"code cells, or by its id. The code cells are: {shown or 'none'}."
+    )

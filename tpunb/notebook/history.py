@@ -1,0 +1,69 @@
+"""What has been executed in this kernel: the one thing that is true of every front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One execution of a cell."""
+
+    source: str
+    """As it was sent, magics and all."""
+    number: int | None
+    """The execution count that is shown beside the cell."""
+    id: str | None = None
+    """The front end's cell id. JupyterLab and Notebook 7 send it, nbclient and papermill do
+    not, and nothing has it that ran before tpunb was loaded."""
+    failed: bool = False
+    """It raised, or never began because it is not valid Python."""
+
+
+class History:
+    """Remembers every execution in a shell, from the moment it is made until `close`.
+
+    What ran before, and the cell that makes it, comes from the shell's own history, which
+    knows texts and numbers but no ids. Executions with `store_history=False` or `silent=True`
+    are the front end's, not the user's, and do not count. Works with IPython 7.34 to 9.x.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        raw: list[str] = list(shell.history_manager.input_hist_raw)  # type: ignore[union-attr]
+        # The shell's list begins with an empty entry, so that In[1] is the first cell.
+        self._executions = [
+            Execution(source, number) for number, source in enumerate(raw) if source.strip()
+        ]
+        shell.events.register("pre_run_cell", self._begin)
+        shell.events.register("post_run_cell", self._end)
+
+    def executions(self) -> tuple[Execution, ...]:
+        """All of them in order; the last one is the cell that is running now, if one is."""
+        return tuple(self._executions)
+
+    def close(self) -> None:
+        """Stop listening. What was remembered stays."""
+        self.shell.events.unregister("pre_run_cell", self._begin)
+        self.shell.events.unregister("post_run_cell", self._end)
+
+    def _begin(self, info: Any) -> None:
+        if not info.store_history or info.silent:
+            return
+        # `shell.execution_count` is this cell's number until IPython 9.7 and the next one's
+        # since 9.8 (it is counted up before the hook); the display hook knows in both.
+        number = self.shell.displayhook.prompt_count
+        self._executions.append(Execution(info.raw_cell, number, info.cell_id or None))
+
+    def _end(self, result: Any) -> None:
+        # IPython passes None where the machinery itself failed.
+        if result is None or result.success or not result.info.store_history:
+            return
+        for index in range(len(self._executions) - 1, -1, -1):
+            if self._executions[index].number == result.execution_count:
+                self._executions[index] = replace(self._executions[index], failed=True)
+                return
