@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import itertools
+import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
@@ -63,7 +63,7 @@ def test_text_to_lines(text: str, expected: list[str]) -> None:
     assert whole(text) == expected
 
 
-TEXT = st.lists(
+PIECES = st.lists(
     st.one_of(
         st.sampled_from(
             [
@@ -84,17 +84,22 @@ TEXT = st.lists(
         st.integers(1, 40).map(lambda n: "long " * (n * 100)),
     ),
     max_size=30,
-).map("".join)
+)
+TEXT = PIECES.map("".join)
 
 
-@given(text=TEXT, cuts=st.lists(st.floats(0, 1), max_size=12))
-def test_how_the_text_is_split_makes_no_difference(text: str, cuts: list[float]) -> None:
-    places = sorted({0, len(text), *(int(cut * len(text)) for cut in cuts)})
-    lines = Lines()
-    found = [
-        line for start, end in itertools.pairwise(places) for line in lines.feed(text[start:end])
-    ]
-    assert found + lines.rest() == whole(text)
+@example(pieces=["a\r", "b\n"])
+@example(pieces=[f"{RED}\x1b[A", "above\n\n"])
+@settings(max_examples=300)
+@given(pieces=PIECES)
+def test_how_the_text_is_split_makes_no_difference(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    expected = whole(text)
+    characters = text if len(text) < 2_000 else re.findall(r"(?s).{1,7}", text)
+    for split in (pieces, characters):
+        lines = Lines()
+        found = [line for piece in split for line in lines.feed(piece)]
+        assert found + lines.rest() == expected
 
 
 @given(text=TEXT)
@@ -184,6 +189,11 @@ def test_nested_bars_show_the_lowest_while_they_run() -> None:
     assert lines.unfinished() == "inner 2%"
     assert lines.feed("\router 50%\n\rinner 3%") == []
     assert lines.unfinished() == "inner 3%"
+
+
+def test_what_is_written_after_coming_down_again_starts_the_line() -> None:
+    lines = Lines()
+    assert lines.feed("\router 0%\n\rinner 1%\x1b[A\nplain text\n") == ["outer 0%", "plain text"]
 
 
 def test_two_levels_up_and_down_again() -> None:

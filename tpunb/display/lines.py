@@ -86,9 +86,10 @@ class Lines:
         self._extend(first)
         if not whole:
             return []
+        moves = self._above > 0 or _UP.search(text)
         found = self._end()
         rest = whole.pop()
-        if self._above or _UP.search(text):
+        if moves:
             for line in whole:
                 self._extend(line)
                 found += self._end()
@@ -157,7 +158,8 @@ def _finish(line: str) -> str:
 def _clean(line: str) -> str:
     if not _CONTROL.search(line):
         return line
-    line = _SEQUENCE.sub(lambda match: match.group("colour") or "", line)
+    if _CONTROL.search(plain(line)):  # not only colours
+        line = _SEQUENCE.sub(lambda match: match.group("colour") or "", line)
     # A colour that is not ended would go on in the lines of other ranks.
     return line + _RESET if "\x1b" in line and not line.endswith(_RESET) else line
 
