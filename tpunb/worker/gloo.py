@@ -37,7 +37,7 @@ TIMEOUT = 300.0
 STEP = timedelta(seconds=0.2)
 """How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
 INQUIRY = 2.0
-"""Seconds in which the ranks of a collective that failed say that they were in it."""
+"""Seconds that the ranks of a collective that failed have to say that they are in it."""
 
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
@@ -69,6 +69,8 @@ class _Group:
         self.pids = pids
         self.store = store
         self.backend: Any = None
+        self.exchanges = 0
+        """How many there have been: the same number on all ranks."""
 
     def connect(self, rank: int, timeout: float) -> None:
         options = _GLOO._Options()
@@ -91,9 +93,7 @@ class Wire:
     first collective. `attempt` keeps the keys of a restarted run apart.
     """
 
-    def __init__(
-        self, rank: int, address: str, port: int, attempt: int, timeout: float = TIMEOUT
-    ) -> None:
+    def __init__(self, rank: int, address: str, port: int, attempt: int, timeout: float) -> None:
         self.rank = rank
         self._address = address
         self._port = port
@@ -234,6 +234,8 @@ class Wire:
         return group
 
     def _wait(self, work: Work, group: _Group, call: Call) -> None:
+        group.exchanges += 1
+        known = False
         while True:
             try:
                 work.wait(STEP)
@@ -241,15 +243,20 @@ class Wire:
             except RuntimeError:
                 if work.is_completed():
                     break
+                if not known:
+                    self._tell_that_here(group)
+                    known = True
         try:
             work.wait()  # at once: it failed, or has completed since
         except RuntimeError as error:
             self._explain(group, call, error)
 
+    def _tell_that_here(self, group: _Group) -> None:
+        """For the ranks that come out of a failed exchange earlier than this one."""
+        group.store.set(f"here/{self.rank}", str(group.exchanges))
+
     def _explain(self, group: _Group, call: Call, error: RuntimeError) -> NoReturn:
-        """Say which rank is missing. gloo closes all connections of a group when one fails,
-        so every rank that was in the operation comes here within moments.
-        """
+        """Say which rank is missing from an exchange that failed."""
         ended, absent = self._missing(group)
         if ended:
             raise PeerLostError(
@@ -262,20 +269,21 @@ class Wire:
         raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
 
     def _missing(self, group: _Group) -> tuple[list[int], list[int]]:
-        """The members that have ended, and those that live but are not in the operation."""
-        group.store.set(f"here/{self.rank}", "")
-        others = [member for member in group.members if member != self.rank]
+        """The members that ended, and those that live but are not in this exchange."""
+        self._tell_that_here(group)
+        absent = [member for member in group.members if member != self.rank]
         deadline = time.monotonic() + INQUIRY
         while True:
-            ended = [member for member in others if _has_ended(group.pids[member])]
-            absent = [
-                member
-                for member in others
-                if member not in ended and not group.store.check([f"here/{member}"])
-            ]
-            if not absent or time.monotonic() > deadline:
+            absent = [member for member in absent if not self._is_here(group, member)]
+            ended = [member for member in absent if _has_ended(group.pids[member])]
+            if ended or not absent or time.monotonic() > deadline:
                 return ended, absent
             time.sleep(0.02)
+
+    @staticmethod
+    def _is_here(group: _Group, member: int) -> bool:
+        key = f"here/{member}"
+        return group.store.check([key]) and int(group.store.get(key)) >= group.exchanges
 
     def _waited(self, call: Call, absent: Sequence[int]) -> str:
         return (

@@ -22,7 +22,7 @@ from torch_xla.version import __version__
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
 from tpunb.worker.collectives import Collectives, refusing
-from tpunb.worker.gloo import Wire
+from tpunb.worker.gloo import TIMEOUT, Wire
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
@@ -30,12 +30,19 @@ _library: torch.library.Library | None = None
 """Kept: its operators are gone when it is."""
 
 
-def install(rank: int, world_size: int, local_rank: int, local_world_size: int) -> None:
+def install(
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    timeout: float = TIMEOUT,
+) -> None:
     """Make this process rank `rank` of `world_size` for torch_xla, with collectives over gloo.
 
     Called once in a process, after torch_xla is imported, before the user's code and before
     anything starts the XLA runtime. MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT
     are read now: they say where torch elastic's store is. It is used at the first collective.
+    `timeout`: seconds that a rank waits for the others in a collective.
 
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
@@ -45,6 +52,7 @@ def install(rank: int, world_size: int, local_rank: int, local_world_size: int) 
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        timeout,
     )
     # As pjrt.initialize_multiprocess sets them: xr.local_ordinal() and its like read them.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
