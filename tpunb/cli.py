@@ -95,7 +95,12 @@ def _run(chosen: argparse.Namespace) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     failed = False
     with tempfile.NamedTemporaryFile("r", prefix="tpunb-ran-") as ran:
-        with _environment({"TPUNB_RAN": ran.name, "TPUNB_CORES": chosen.cores}):
+        variables = {
+            "TPUNB_NOTEBOOK": str(chosen.notebook.absolute()),
+            "TPUNB_RAN": ran.name,
+            "TPUNB_CORES": chosen.cores,
+        }
+        with _environment(variables):
             try:
                 papermill.execute_notebook(
                     chosen.notebook,

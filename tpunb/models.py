@@ -20,6 +20,9 @@ Role = Literal["header", "prelude", "train"]
 State = Literal["succeeded", "failed", "timed_out", "interrupted"]
 Device = Literal["TPU", "CPU"]
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""How many threads numerical libraries start. One each before ranks are forked."""
+
 
 @dataclass(frozen=True)
 class Cell:

@@ -175,9 +175,10 @@ class Session:
             view.show(Note(note))
         told = 0
         for event in run.events():
-            if event is not None:
+            if event is None:
+                view.tick()
+            else:
                 view.show(event)
-            view.tick()
             if pressed[0] > told:
                 told = pressed[0]
                 run.stop("interrupt", "interrupted in the notebook", now=told > 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpunb.models import Device
+from tpunb.models import THREAD_VARIABLES, Device
 
 _RANK_VARIABLES = (
     "CPU_NUM_DEVICES",
@@ -28,11 +28,13 @@ _RANK_VARIABLES = (
     "WORLD_SIZE",
 )
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_")
+"""Prefixes of variables that are read when the interpreter starts or torch is imported.
 
-_AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "XLA_", "PJRT_", "TPU_", "LIBTPU_", "PT_XLA_", "OMP_",
-              "MKL_", "OPENBLAS_", "GOMP_", "KMP_")  # fmt: skip
-"""Prefixes of variables that are read when the interpreter starts or torch is imported."""
+Not those of XLA, PJRT and libtpu: they are read when a rank starts the runtime. Importing
+torch_xla or scikit-learn in the kernel sets some (XLA_FLAGS, KMP_INIT_AT_FORK), which must not
+cost a warm agent.
+"""
 
 
 @dataclass(frozen=True)

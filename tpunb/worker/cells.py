@@ -7,7 +7,7 @@ import builtins
 import sys
 import time
 import traceback
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tpunb.models import Block, RunSpec
@@ -25,14 +25,11 @@ class Cells:
         self._path = str(run.script)
         self._lines = run.script.read_text(encoding="utf-8").split("\n")
         self._blocks = spec.blocks
-        self._flags = self._future_flags()
+        self._flags = 0
+        for block in self._blocks:
+            if block.role == "header":
+                self._compile(block)
         self.module = self._make_main()
-
-    def _future_flags(self) -> int:
-        """The `from __future__` imports of the script, which hold for every cell."""
-        header = [block for block in self._blocks if block.role == "header"]
-        text = "".join(self._text(block) for block in header)
-        return compile(text, self._path, "exec", dont_inherit=True).co_flags & _FUTURE
 
     def _make_main(self) -> ModuleType:
         """A `__main__` like that of `python script.py`."""
@@ -56,9 +53,14 @@ class Cells:
 
     def execute(self, block: Block) -> None:
         """Run a block as lines of script.py, so that tracebacks and linecache fit the file."""
+        exec(self._compile(block), self.module.__dict__)
+
+    def _compile(self, block: Block) -> CodeType:
+        """The block's code. A `from __future__` import holds for all that follow, as in IPython."""
         source = "\n" * (block.first - 1) + self._text(block)
-        code = compile(source, self._path, "exec", flags=self._flags, dont_inherit=True)
-        exec(code, self.module.__dict__)
+        code: CodeType = compile(source, self._path, "exec", flags=self._flags, dont_inherit=True)
+        self._flags |= code.co_flags & _FUTURE
+        return code
 
 
 def describe(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str, Any]:

@@ -9,42 +9,27 @@ that others held stay locked.
 from __future__ import annotations
 
 import os
-from typing import Any
 
-from torch.autograd import Variable
-
-
-class _Recorder:
-    """Stands in for torch's autograd engine and remembers whether it was used."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.used = False
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        self.used = True
-        return self.engine.run_backward(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
+from tpunb.worker.autograd import EngineWatch
 
 
 class Findings:
     """Watches a process from before the prelude; `look` says what forbids a fork now.
 
-    Private names, checked on torch 2.8 and 2.9 and torch_xla 2.8 and 2.9:
-    `torch.autograd.Variable._execution_engine` (every backward pass goes through its
-    `run_backward`), `torch_xla._XLAC._xla_runtime_is_initialized`.
+    Private name, checked on torch_xla 2.8 and 2.9: `torch_xla._XLAC._xla_runtime_is_initialized`.
     """
 
     def __init__(self) -> None:
-        self._recorder = _Recorder(Variable._execution_engine)
-        Variable._execution_engine = self._recorder  # type: ignore[assignment]
+        self._backward = False
+        self._watch = EngineWatch(self._note_backward)
         self._threads = set(os.listdir("/proc/self/task"))
 
+    def _note_backward(self) -> None:
+        self._backward = True
+
     def close(self) -> None:
-        """Give torch its engine back."""
-        Variable._execution_engine = self._recorder.engine
+        """Stop watching."""
+        self._watch.close()
 
     def look(self) -> str | None:
         """What was found first, as the rest of a sentence that begins with the cell; or None."""
@@ -52,7 +37,7 @@ class Findings:
 
         if _XLAC._xla_runtime_is_initialized():
             return "uses an XLA device"
-        if self._recorder.used:
+        if self._backward:
             return "runs a backward pass"
         new = set(os.listdir("/proc/self/task")) - self._threads
         if names := sorted({name for task in new if (name := _comm(task))}):

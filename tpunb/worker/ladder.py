@@ -20,9 +20,10 @@ TERM_WAIT = 0.4
 class Ladder:
     """Ends the processes of a run, one step after the other.
 
-    `first` are those that run the user's code and get the one SIGINT; `wait_for` those that may
-    use the grace period; `everyone` says which processes must be gone in the end (asked again
-    at each step: children may come late).
+    `first` are those that run the user's code and get the one SIGINT. `parent`, if it is not
+    one of them, ends by itself after them, and is killed only if it does not: with it would go
+    its children. `everyone` says which processes must be gone in the end (asked again at each
+    step: children may come late).
     `stepped` is told the name of each signal when its step begins.
     """
 
@@ -31,12 +32,12 @@ class Ladder:
         first: Iterable[Process],
         everyone: Callable[[], list[Process]],
         *,
-        wait_for: Iterable[Process],
+        parent: Process | None = None,
         grace: float,
         stepped: Callable[[str], None],
     ) -> None:
         self._first = list(first)
-        self._wait_for = list(wait_for)
+        self._parent = None if parent in self._first else parent
         self._everyone = everyone
         self._stepped = stepped
         self._grace = grace
@@ -59,7 +60,7 @@ class Ladder:
                 processes.end(process, signal.SIGINT)
             self._next, self._deadline = "SIGTERM", now + self._grace
             return False
-        saving = [process for process in self._wait_for if processes.alive(process)]
+        saving = [process for process in [*self._first, self._parent] if _alive(process)]
         if self._next == "SIGTERM" and saving and now < self._deadline:
             return False
         everyone = self._everyone()
@@ -68,7 +69,7 @@ class Ladder:
         if self._next == "SIGTERM":
             if saving:
                 self._stepped("SIGTERM")
-            self._signal(everyone, signal.SIGTERM)
+            self._signal([p for p in everyone if p != self._parent], signal.SIGTERM)
             self._next, self._deadline = "SIGKILL", now + TERM_WAIT
         elif now >= self._deadline:
             if self._next == "SIGKILL":
@@ -82,3 +83,7 @@ class Ladder:
     def _signal(targets: list[Process], number: int) -> None:
         for process in targets:
             processes.end(process, number)
+
+
+def _alive(process: Process | None) -> bool:
+    return process is not None and processes.alive(process)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
+import random
 import signal
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
-from tpunb.worker import cells, device, launchers, processes, returns, stdio
+from tpunb.worker import autograd, cells, device, launchers, processes, returns, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.messages import Reporter
 
@@ -38,6 +39,8 @@ class Assignment:
     """The rank runs the prelude itself."""
     signals: Mapping[int, object]
     """Signal handlers that a script run alone would have here."""
+    random: tuple[Any, ...]
+    """The state of Python's generator of random numbers before the fork."""
     runner: int
     """The pid of the process that this one was forked from."""
 
@@ -76,7 +79,9 @@ def _become(task: Assignment, report: Reporter) -> None:
     device.prepare(
         task.spec.device, task.rank, task.spec.world_size, task.local_rank, task.local_world_size
     )
+    autograd.start_xla_before_backward()
     launchers.install(task.rank)
+    random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import signal
 import sys
 from typing import Any, NoReturn
 
 from tpunb.events import Phase
-from tpunb.models import Block, RunSpec
+from tpunb.models import THREAD_VARIABLES, Block, RunSpec
 from tpunb.rundir import RunDir
 from tpunb.worker import cells, elastic, rank, stdio
 from tpunb.worker.cells import Cells
@@ -47,8 +48,12 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
     folder = run.attempt(0, None)
     stdio.redirect(folder / "prelude.log", folder / "prelude.log")
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    env: dict[str, str] = order["env"]
+    # One thread for the libraries that the prelude loads, as for torch in the agent: what
+    # starts threads of its own when it is loaded cannot be forked after.
+    few = {} if order["replicate"] else dict.fromkeys(THREAD_VARIABLES, "1")
     os.environ.clear()
-    os.environ.update(order["env"])
+    os.environ.update({**env, **few})
     os.environ["TPUNB_RUN"] = str(run.path)
     os.chdir(spec.cwd)
     sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
@@ -59,6 +64,10 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
         if finding is not None:
             report.tell("spoiled", reason=finding)
             return 0
+    for name in few:
+        os.environ.pop(name)
+        if name in env:
+            os.environ[name] = env[name]
     return _ranks(run, spec, script, report, replicate=order["replicate"] is not None)
 
 
@@ -88,7 +97,7 @@ def _ranks(run: RunDir, spec: RunSpec, script: Cells, report: Reporter, *, repli
     # guard's business from now on.
     handlers = {number: signal.getsignal(number) for number in _RANK_SIGNALS}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    runner = os.getpid()
+    runner, state = os.getpid(), random.getstate()
 
     def become(number: int, local_rank: int, attempt: int, env: dict[str, str]) -> NoReturn:
         task = rank.Assignment(
@@ -102,6 +111,7 @@ def _ranks(run: RunDir, spec: RunSpec, script: Cells, report: Reporter, *, repli
             env={**env, "TPUNB_ATTEMPT": str(attempt)},
             replicate=replicate,
             signals={n: h for n, h in handlers.items() if h is not None},
+            random=state,
             runner=runner,
         )
         rank.main(task, report)

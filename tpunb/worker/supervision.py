@@ -52,6 +52,7 @@ class Supervision:
         """True once no process of this run will start or report anything any more."""
         self._stop: Stop | None = None
         self._ladder: Ladder | None = None
+        self._steps: set[str] = set()
         self._agent_said = ""
 
     def begin(self) -> None:
@@ -132,14 +133,19 @@ class Supervision:
     def _climb_from(self, first: list[Process | None]) -> None:
         assert self._stop is not None
         known = [process for process in first if process is not None]
-        reason = self._stop.reason
         self._ladder = Ladder(
             known,
             self._everyone,
-            wait_for=[*known, *([self._runner] if self._runner else [])],
+            parent=self._runner,
             grace=self.spec.grace,
-            stepped=lambda step: self.dir.emit(Stopping(step, reason)),
+            stepped=self._say_step,
         )
+
+    def _say_step(self, step: str) -> None:
+        """Once a run: a ladder that is begun anew for ranks just forked is not news."""
+        if step not in self._steps:
+            self._steps.add(step)
+            self.dir.emit(Stopping(step, self._stop.reason if self._stop else ""))
 
     def _everyone(self) -> list[Process]:
         """Every process of the run: all below the guard but the agent, which waits for more."""
@@ -157,7 +163,7 @@ class Supervision:
             return False
         if self._ladder is None and (left := self._everyone()):
             # Children that the user's code has left behind: no grace, nothing to save.
-            self._ladder = Ladder([], self._everyone, wait_for=[], grace=0.0, stepped=_unsaid)
+            self._ladder = Ladder([], self._everyone, grace=0.0, stepped=_unsaid)
             return not left
         if self._ladder is None:
             self._finish()

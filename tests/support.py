@@ -1,0 +1,108 @@
+"""What several test modules share: scripts made by hand, and runs driven to their end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from tpunb import rundir
+from tpunb.events import Event
+from tpunb.handoff import returns
+from tpunb.launcher import Launcher
+from tpunb.models import Block, RunResult, RunSpec, Script, Snapshot
+from tpunb.platforms import environment
+
+
+def script_of(prelude: Iterable[str], train: str) -> Script:
+    """A script whose cells have the numbers 1, 2, … and the train cell the last."""
+    lines = ["# made by hand"]
+    blocks = [Block("header", 1, 1)]
+    cells = [("prelude", cell) for cell in prelude] + [("train", train)]
+    for index, (role, source) in enumerate(cells):
+        source = dedent(source).strip("\n")
+        first = len(lines) + 1
+        lines += source.split("\n")
+        blocks.append(Block(role, first, len(lines), index, index + 1))  # type: ignore[arg-type]
+    return Script("\n".join(lines) + "\n", tuple(blocks))
+
+
+@dataclass
+class Seen:
+    """A run that has ended, and what was seen of it."""
+
+    result: RunResult
+    events: list[Event] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def log(self) -> list[str]:
+        text = (self.result.dir / "run.log").read_text(encoding="utf-8")
+        return text.splitlines()
+
+
+class Driver:
+    """Runs hand-made scripts one after the other on one warm launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.launcher = Launcher()
+
+    def env(self, **extra: str) -> dict[str, str]:
+        return environment.for_run(os.environ, "CPU", extra)
+
+    def warm(self) -> None:
+        """Start the agent and wait until it is ready."""
+        self.launcher.warm(self.env())
+        deadline = time.monotonic() + 120
+        while not self.launcher.is_warm:
+            assert time.monotonic() < deadline, "the agent did not get warm"
+            time.sleep(0.05)
+
+    def run(
+        self,
+        prelude: Iterable[str],
+        train: str,
+        *,
+        ranks: int = 2,
+        when: Callable[[Event], bool] | None = None,
+        then: Callable[[Any], None] | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        **values: Any,
+    ) -> Seen:
+        """One run; after the first event for which `when` is true, `then` is called with it."""
+        script = script_of(prelude, train)
+        folder = rundir.create(self.folder, "test")
+        spec = RunSpec(
+            id=folder.id,
+            name="test",
+            world_size=ranks,
+            device="CPU",
+            cwd=cwd or os.getcwd(),
+            sys_path=tuple(sys.path),
+            blocks=script.blocks,
+            **values,
+        )
+        started = time.monotonic()
+        environ = self.env(**(env or {}))
+        run = self.launcher.start(folder, spec, script, Snapshot((), None, None, "test"), environ)
+        events: list[Event] = []
+        for event in run.events():
+            if event is None:
+                continue
+            events.append(event)
+            if when is not None and then is not None and when(event):
+                then(run)
+                when = None
+        result = returns.collect(run.result(), run.spec)
+        self.launcher.remember(script, result, spec)
+        return Seen(result, events, time.monotonic() - started)

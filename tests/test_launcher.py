@@ -1,0 +1,683 @@
+"""Runs on real processes, from the order to the result: what works, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import Driver, Seen
+from tpunb.events import Ended, Event, Note, Output, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.launcher import Launcher
+from tpunb.rundir import RunDir
+from tpunb.worker import processes
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    made = Driver(tmp_path_factory.mktemp("runs"))
+    made.warm()
+    yield made
+    made.launcher.close()
+
+
+def says(text: str, ranks: int = 2) -> Callable[[Event], bool]:
+    """True once this many ranks have written the text."""
+    told = set()
+
+    def heard(event: Event) -> bool:
+        if isinstance(event, Output) and text in event.text:
+            told.add(event.rank)
+        return len(told) == ranks
+
+    return heard
+
+
+def below(driver: Driver) -> list[processes.Process]:
+    """The processes under the guard, without its agent."""
+    guard = driver.launcher._guard
+    assert guard is not None
+    return processes.descendants(guard.pid)[1:]
+
+
+class TestThatWorks:
+    def test_every_rank_runs_the_cell_with_the_prelude_s_objects(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os\nvalue = [41]", "value.append(1)\nprint('prelude', os.getpid())"],
+            "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sum(value))",
+            ranks=3,
+        )
+        assert seen.result.state == "succeeded"
+        assert seen.result.returncode == 0
+        assert sorted(line for line in seen.log if "rank" in line) == [
+            f"[{rank}] rank {rank} of 3 42" for rank in range(3)
+        ]
+        assert sum(line.startswith("[prelude] prelude") for line in seen.log) == 1
+
+    def test_events_tell_the_story_in_order(self, driver: Driver) -> None:
+        seen = driver.run(["a = 1"], "print(a)")
+        assert [phase.text for phase in seen.of(Phase)] == [
+            "prelude, cell [1]",
+            "training",
+            "succeeded",
+        ]
+        assert {end.rank: end.exitcode for end in seen.of(RankEnded)} == {0: 0, 1: 0}
+        assert seen.events[-1] == Ended("succeeded", seen.events[-1].time)  # type: ignore[union-attr]
+
+    def test_torchrun_s_environment_is_there(self, driver: Driver) -> None:
+        names = (
+            "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE "
+            "GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT "
+            "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE "
+            "OMP_NUM_THREADS"
+        ).split()
+        seen = driver.run([], f"import os\nprint([n for n in {names} if not os.environ.get(n)])")
+        assert sorted(seen.log) == ["[0] []", "[1] []"]
+
+    def test_main_is_that_of_a_script_run_alone(self, driver: Driver, tmp_path: Path) -> None:
+        seen = driver.run(
+            [
+                "from __future__ import annotations",
+                "import inspect, os, pickle, signal, sys\ndef f(x: Unknown):\n    return x + 1",
+            ],
+            """
+            main = sys.modules['__main__']
+            print(__name__, main.f is f, os.path.basename(__file__), sys.argv == [__file__])
+            print(pickle.loads(pickle.dumps(f)) is f, 'return x + 1' in inspect.getsource(f))
+            print(signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+                  signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, sys.stdin.read() == '',
+                  os.getcwd())
+            """,
+            ranks=1,
+            cwd=str(tmp_path),
+        )
+        assert seen.log == [
+            "[0] __main__ True script.py True",
+            "[0] True True",
+            f"[0] True True True {tmp_path}",
+        ]
+
+    def test_handlers_that_the_prelude_sets_hold_in_ranks(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('got it'))"],
+            "os.kill(os.getpid(), signal.SIGUSR1)",
+            ranks=1,
+        )
+        assert seen.log == ["[0] got it"]
+
+    def test_seeds_are_the_same_in_all_ranks(self, driver: Driver) -> None:
+        draw = "(torch.rand(1).item(), numpy.random.rand(), random.random())"
+        seen = driver.run(
+            ["import random, numpy, torch\ntorch.manual_seed(3)"], f"print({draw})", ranks=3
+        )
+        assert len({line.partition("] ")[2] for line in seen.log}) == 1
+        assert len(seen.log) == 3
+
+    def test_lines_are_seen_while_the_rank_goes_on(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import time"],
+            "print('first')\nprint('part', end='')\ntime.sleep(60)",
+            ranks=1,
+            when=says("first", 1),
+            then=lambda run: run.stop("interrupt", "seen"),
+        )
+        assert seen.result.state == "interrupted"
+        assert seen.log == ["[0] first", "[0] part"]
+
+    def test_threads_and_exit_handlers_of_a_rank_are_waited_for(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import atexit, threading, time"],
+            """
+            atexit.register(print, 'exit handler')
+            threading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()
+            """,
+            ranks=1,
+        )
+        assert seen.log == ["[0] thread", "[0] exit handler"]
+
+    def test_dataloader_workers_work_in_ranks(self, driver: Driver) -> None:
+        seen = driver.run(
+            [
+                """
+                import torch
+                from torch.utils.data import DataLoader, TensorDataset
+                data = TensorDataset(torch.arange(10))
+                """
+            ],
+            "print(sum(int(x.sum()) for x, in DataLoader(data, batch_size=2, num_workers=2)))",
+        )
+        assert sorted(seen.log) == ["[0] 45", "[1] 45"]
+        assert below(driver) == []
+
+    def test_an_xla_device_in_each_rank(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import torch, torch_xla"],
+            """
+            w = torch.ones(3, device=torch_xla.device(), requires_grad=True)
+            (w * 2).sum().backward()
+            torch_xla.sync()
+            print(w.grad.cpu().tolist())
+            """,
+        )
+        assert sorted(seen.log) == ["[0] [2.0, 2.0, 2.0]", "[1] [2.0, 2.0, 2.0]"]
+
+    def test_an_empty_cell(self, driver: Driver) -> None:
+        assert driver.run([], "").result.state == "succeeded"
+
+    def test_variables_given_to_the_ranks(self, driver: Driver) -> None:
+        seen = driver.run([], "import os; print(os.environ['MINE'])", env={"MINE": "x"}, ranks=1)
+        assert seen.log == ["[0] x"]
+        assert "MINE" not in os.environ
+
+    def test_the_log_keeps_every_line_of_every_rank(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os"],
+            "for i in range(25_000):\n    print(os.environ['RANK'], i)",
+            ranks=4,
+        )
+        for rank in range(4):
+            mine = [line for line in seen.log if line.startswith(f"[{rank}] ")]
+            assert mine == [f"[{rank}] {rank} {i}" for i in range(25_000)]
+        text = "".join(output.text for output in seen.of(Output) if output.rank == 2)
+        assert text == "".join(f"2 {i}\n" for i in range(25_000))
+
+    def test_bytes_that_are_not_utf8_and_a_very_long_line(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os"], "os.write(1, b'\\xff\\n')\nprint('x' * 3_000_000)", ranks=1
+        )
+        assert seen.log == ["[0] \ufffd", "[0] " + "x" * 3_000_000]
+
+
+class TestReplicate:
+    """What a prelude may not do before a fork: it is found, and each rank runs the prelude."""
+
+    def run(self, driver: Driver, prelude: str, train: str = "print('trained', ok)") -> Seen:
+        seen = driver.run(["import os", prelude], train)
+        assert seen.result.state == "succeeded", seen.result.explain()
+        return seen
+
+    def test_a_prelude_that_forks_well_is_not_replicated(self, driver: Driver) -> None:
+        seen = self.run(
+            driver, "import torch\nok = (torch.rand(500, 500) @ torch.rand(500, 500)).shape"
+        )
+        assert not seen.result.replicated
+
+    def test_backward_pass(self, driver: Driver) -> None:
+        prelude = """
+        import torch
+        w = torch.ones(3, requires_grad=True)
+        (w * 2).sum().backward()
+        ok = True
+        """
+        train = """
+        import torch_xla
+        x = torch.ones(3, device=torch_xla.device(), requires_grad=True)
+        (x * 2).sum().backward()
+        print('trained', x.grad.cpu().tolist())
+        """
+        seen = self.run(driver, prelude, train)
+        assert seen.result.replicated
+        assert "cell [2] runs a backward pass" in seen.of(Note)[0].text
+        assert sorted(seen.log) == [f"[{rank}] trained [2.0, 2.0, 2.0]" for rank in range(2)]
+        # It is remembered: the next run of this prelude goes there directly.
+        again = self.run(driver, prelude, train)
+        assert again.result.replicated
+        assert not [phase for phase in again.of(Phase) if "prelude" in phase.text]
+
+    def test_xla_device(self, driver: Driver) -> None:
+        seen = self.run(
+            driver,
+            "import torch, torch_xla\nok = torch.ones(2, device=torch_xla.device()).sum().item()",
+        )
+        assert seen.result.replicated
+        assert "cell [2] uses an XLA device" in seen.of(Note)[0].text
+
+    def test_threads_of_its_own(self, driver: Driver) -> None:
+        seen = self.run(
+            driver,
+            """
+            import threading, time
+            threading.Thread(target=time.sleep, args=(3600,), daemon=True, name='feed').start()
+            ok = 1
+            """,
+        )
+        assert seen.result.replicated
+        assert "cell [2] leaves a thread running" in seen.of(Note)[0].text
+
+    def test_many_threads_of_torch(self, driver: Driver) -> None:
+        seen = self.run(
+            driver,
+            """
+            import torch
+            torch.set_num_threads(4)
+            ok = (torch.rand(900, 900) @ torch.rand(900, 900)).shape
+            """,
+            "print('trained', (torch.rand(900, 900) @ torch.rand(900, 900)).shape)",
+        )
+        assert seen.result.replicated
+        assert "threads running" in seen.of(Note)[0].text
+
+    def test_boosting_of_scikit_learn_is_forked_after(self, driver: Driver) -> None:
+        """With OpenMP at one thread it leaves none behind, and works again in the ranks."""
+        pytest.importorskip("sklearn")
+        fit = "HistGradientBoostingClassifier(max_iter=3).fit(x, y).score(x, y)"
+        seen = self.run(
+            driver,
+            f"""
+            from sklearn.datasets import load_digits
+            from sklearn.ensemble import HistGradientBoostingClassifier
+            x, y = load_digits(n_class=2, return_X_y=True)
+            ok = {fit}
+            """,
+            f"print('trained', {fit} == ok)",
+        )
+        assert not seen.result.replicated
+        assert sorted(seen.log) == ["[0] trained True", "[1] trained True"]
+
+    def test_asked_for(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os\nprint('prelude of', os.environ['RANK'])"],
+            "print('trained')",
+            replicate="--replicate",
+        )
+        assert seen.result.replicated
+        assert sorted(seen.log) == [
+            "[0 prelude] prelude of 0",
+            "[0] trained",
+            "[1 prelude] prelude of 1",
+            "[1] trained",
+        ]
+
+
+class TestFailures:
+    """The first failing rank is named, with cell and line; the next run works."""
+
+    @pytest.fixture(autouse=True)
+    def _next_run_works(self, driver: Driver) -> Iterator[None]:
+        yield
+        assert below(driver) == []
+        assert driver.run(["a = 1"], "print(a)").result.state == "succeeded"
+
+    def test_exception_in_one_rank_while_others_are_busy(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os, time\ndef check(n):\n    raise ValueError(f'got {n}')"],
+            "if os.environ['RANK'] == '2':\n    check(17)\ntime.sleep(600)",
+            ranks=4,
+        )
+        result = seen.result
+        assert (result.state, result.returncode) == ("failed", 1)
+        assert len(result.failures) == 1
+        failure = result.failure
+        assert failure is not None
+        assert (failure.rank, failure.type, failure.message) == (2, "ValueError", "got 17")
+        assert (failure.cell, failure.line) == (1, 3)
+        assert failure.traceback.splitlines() == [
+            "Traceback (most recent call last):",
+            "  cell [2], line 2, in <module>",
+            "    check(17)",
+            "  cell [1], line 3, in check",
+            "    raise ValueError(f'got {n}')",
+            "ValueError: got 17",
+        ]
+        assert "[2 err] ValueError: got 17" in seen.log
+        assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
+
+    def test_the_same_exception_everywhere_is_told_once(self, driver: Driver) -> None:
+        result = driver.run(["x = {}"], "x['a']", ranks=4).result
+        assert len(result.failures) >= 1
+        text = result.explain()
+        assert text.count("KeyError") == 2  # the headline, and the end of the traceback
+        if len(result.failures) == 4:
+            assert "the same in ranks" in text
+
+    def test_chained_exceptions_show_both(self, driver: Driver) -> None:
+        failure = driver.run(
+            [],
+            """
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise KeyError('lr') from error
+            """,
+            ranks=1,
+        ).result.failure
+        assert failure is not None
+        assert "direct cause" in failure.traceback
+        assert failure.traceback.index("line 2") < failure.traceback.index("line 4")
+
+    def test_os_exit(self, driver: Driver) -> None:
+        failure = driver.run(
+            ["import os, time"], "os._exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
+        ).result.failure
+        assert failure is not None
+        assert (failure.rank, failure.exitcode, failure.type) == (1, 3, "Exit")
+        assert "exit code 3" in failure.headline()
+
+    @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
+    def test_a_signal(self, driver: Driver, name: str) -> None:
+        result = driver.run(
+            ["import os, signal, time"],
+            f"print('before')\nif os.environ['RANK'] == '1':\n"
+            f"    os.kill(os.getpid(), signal.{name})\ntime.sleep(600)",
+        ).result
+        failure = result.failure
+        assert failure is not None
+        assert (failure.rank, failure.signal) == (1, name)
+        assert name in failure.headline()
+        if name != "SIGKILL":  # which leaves no process time to say where it was
+            assert (failure.cell, failure.line) == (2, 3)
+        assert len(result.failures) == 1
+
+    def test_sys_exit(self, driver: Driver) -> None:
+        assert driver.run(["import sys"], "sys.exit()").result.state == "succeeded"
+        failure = driver.run(["import sys"], "x = 1\nsys.exit(4)").result.failure
+        assert failure is not None
+        assert (failure.exitcode, failure.message, failure.line) == (4, "sys.exit(4)", 2)
+
+    def test_os_exit_0_is_an_end_like_any_other(self, driver: Driver) -> None:
+        result = driver.run(["import os"], "x = 1\nos._exit(0)", returns=("x",)).result
+        assert result.state == "succeeded"
+        assert "did not reach the end" in result.returns_failed["x"]
+
+    def test_prelude_that_raises(self, driver: Driver) -> None:
+        result = driver.run(["a = 1", "b = a\nb / 0"], "print('never')").result
+        assert result.state == "failed"
+        failure = result.failure
+        assert failure is not None
+        assert (failure.rank, failure.cell, failure.line) == (None, 2, 2)
+        assert failure.headline() == (
+            "the prelude failed in cell [2], line 2: ZeroDivisionError: division by zero"
+        )
+
+    def test_prelude_that_raises_in_every_rank(self, driver: Driver) -> None:
+        failure = driver.run(["1 / 0"], "print('never')", replicate="asked").result.failure
+        assert failure is not None
+        assert failure.rank is not None
+        assert (failure.cell, failure.line) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("source", "words"),
+        [
+            ("import os; os._exit(7)", "the prelude ended with exit code 7"),
+            ("import os; os.kill(os.getpid(), 11)", "the prelude crashed with SIGSEGV"),
+            ("import sys; sys.exit()", "ends the prelude before the train cell"),
+        ],
+    )
+    def test_prelude_that_ends_its_process(self, driver: Driver, source: str, words: str) -> None:
+        result = driver.run(["a = 1", source], "print('never')").result
+        failure = result.failure
+        assert failure is not None
+        assert words in failure.headline()
+        assert failure.cell == 2
+
+    def test_a_child_left_by_a_rank_is_ended(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import subprocess, sys"],
+            """
+            child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],
+                                     start_new_session=True)
+            print(child.pid)
+            """,
+            ranks=1,
+        )
+        assert seen.result.state == "succeeded"
+        assert processes.find(int(seen.log[0].split()[1])) is None
+
+    def test_a_rank_that_closes_its_output(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os, sys"], "print('last'); sys.stdout.close(); os.close(2)", ranks=1
+        )
+        assert seen.result.state == "succeeded"
+        assert seen.log == ["[0] last"]
+
+
+class TestStops:
+    """One SIGINT, time to save, and nothing is left, whatever the ranks are doing."""
+
+    SLEEP = "time.sleep(600)"
+    SPIN = "while True:\n    pass"
+    NATIVE = "import hashlib\nhashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)"
+
+    @pytest.mark.parametrize("work", [SLEEP, SPIN, NATIVE], ids=["sleep", "spin", "native"])
+    def test_interrupt(self, driver: Driver, work: str) -> None:
+        seen = driver.run(
+            ["import time"],
+            f"print('at work')\n{work}",
+            when=says("at work"),
+            then=lambda run: run.stop("interrupt", "interrupted"),
+            grace=1.0,
+        )
+        assert seen.result.state == "interrupted"
+        assert seen.result.returncode == 130
+        assert seen.result.failures == ()
+        steps = [stop.step for stop in seen.of(Stopping)]
+        assert steps == (["SIGINT", "SIGTERM"] if work == self.NATIVE else ["SIGINT"])
+        assert below(driver) == []
+
+    def test_one_keyboard_interrupt_and_time_to_save(self, driver: Driver, tmp_path: Path) -> None:
+        seen = driver.run(
+            ["import os, pathlib, time"],
+            f"""
+            print('at work')
+            try:
+                time.sleep(600)
+            except KeyboardInterrupt:
+                for i in range(10):
+                    time.sleep(0.2)
+                pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text('saved')
+                raise
+            """,
+            when=says("at work"),
+            then=lambda run: run.stop("interrupt", "interrupted"),
+        )
+        assert seen.result.state == "interrupted"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+    def test_ranks_that_ignore_every_signal_they_can(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import signal, time"],
+            """
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print('at work')
+            time.sleep(600)
+            """,
+            when=says("at work"),
+            then=lambda run: run.stop("interrupt", "interrupted"),
+            grace=0.3,
+        )
+        assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT", "SIGTERM", "SIGKILL"]
+        assert below(driver) == []
+
+    def test_stopped_ranks(self, driver: Driver) -> None:
+        def freeze_and_stop(run) -> None:  # type: ignore[no-untyped-def]
+            for process in below(driver):
+                os.kill(process.pid, signal.SIGSTOP)
+            run.stop("interrupt", "interrupted")
+
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=freeze_and_stop,
+            grace=0.5,
+        )
+        assert seen.result.state == "interrupted"
+        assert below(driver) == []
+
+    def test_a_second_stop_does_not_wait(self, driver: Driver) -> None:
+        def twice(run) -> None:  # type: ignore[no-untyped-def]
+            run.stop("interrupt", "once")
+            run.stop("interrupt", "twice", now=True)
+
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\nwhile True:\n    try:\n        time.sleep(600)\n"
+            "    except KeyboardInterrupt:\n        pass",
+            when=says("at work"),
+            then=twice,
+            grace=600.0,
+        )
+        assert seen.result.state == "interrupted"
+
+    def test_stop_in_the_prelude(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import time\ntime.sleep(600)"],
+            "print('never')",
+            when=lambda event: isinstance(event, Phase),
+            then=lambda run: run.stop("interrupt", "interrupted"),
+        )
+        assert seen.result.state == "interrupted"
+        assert not seen.of(RanksStarted)
+        assert below(driver) == []
+
+    def test_timeout(self, driver: Driver) -> None:
+        seen = driver.run(["import time"], "time.sleep(600)", timeout=0.5)
+        assert (seen.result.state, seen.result.returncode) == ("timed_out", 124)
+        assert "--timeout 0.5 s" in seen.result.explain()
+
+
+class TestReturns:
+    def test_values_come_back_with_tensors_on_the_cpu(self, driver: Driver) -> None:
+        import torch
+
+        result = driver.run(
+            ["import os, torch, torch_xla"],
+            """
+            device = torch_xla.device()
+            layer = torch.nn.Linear(2, 2).to(device)
+            rank = int(os.environ['RANK'])
+            nested = {'w': [torch.arange(3, device=device) + rank], 'n': 4}
+            """,
+            returns=("layer", "nested", "rank"),
+        ).result
+        assert result.returns_failed == {}
+        assert result.returns["rank"] == 0
+        assert result.returns["nested"]["n"] == 4
+        assert result.returns["nested"]["w"][0].tolist() == [0, 1, 2]
+        assert result.returns["layer"].weight.device == torch.device("cpu")
+        assert result.returns["layer"].weight.requires_grad
+
+    def test_what_cannot_come_back_is_named_and_the_rest_arrives(self, driver: Driver) -> None:
+        result = driver.run(
+            ["import threading"],
+            "good = 1\nlock = threading.Lock()\nclass Here: pass\nhere = Here()",
+            returns=("good", "lock", "missing", "here"),
+        ).result
+        assert result.returns == {"good": 1}
+        assert "cannot be pickled" in result.returns_failed["lock"]
+        assert "no variable 'missing'" in result.returns_failed["missing"]
+        assert "define its class in a cell above" in result.returns_failed["here"]
+        assert "lock did not come back" in result.explain()
+
+
+class TestLaunchers:
+    def test_a_warm_agent_is_kept_and_a_different_environment_gets_a_new_one(
+        self, tmp_path: Path
+    ) -> None:
+        launcher = Launcher()
+        env = dict(os.environ)
+        first = launcher.warm(env)
+        assert launcher.warm({**env, "SOMETHING": "else"}) is first
+        assert launcher.warm({**env, "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}) is first
+        second = launcher.warm({**env, "PYTHONHASHSEED": "7"})
+        assert second is not first
+        assert processes.find(first.pid) is None
+        launcher.close()
+        assert processes.find(second.pid) is None
+
+    def test_a_lost_agent_and_a_lost_guard(self, tmp_path: Path) -> None:
+        """Both are told as what they are; nothing is left; the next run gets new ones."""
+        driver = Driver(tmp_path)
+        driver.warm()
+        guard = driver.launcher._guard
+        assert guard is not None
+        agent = processes.descendants(guard.pid)[0]
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=lambda run: os.kill(agent.pid, signal.SIGKILL),
+        )
+        assert seen.result.state == "failed"
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=lambda run: os.kill(run._guard.pid, signal.SIGKILL),
+        )
+        assert seen.result.state == "failed"
+        assert seen.result.failure is not None
+        assert "the guard has ended" in seen.result.failure.message
+        assert sorted(driver.run([], "print(1)").log) == ["[0] 1", "[1] 1"]
+        driver.launcher.close()
+
+    def test_two_at_once(self, driver: Driver, tmp_path: Path) -> None:
+        """Another notebook's run starts and ends in the middle of this one."""
+        other = Driver(tmp_path)
+        other.warm()
+        inner: list[Seen] = []
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=lambda run: (
+                inner.append(other.run(["b = 2"], "print(b)")),
+                run.stop("interrupt", "enough"),
+            )[0],
+        )
+        assert seen.result.state == "interrupted"
+        assert sorted(inner[0].log) == ["[0] 2", "[1] 2"]
+        other.launcher.close()
+
+    @pytest.mark.parametrize("how", ["close", "kill"])
+    def test_the_kernel_s_end_ends_everything(self, tmp_path: Path, how: str) -> None:
+        """The lifeline closes: ranks get their SIGINT, and time to save; then nothing is left."""
+        program = f"""
+import sys
+from pathlib import Path
+from tests.support import Driver
+from tests.test_launcher import says
+driver = Driver(Path({str(tmp_path)!r}))
+def work(run):
+    print(run.dir.path, flush=True)
+driver.run(["import time"], '''
+print("at work")
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("saved")
+    raise
+''', when=says("at work"), then=work)
+"""
+        kernel = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+        )
+        assert kernel.stdout is not None
+        run = RunDir(kernel.stdout.readline().strip())
+        everyone = processes.descendants(kernel.pid)
+        assert len(everyone) == 5  # guard, agent, runner, two ranks
+        kernel.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        kernel.wait()
+        kernel.stdout.close()
+        deadline = time.monotonic() + 30
+        while any(processes.alive(process) for process in everyone):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        result = run.read_result()
+        assert result is not None
+        assert (result.state, result.reason) == ("interrupted", "the kernel has ended")
+        assert sorted(run.log.read_text().splitlines())[:4] == [
+            "[0] at work",
+            "[0] saved",
+            "[1] at work",
+            "[1] saved",
+        ]
+        assert not run.is_running()
