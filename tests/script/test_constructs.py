@@ -1,0 +1,239 @@
+"""What notebooks hold that scripts may not: each construct is converted, and the script run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.script.notebooks import lines_of, notebook, run
+from tpunb.errors import ConversionError
+from tpunb.script.convert import convert
+
+
+class Case(NamedTuple):
+    name: str
+    source: str
+    train: str
+    """Runs below the construct."""
+    output: str
+    """What the script writes."""
+    left_out: tuple[str, ...] = ()
+    """The beginnings of what does not run."""
+
+
+CASES = [
+    # Magics whose code is kept
+    Case("%time", "%time x = 1 + 1", "print(x)", "2"),
+    Case("%time of an expression", "x = %time 1 + 1", "print(x)", "2"),
+    Case("%time without code", "%time\nx = 1", "print(x)", "1", ("%time",)),
+    Case("%time with its option", "%time --no-raise-error x = 'a  b'", "print(x)", "a  b"),
+    Case("%timeit", "%timeit -n 3 -r1 print('a  b')", "", "a  b"),
+    Case("%prun", "%prun -s cumulative -q print(5)", "", "5"),
+    Case("%time of a command", "%time !false\nx = 1", "print(x)", "1", ("!false",)),
+    Case("%%time", "%%time\ndef f():\n    return 3", "print(f())", "3"),
+    Case("%%time with comments", "\n# note\n%%time\n# note\nx = 3", "print(x)", "3"),
+    Case("%%time over %%capture", "%%time\n\n%%capture out\nprint(4)", "", "4"),
+    Case(
+        "%%timeit with a setup", "%%timeit -n 1 import math as m\nx = m.pi", "print(x > 3)", "True"
+    ),
+    Case("%%prun", "%%prun -s time\nx = 3", "print(x)", "3"),
+    Case("%%time, indented", "%%time\n    x = 3\n    y = 4", "print(x, y)", "3 4"),
+    Case("%%time over shell lines", "%%time\n!false\nx = 3", "print(x)", "3", ("!false",)),
+    # Magics that are left out
+    Case("%matplotlib", "%matplotlib inline\nx = 1", "print(x)", "1", ("%matplotlib inline",)),
+    Case("%load_ext", "%load_ext tpunb\n%autoreload 2", "", "", ("%load_ext", "%autoreload")),
+    Case("%tpu_setup", "%tpu_setup --cores 2", "", "", ("%tpu_setup",)),
+    Case("%pip", "%pip install x\n%conda install y", "", "", ("%pip", "%conda")),
+    Case("%env and %cd", "%env A=b\n%cd /", "", "", ("%env A=b", "%cd /")),
+    Case("an unknown magic", "%nosuch a b\nx = 1", "print(x)", "1", ("%nosuch a b",)),
+    Case("an unknown cell magic", "%%nosuch\nx ! 1\n\ny", "", "", ("%%nosuch …",)),
+    Case("help", "int?\nint??\n?int\nx = 1", "print(x)", "1", ("int?", "int??", "?int")),
+    Case("help of a magic", "%%time?", "", "", ("%%time?",)),
+    Case(
+        "%%writefile",
+        "%%writefile nope.py\nx = (",
+        "import os; print(os.listdir())",
+        "['made']",
+        ("%%writefile",),
+    ),
+    Case("%%html", "%%html\n<b>x</b>\n", "", "", ("%%html",)),
+    # Shell
+    Case("!cmd", "!echo no\n!echo \\\n  no\nx = 1", "print(x)", "1", ("!echo no", "!echo \\ …")),
+    Case("!!cmd", "!!echo no", "", "", ("!!echo no",)),
+    Case("%%bash", "%%bash\necho no\nif [ a ]; then b; fi", "", "", ("%%bash …",)),
+    Case("%%!", "%%!\necho no", "", "", ("%%! …",)),
+    Case("x = !cmd", "x = !printf 'a\\nb c\\n'", "print(x)", "['a', 'b c']"),
+    Case("x = !cmd, continued", "x = !echo a \\\n  b\ny = 1", "print(x, y)", "['a b'] 1"),
+    Case(
+        "x = !cmd {python}",
+        "d = {'k': 'v'}\nx = !echo {d['k']} {1 + 1} [{2:>3}]",
+        "print(x)",
+        "['v 2 [ 2]']",
+    ),
+    Case(
+        "x = !cmd $name",
+        "n = 3\nx = !n=9; echo $n $$n ${n} ${n:+h} $NOSUCH end",
+        "print(x)",
+        "['3 9 9 h end']",
+    ),
+    Case("x = !cmd with other braces", "x = !echo a b | awk '{print $2}'", "print(x)", "['b']"),
+    Case("x = %sx", "x = %sx echo a", "print(x)", "['a']"),
+    Case(
+        "x = %env",
+        "x = %env PATH\ny = %env\nz = %pwd",
+        "import os\nprint(x == y['PATH'], z == os.getcwd())",
+        "True True",
+    ),
+    Case("x += !cmd is not special", "x = '!echo a'", "print(x)", "!echo a"),
+    # Blocks and other places
+    Case(
+        "in a block alone",
+        "if True:\n    !false\nelse:\n    %cd x\nx = 1",
+        "print(x)",
+        "1",
+        ("!false", "%cd x"),
+    ),
+    Case(
+        "in a block with others",
+        "for i in [1, 2]:\n    %time x = i\n    !false\n    print(x)",
+        "",
+        "1\n2",
+        ("!false",),
+    ),
+    Case(
+        "in a function",
+        "def f():\n    'doc'\n    !false\n\ndef g():\n    !false\n",
+        "print(f(), g())",
+        "None None",
+        ("!false", "!false"),
+    ),
+    Case("in a try", "try:\n    %time x = 1\nfinally:\n    !false", "print(x)", "1", ("!false",)),
+    Case(
+        "in strings and comments",
+        "x = '''\n%time y\n!ls\n'''\n# %time z\ny = 7 \\\n%4",
+        "print(x, y)",
+        "\n%time y\n!ls\n 3",
+    ),
+    Case("automatic calls", ",print a b\n;print a b\n/print 1", "", "a b\na b\n1"),
+    Case("prompts", ">>> x = 1\n>>> if x:\n...     x = 2\n", "print(x)", "2"),
+    Case("IPython's prompts", "In [3]: x = 1\n   ...: y = 2", "print(x, y)", "1 2"),
+    Case("an indented cell", "\n    x = 1\n    if x:\n        x = 2", "print(x)", "2"),
+    Case("carriage returns", "x = 1\r\ny = 2\r\n", "print(x, y)", "1 2"),
+    Case("a form feed", "x = 1\n\x0cy = '\x0c'", "print(x, len(y))", "1 1"),
+    # What Python itself minds
+    Case(
+        "from __future__",
+        "import os\nfrom __future__ import annotations\ndef f(x: Nope): ...",
+        "print(f.__annotations__)",
+        "{'x': 'Nope'}",
+    ),
+    Case(
+        "from __future__, long",
+        "x = 1; from __future__ import (\n  annotations,\n); y = 'ä'",
+        "print(x, y)",
+        "1 ä",
+    ),
+    Case(
+        "from __future__ twice",
+        "from __future__ import division, annotations as a  # c",
+        "from __future__ import annotations\nprint(1)",
+        "1",
+    ),
+    Case(
+        "global at top level",
+        "x = 1\nif x: global x\nif x:\n    global x",
+        "global x; print(x)",
+        "1",
+    ),
+    Case("global in a class", "x = 1\nclass A:\n    global x\n    x = 2", "print(x)", "2"),
+    Case("global in a function", "x = 1\ndef f():\n    global x\n    x = 2\nf()", "print(x)", "2"),
+    Case("a coding line", "# -*- coding: latin-1 -*-\nx = 'ä'", "print(x)", "ä"),
+    Case("warnings of the compiler", "x = '\\d'\ny = x is '\\d'", "print(x)", "\\d"),
+    Case("__main__", "if __name__ == '__main__':\n    x = 1", "print(x)", "1"),
+    # What a notebook has without an import
+    Case("display", "x = 'shown'", "display(x)", "shown"),
+    Case("a display of one's own", "def display(x):\n    print('own', x)", "display(1)", "own 1"),
+    Case("get_ipython", "x = 'google.colab' in str(get_ipython())", "print(x)", "False"),
+    Case("get_ipython in a function", "def f():\n    get_ipython().system('ls')", "print(1)", "1"),
+    Case("input in a function", "def ask():\n    return input()", "print(1)", "1"),
+    Case("input of one's own", "def input(x):\n    return x", "y = input(4)\nprint(y)", "4"),
+    # Cells that are left out
+    Case("# tpu: skip", "# tpu: skip\nprint(1)\nnot python", "", "", ("# tpu: skip",)),
+    Case("%%tpu_debug", "%%tpu_debug --no-report\nprint(1)", "", "", ("%%tpu_debug",)),
+    Case("%%time over %%tpu_debug", "%%time\n%%tpu_debug\nprint(1)", "", "", ("%%time",)),
+    Case("another train cell", "%%tpu_train\nprint(1)", "", "", ("%%tpu_train",)),
+    Case("raw", "raw: this is ( not python", "print(1)", "1"),
+    Case("markdown", 'markdown: # Title\n```python\nx = (\n```\n%% x\n"""\0', "print(1)", "1"),
+    Case("blank cells", " \n\n", "print(1)", "1"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_construct(case: Case, tmp_path: Path) -> None:
+    snapshot = notebook(case.source, f"%%tpu_train --cores 2\n{case.train}")
+    script = convert(snapshot)
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (f"{case.output}\n" if case.output else "")
+    assert [omission.cell for omission in script.omissions] == [1] * len(case.left_out)
+    for omission, text in zip(script.omissions, case.left_out, strict=True):
+        assert omission.text.startswith(text)
+        assert omission.reason
+        line = snapshot.cells[0].source.replace("\r\n", "\n").split("\n")[omission.line - 1]
+        assert line.strip().startswith(text.removesuffix(" …")) or "%time" in line
+    for block in script.blocks[1:]:
+        assert block.cell is not None
+        source = snapshot.cells[block.cell].source.replace("\r\n", "\n")
+        assert block.last - block.first + 1 == len(source.split("\n"))
+
+
+REFUSED = {
+    "invalid syntax": ("x = 1\ny = = 2", 2, "invalid syntax", "y = = 2"),
+    "a bracket": ("x = (1,\ny = 2", 1, r"invalid syntax: .*\(|was never closed", "x = (1,"),
+    "indentation": ("if x:\ny = 1", 2, "expected an indented block", "y = 1"),
+    "no end": ("x = '''\n\n", 1, "unterminated triple-quoted string", "x = '''"),
+    "a bare shell cell": ("ls -la /tmp\ncat x", 2, "invalid syntax", "cat x"),
+    "return": ("x = 1\nreturn x", 2, "'return' outside function", "return x"),
+    "await": ("import a\nawait a.b()", 2, "asyncio.run", "await a.b()"),
+    "async for": ("async for x in y:\n    pass", 1, "asyncio.run", "async for x in y:"),
+    "an unknown feature": ("from __future__ import nope", 1, "nope is not defined", "from __"),
+    "a null character": ("x = '\0'", None, "null", ""),
+    "a lone surrogate": ("x = '\ud800'", None, "surrogates", ""),
+    "%run": ("x = 1\n%run other.ipynb", 2, "import what you need.*tpu-skip", "%run other.ipynb"),
+    "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
+    "x = %who_ls": ("x = %who_ls", 1, "the value of `%who_ls` cannot be had", "x = %who_ls"),
+    "input": ("x = 1\nname = input('?')", 2, "nobody to ask", "name = input('?')"),
+    "get_ipython()": (
+        "get_ipython().run_line_magic('matplotlib', 'inline')",
+        1,
+        r"get_ipython\(\)\.run_line_magic needs a notebook.*tpu-skip",
+        "get_ipython().run_line_magic('matplotlib', 'inline')",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "line", "words", "shown"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_cell_line_and_words(
+    source: str, line: int | None, words: str, shown: str
+) -> None:
+    with pytest.raises(ConversionError, match=words) as caught:
+        convert(notebook("a = 1", "markdown: text", source, "%%tpu_train\nb = 2"))
+    assert (caught.value.cell, caught.value.line) == (2, line)
+    assert caught.value.source.startswith(shown)
+
+
+def test_lines_that_are_left_out_are_comments_where_they_may_be() -> None:
+    source = "if x:\n    !ls\n    y = 1\nif x:\n    !ls\n!ls \\\n  -la\n%%time\nz"
+    script = convert(notebook(source.removesuffix("\n%%time\nz"), train=None))
+    why = "left out (shell commands run once, in the notebook)"
+    assert lines_of(script, 0) == [
+        "if x:",
+        f"    # {why}: !ls",
+        "    y = 1",
+        "if x:",
+        f"    pass  # {why}: !ls",
+        f"# {why}: !ls \\",
+        "# |   -la",
+    ]

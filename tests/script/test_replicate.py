@@ -1,0 +1,72 @@
+"""What reading the prelude shows that forbids a fork."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.script.notebooks import notebook
+from tpunb.script.convert import convert
+from tpunb.script.replicate import static_reason
+
+FOUND = {
+    "loss.backward()": "calls backward()",
+    "for x in data:\n    model(x).sum().backward()": "calls backward()",
+    "def step():\n    loss.backward()\nstep()": "calls backward()",
+    "def step():\n    loss.backward()\ndef fit():\n    return step()\nhistory = fit()": (
+        "calls backward()"
+    ),
+    "class T:\n    def fit(self):\n        loss.backward()\nT().fit()": "calls backward()",
+    "@step\ndef f(): ...\ndef step(f):\n    loss.backward()\nstep(f)": "calls backward()",
+    "def f(x=loss.backward()): ...": "calls backward()",
+    "import torch\ng = torch.autograd.grad(y, x)": "calls torch.autograd.grad()",
+    "from torch.autograd import grad as d\nd(y, x)": "calls torch.autograd.grad()",
+    "import torch as t\nt.autograd.backward(y)": "calls backward()",
+    "import tensorflow as tf": "imports tensorflow",
+    "from tensorflow.keras import layers": "imports tensorflow",
+    "try:\n    import jax.numpy as jnp\nexcept ImportError: ...": "imports jax",
+    "def load():\n    import jax\nload()": "imports jax",
+    "import torch_xla.core.xla_model as xm\nd = xm.xla_device()": "uses an XLA device",
+    "from torch_xla.core import xla_model\nd = xla_model.xla_device(1)": "uses an XLA device",
+    "from torch_xla.core.xla_model import xla_device\nd = xla_device()": "uses an XLA device",
+    "import torch_xla\nd = torch_xla.device()": "uses an XLA device",
+    "import torch_xla as x\nd = x.devices()": "uses an XLA device",
+    "model.to('xla')": "uses an XLA device",
+    "x = torch.ones(3, device='xla:0')": "uses an XLA device",
+    "import torch\ntorch.set_num_threads(8)": "calls torch.set_num_threads(8)",
+    "from torch import set_num_threads\nset_num_threads(n)": "calls torch.set_num_threads(n)",
+}
+
+NOT_FOUND = [
+    "x = 1",
+    "def step():\n    loss.backward()",
+    "step = lambda: loss.backward()",
+    "class F:\n    @staticmethod\n    def backward(ctx): ...",
+    "def a():\n    b()\ndef b():\n    a()\na()",
+    "import torch_xla.core.xla_model as xm\ndef _mp_fn(i):\n    d = xm.xla_device()",
+    "import torch\ntorch.set_num_threads(1)",
+    "model.to('cpu'); model.to(device)",
+    "device = torch.device('xla')",
+    "from . import tensorflow",
+    "text = 'loss.backward()'  # loss.backward()",
+    "x = '\\d'",
+    "%time loss.forward()\n!python -c 'import tensorflow'",
+]
+
+
+@pytest.mark.parametrize(("source", "reason"), FOUND.items(), ids=FOUND)
+def test_found(source: str, reason: str) -> None:
+    script = convert(notebook("x = 1", "markdown: text", source, "%%tpu_train\nmain()"))
+    assert static_reason(script) == f"cell [2] {reason}"
+
+
+@pytest.mark.parametrize("source", NOT_FOUND)
+def test_not_found(source: str) -> None:
+    script = convert(notebook(source, "%%tpu_train\nloss.backward()\nimport jax"))
+    assert static_reason(script) is None
+
+
+def test_the_first_cell_that_shows_it_is_named() -> None:
+    script = convert(
+        notebook("def fit():\n    loss.backward()", "x = 1", "fit()", "import jax", train=None)
+    )
+    assert static_reason(script) == "cell [3] calls backward()"

@@ -1,0 +1,126 @@
+"""IPython's special syntax, as IPython itself finds it. Fails when IPython moves."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.magics.execution import ExecutionMagics
+
+from tpunb.script import syntax, treatments
+from tpunb.script.syntax import Special, clean, expanded, first
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("x = 1\n%env A=b", Special("magic", 1, 1, "", "env", "A=b", "")),
+        ("if x:\n    !ls -l", Special("shell", 1, 1, "    ", "", "ls -l", "")),
+        ("y = !ls \\\n  -l\nz", Special("capture", 0, 2, "y = ", "", "ls    -l", "")),
+        ("y = %env A", Special("magic", 0, 1, "y = ", "env", "A", "")),
+        ("!!ls", Special("capture", 0, 1, "", "", "ls", "")),
+        ("(1,\n 2)\nfoo.bar?", Special("help", 2, 1, "", "pinfo", "foo.bar", "")),
+        ("??foo", Special("help", 0, 1, "", "pinfo2", "foo", "")),
+        ("?", Special("help", 0, 1, "", "", "", "")),
+        ("*foo*?", Special("help", 0, 1, "", "psearch", "*foo*", "")),
+        (",f a b", Special("call", 0, 1, "", "", "", 'f("a", "b")')),
+        ("x = '%env'  # %env\nx = (1\n%2)", None),
+        ("def f(:\n  x\n y", None),
+        ("", None),
+    ],
+)
+def test_first(source: str, found: Special | None) -> None:
+    special = first(source.split("\n"))
+    if found is None or special is None:
+        assert special is found
+    else:
+        python = special.python if special.kind == "call" else ""
+        shown = (special.kind, special.line, special.count, special.before, special.name)
+        assert (*shown, special.argument, python) == (
+            *(found.kind, found.line, found.count, found.before, found.name),
+            *(found.argument, found.python),
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "",
+                "  ",
+                "  x = 1",
+                "x = 1",
+                ">>> x",
+                "... y",
+                "In [1]: z",
+                "   ...: z",
+                "    '''",
+                "\tx",
+            ]
+        ),
+        max_size=7,
+    )
+)
+def test_clean_strips_what_ipython_strips(lines: list[str]) -> None:
+    made = clean(lines)
+    assert len(made) == len(lines)
+    # Cells without special syntax are what IPython runs, but for empty lines at the top.
+    assume(any(line.strip() for line in lines))
+    expected = [f"{line}\n" for line in lines]
+    for transform in TransformerManager().cleanup_transforms:
+        expected = transform(expected)
+    top = len(made) - len(expected)
+    assert made[top:] == "".join(expected).split("\n")[:-1]
+    assert not "".join(made[:top]).strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ls -l", "ls -l"),
+        ("", ""),
+        ("ls {a} {b[0]}", "ls A 1"),
+        ("ls {'x'.upper()} {a!r} {n:03d}", "ls X 'A' 007"),
+        ("ls $a $nope $$a '$a'", "ls A $nope $a '$a'"),
+        ("ls ${a} ${a:-b}", "ls ${a} ${a:-b}"),
+        ("find . -exec rm {} ;", "find . -exec rm {} ;"),
+        ("awk '{print $1}' {a}", "awk '{print $1}' {a}"),
+        ("echo {{x}} {a}", "echo {x} A"),
+        ("echo } {a}", "echo } {a}"),
+    ],
+)
+def test_expanded(text: str, value: str) -> None:
+    assert eval(expanded(text), {"a": "A", "b": [1], "n": 7}) == value
+
+
+def test_ipython_still_has_these_options() -> None:
+    for name in ("timeit", "prun"):
+        source = inspect.getsource(getattr(ExecutionMagics, name))
+        assert any(f"{quote}{treatments.STATEMENTS[name]}{quote}" in source for quote in "'\"")
+        assert treatments.UNWRAPPED[name] == treatments.STATEMENTS[name]
+
+
+@pytest.mark.parametrize(
+    ("argument", "options", "code"),
+    [
+        ("x = 'a  b'", "", "x = 'a  b'"),
+        ("-n 3 -r1  f( x )", "n:r:tcp:qov:", "f( x )"),
+        ("-qo f(x)", "n:r:tcp:qov:", "f(x)"),
+        ("-n 3", "n:r:tcp:qov:", ""),
+        ("-s time -l 3 main()", "D:l:rs:T:q", "main()"),
+        ("--no-raise-error f(x)", "", "f(x)"),
+        ("-x", "", "-x"),
+        ("", "", ""),
+    ],
+)
+def test_statement(argument: str, options: str, code: str) -> None:
+    assert treatments.statement(argument, options) == code
+
+
+def test_warm_up_is_enough_for_first() -> None:
+    syntax.warm_up()
+    assert first(["!ls"]) is not None

@@ -1,0 +1,125 @@
+"""A captured notebook as a Python script: `Snapshot` → `Script`."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpunb.models import Block, Cell, Omission, Role, Script, Snapshot
+from tpunb.script import syntax
+from tpunb.script.preprocessors import STEPS
+
+if TYPE_CHECKING:
+    from nbconvert.exporters import PythonExporter
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def convert(snapshot: Snapshot) -> Script:
+    """The script that `%%tpu_train` runs: the cells above the train cell, then its body.
+
+    With `snapshot.train` None it is all code cells. Left out, each with an Omission, are
+    cells with the tag `tpu-skip` or the first line `# tpu: skip`, `%%tpu_debug` cells, other
+    train cells, and what is below the train cell. Every other code cell is a block of as many
+    lines as the cell has, so line k of the cell is line `first + k - 1` of the script; magics
+    and shell lines are replaced in their place, and those that do not run in a script give an
+    Omission.
+
+    The text is `py:percent`, runs without tpunb, as `python script.py` on one core and under
+    torchrun on several. Raises ConversionError, with cell and line, where a cell is not
+    Python or could not work outside a notebook.
+    """
+    from nbformat import v4
+
+    positions = _positions(snapshot.cells)
+    cells = [_node(v4, cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
+    resources: dict[str, Any] = {
+        "train": snapshot.train,
+        "notebook": snapshot.path,
+        "omissions": [],
+        "features": [],
+    }
+    nb = v4.new_notebook(cells=cells)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+        body, made = exporter().from_notebook_node(nb, resources)
+    omissions: list[tuple[int, Omission]] = sorted(made["omissions"], key=itemgetter(0))
+    return Script(
+        body,
+        _blocks(body, made["header"], made["cells"]),
+        tuple(omission for _, omission in omissions),
+    )
+
+
+@cache
+def exporter() -> PythonExporter:
+    """Nbconvert's exporter with our template and steps, made once."""
+    from nbconvert.exporters import PythonExporter
+    from traitlets import Bool
+
+    class ScriptExporter(PythonExporter):  # here, because nbconvert is imported lazily
+        # The steps make no cells that nbformat does not know, and validating after each of
+        # them takes longer than all of them together.
+        optimistic_validation = Bool(True)
+
+    return ScriptExporter(  # type: ignore[no-untyped-call]
+        template_name="percent",
+        extra_template_basedirs=[str(TEMPLATES)],
+        default_preprocessors=[],
+        preprocessors=list(STEPS),
+    )
+
+
+def warm_up() -> None:
+    """Import and build what makes the first conversion slow (seconds); the result is kept."""
+    syntax.warm_up()
+    from nbformat import v4
+
+    nb = v4.new_notebook()
+    resources: dict[str, Any] = {"train": None, "notebook": None, "omissions": [], "features": []}
+    exporter().from_notebook_node(nb, resources)
+
+
+def _positions(cells: tuple[Cell, ...]) -> list[int]:
+    """For each cell, how many code cells there are up to it: the number of one that never ran."""
+    seen = 0
+    return [seen := seen + (cell.kind == "code") for cell in cells]
+
+
+def _node(v4: Any, cell: Cell, position: int, train: int | None) -> Any:
+    make = {
+        "code": v4.new_code_cell,
+        "markdown": v4.new_markdown_cell,
+        "raw": v4.new_raw_cell,
+    }[cell.kind]
+    role: Role = "train" if cell.index == train else "prelude"
+    metadata = {
+        "index": cell.index,
+        "number": position if cell.number is None else cell.number,
+        "role": role,
+        "tags": list(cell.tags),
+    }
+    # A carriage return ends a line in a Python file, as it does in the kernel.
+    source = cell.source.replace("\r\n", "\n").replace("\r", "\n")
+    return make(source, metadata=metadata)
+
+
+def _blocks(body: str, header: str, cells: list[Any]) -> tuple[Block, ...]:
+    """Where each cell is in the script; the template's layout, counted."""
+    lines = body.split("\n")
+    end = header.count("\n")
+    blocks = [Block("header", 1, end)]
+    end += 1  # the blank line below the header
+    for cell in cells:
+        source = cell.source.split("\n")
+        first, last = end + 2, end + 1 + len(source)  # below its title
+        if lines[first - 1 : last] != source:
+            raise AssertionError(f"the template does not keep the lines of {cell.source!r}")
+        end = last + 1  # the blank line below it
+        if cell.cell_type == "code":
+            data = cell.metadata
+            blocks.append(Block(data.role, first, last, data.index, data.number))
+    return tuple(blocks)

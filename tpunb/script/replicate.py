@@ -1,0 +1,133 @@
+"""What reading the prelude shows that forbids forking the ranks after it.
+
+Forking after these fails, measured with torch 2.9: a backward pass starts threads of the
+autograd engine that a child has not got; XLA's runtime does not survive a fork; tensorflow
+and jax start threads when imported; an OpenMP pool of several threads hangs in a child.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+
+from tpunb.models import Script
+from tpunb.script import statements
+
+THREADED = ("tensorflow", "jax")
+"""Packages that start threads of their own when they are imported."""
+
+DEVICES = {
+    "torch_xla.device",
+    "torch_xla.devices",
+    "torch_xla.core.xla_model.xla_device",
+    "torch_xla.core.xla_model.get_xla_supported_devices",
+}
+"""Calls that start XLA's runtime (torch_xla 1.0 to 2.9)."""
+
+
+def static_reason(script: Script) -> str | None:
+    """Why every rank must run the prelude itself, in one line; None if nothing shows it.
+
+    Looks at what runs when the prelude runs: module-level statements, and the functions and
+    methods of the prelude that they call by name, directly or through each other. What this
+    misses is found at run time.
+    """
+    blocks = [block for block in script.blocks if block.role == "prelude"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+        trees = [ast.parse(script.source(block)) for block in blocks]
+    prelude = _Prelude(trees)
+    for block, tree in zip(blocks, trees, strict=True):
+        for node in prelude.executed(tree):
+            found = prelude.finding(node)
+            if found is not None:
+                return f"cell [{block.number}] {found}"
+    return None
+
+
+class _Prelude:
+    """The names that are known in the prelude."""
+
+    def __init__(self, trees: list[ast.Module]) -> None:
+        self.imported: dict[str, str] = {}
+        self.functions: dict[str, list[statements.Function]] = {}
+        for node in (node for tree in trees for node in ast.walk(tree)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self.imported[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            elif isinstance(node, statements.Function):
+                self.functions.setdefault(node.name, []).append(node)
+
+    def executed(self, tree: ast.Module) -> Iterator[ast.AST]:
+        """What runs in a cell, with the bodies of the prelude's functions that it calls."""
+        entered: set[str] = set()
+        todo: list[ast.AST] = [tree]
+        while todo:
+            for node in statements.executed(todo.pop(0)):
+                yield node
+                if not isinstance(node, ast.Call):
+                    continue
+                name = _last(node.func)
+                if name in self.functions and name not in entered:
+                    entered.add(name)
+                    for function in self.functions[name]:
+                        todo.append(ast.Module(body=function.body, type_ignores=[]))
+
+    def finding(self, node: ast.AST) -> str | None:
+        """What a node does that forbids a fork, in words."""
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""] if not node.level else []
+            for name in names:
+                if name.partition(".")[0] in THREADED:
+                    return f"imports {name.partition('.')[0]}"
+        if not isinstance(node, ast.Call):
+            return None
+        name = self.dotted(node.func)
+        if _last(node.func) == "backward":
+            return "calls backward()"
+        if name == "torch.autograd.grad":
+            return "calls torch.autograd.grad()"
+        if name in DEVICES or _to_xla(node):
+            return "uses an XLA device"
+        if name == "torch.set_num_threads" and node.args:
+            count = node.args[0]
+            if not (isinstance(count, ast.Constant) and count.value == 1):
+                return f"calls torch.set_num_threads({ast.unparse(count)})"
+        return None
+
+    def dotted(self, node: ast.expr) -> str:
+        """The full name of what is called: 'torch_xla.core.xla_model.xla_device' for
+        `xm.xla_device`; '' for what is not a name.
+        """
+        if isinstance(node, ast.Name):
+            return self.imported.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            left = self.dotted(node.value)
+            return f"{left}.{node.attr}" if left else ""
+        return ""
+
+
+def _last(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _to_xla(call: ast.Call) -> bool:
+    """`.to("xla")`, or `device="xla:0"` in any call but torch.device's own."""
+    values = [word.value for word in call.keywords if word.arg == "device"]
+    if _last(call.func) == "to":
+        values += call.args[:1]
+    return any(
+        isinstance(value, ast.Constant)
+        and isinstance(value.value, str)
+        and value.value.partition(":")[0] == "xla"
+        for value in values
+    )

@@ -1,0 +1,153 @@
+"""IPython's special syntax in cells, found by IPython's own transformers.
+
+The only module that names IPython's input transformers. Their classes and methods are
+documented for people who write transformers; `start_line` and `start_col` are attributes of
+their base class (IPython 7.34 to 9.18), which a test watches.
+"""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+Kind = Literal["magic", "shell", "capture", "help", "call"]
+
+
+METHODS: dict[str, Kind] = {"system": "shell", "getoutput": "capture", "show_usage": "help"}
+"""Of `get_ipython()`, besides `run_line_magic`: what special syntax is translated to."""
+
+
+@dataclass(frozen=True)
+class Special:
+    """One use of special syntax in a cell."""
+
+    kind: Kind
+    """`%magic`, `!command`, a command whose output is wanted, `help?`, or an automatic call
+    (`,f a b`), which is plain Python once it is translated."""
+    line: int
+    """Index of its first line, from 0."""
+    count: int
+    """How many lines it takes (it may be continued with backslashes)."""
+    before: str
+    """What stands on its first line before it: an indentation, or `x = `."""
+    name: str
+    """The name of a magic, without %."""
+    argument: str
+    """What follows the name of a magic; the command of a shell line."""
+    python: str
+    """The Python code that IPython makes of it."""
+
+    @property
+    def assigns(self) -> bool:
+        """Whether its value is assigned: `x = %magic`."""
+        return bool(self.before.strip())
+
+
+@cache
+def _ipython() -> tuple[Any, Any]:
+    from IPython.core import inputtransformer2
+
+    return inputtransformer2, inputtransformer2.TransformerManager()
+
+
+def warm_up() -> None:
+    """Import IPython's transformers."""
+    _ipython()
+
+
+def clean(lines: list[str]) -> list[str]:
+    """Lines without the indentation and the prompts (`>>>`, `In [1]:`) that IPython strips.
+
+    As many lines as before: IPython also drops empty lines at the top, this does not.
+    """
+    transformers, _ = _ipython()
+    top = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
+    rest = [f"{line}\n" for line in lines[top:]]
+    for name in ("leading_indent", "classic_prompt", "ipython_prompt"):
+        rest = getattr(transformers, name)(rest)
+    # IPython splits at form feeds and other separators as well, which are not lines here.
+    return lines[:top] + "".join(rest).split("\n")[:-1] if rest else lines
+
+
+def first(lines: list[str]) -> Special | None:
+    """The first use of special syntax in a cell, None if there is none.
+
+    As in IPython: what stands in strings and comments does not count.
+    """
+    transformers, manager = _ipython()
+    ended = [f"{line}\n" for line in lines]
+    try:
+        tokens = transformers.make_tokens_by_line(ended)
+    except (SyntaxError, tokenize.TokenError):
+        return None  # not Python, and not for this reason: compiling it will say why
+    found = [one for kind in manager.token_transformers if (one := kind.find(tokens))]
+    for one in sorted(found, key=lambda one: one.sortby()):
+        try:
+            changed = one.transform(ended)
+        except SyntaxError:
+            continue
+        count = len(ended) - len(changed) + 1
+        return _special(lines, one.start_line, one.start_col, count, changed[one.start_line])
+    return None
+
+
+def _special(lines: list[str], line: int, column: int, count: int, changed: str) -> Special:
+    python = changed[column:].rstrip("\n")
+    kind: Kind = "call"
+    name = argument = ""
+    if python.startswith("get_ipython()."):
+        call = ast.parse(python, mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        values = [ast.literal_eval(value) for value in call.args]
+        method = call.func.attr
+        if method == "run_line_magic":
+            name, argument = values
+            kind = "help" if name in ("pinfo", "pinfo2", "psearch") else "magic"
+        else:
+            kind = METHODS.get(method, "call")
+            argument = "".join(values)
+    before = lines[line][:column]
+    return Special(kind, line, count, before, name, argument.strip(), python)
+
+
+def expanded(text: str) -> str:
+    """A Python expression for text in which IPython would fill in `{expression}` and `$name`.
+
+    A `$name` that is no variable and `${name}` are left for the shell. Text whose braces hold
+    no Python expression is taken as it is, as IPython does: awk's `{print $1}`, find's `{}`.
+    """
+    from IPython.utils.text import DollarFormatter
+
+    pieces: list[str] = []
+    try:
+        for literal, field, spec, conversion in DollarFormatter().parse(text):
+            if field is None:
+                pieces.append(repr(literal))
+            elif literal.endswith("$"):
+                mark = f"!{conversion}" if conversion else ""
+                pieces.append(repr(f"{literal}{{{field}{mark}{':' if spec else ''}{spec}}}"))
+            else:
+                value = f"repr({_field(field, text)})" if conversion == "r" else _field(field, text)
+                value = f"format({value}, {spec!r})" if spec else f"str({value})"
+                pieces += [repr(literal), value] if literal else [value]
+    except (ValueError, SyntaxError):
+        return repr(text)
+    return " + ".join(pieces) or "''"
+
+
+def _field(field: str, text: str) -> str:
+    ast.parse(field.strip(), mode="eval")
+    if field.isidentifier() and f"${field}" in text:
+        return f"globals().get({field!r}, {'$' + field!r})"
+    return f"({field})"
+
+
+def next_statement(lines: list[str], start: int) -> int:
+    """Index of the first line from `start` on that is not blank and not a comment."""
+    for index in range(start, len(lines)):
+        if lines[index].strip() and not lines[index].lstrip().startswith("#"):
+            return index
+    return len(lines)
