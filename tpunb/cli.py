@@ -151,6 +151,8 @@ def _set(values: Mapping[str, str | None]) -> None:
 def summary(result: RunResult) -> str:
     """One line: what ran, on what, how it ended, and its last metrics (mean of the ranks)."""
     line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
-    metrics = result.metrics().drop(columns=["step", "rank", "time"], errors="ignore")
-    last = [f"{name} {metrics[name].dropna().iloc[-1]:.4g}" for name in metrics.columns]
+    metrics = result.metrics()
+    names = [name for name in metrics.columns if name not in ("step", "rank", "time")]
+    means = metrics.groupby("step")[names].mean() if names else metrics
+    last = [f"{name} {means[name].dropna().iloc[-1]:.4g}" for name in names]
     return " · ".join([line, *last])

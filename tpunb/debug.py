@@ -10,6 +10,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.errors import MissingPackageError
+from tpunb.models import Device
 
 _chosen = False
 
@@ -19,21 +20,23 @@ def chosen_by_us() -> bool:
     return _chosen
 
 
-def kernel_device() -> str | None:
-    """Make the CPU the kernel's own XLA device unless the person has chosen one.
+def kernel_device(wanted: Device = "CPU") -> str | None:
+    """Choose the kernel's own XLA device, unless the person's PJRT_DEVICE has.
 
-    Chips are exclusive: a kernel that holds the TPU would block every run. Returns what to
-    tell the person, once; None if there is nothing to tell.
+    Chips are exclusive: a kernel that holds the TPU blocks every run, so it is the CPU unless
+    the person asks for the TPU. Returns what to tell the person; None if nothing has changed.
     """
     global _chosen
-    if os.environ.get("PJRT_DEVICE"):
+    if os.environ.get("PJRT_DEVICE") and not _chosen:
         return None
     xla = sys.modules.get("torch_xla")
     if xla is not None and xla._XLAC._xla_runtime_is_initialized():
         return None
-    os.environ["PJRT_DEVICE"] = "CPU"
+    if os.environ.get("PJRT_DEVICE") == wanted:
+        return None
+    os.environ["PJRT_DEVICE"] = wanted
     _chosen = True
-    return "the kernel's own XLA device is the CPU (PJRT_DEVICE=CPU); runs choose their own"
+    return f"the kernel's own XLA device is the {wanted} (PJRT_DEVICE={wanted})"
 
 
 def run_cell(shell: InteractiveShell, cell: str) -> Any:

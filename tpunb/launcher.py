@@ -148,7 +148,7 @@ class Launcher:
     def remember(self, script: Script, result: RunResult, spec: RunSpec) -> None:
         """A prelude that could not be followed by a fork goes to replicate directly next time."""
         if result.replicated and spec.replicate is None:
-            self._replicate[_prelude(script)] = "it was so the last time"
+            self._replicate[_prelude(script)] = result.replicate_reason
 
 
 def _prelude(script: Script) -> str:

@@ -191,6 +191,9 @@ class RunResult:
     """Earliest first."""
     warm: bool = False
     replicated: bool = False
+    """True if every rank ran the prelude itself."""
+    replicate_reason: str = ""
+    """Why it did."""
     reason: str = ""
     """Why the run was stopped, where it was."""
     returns: Mapping[str, Any] = field(default_factory=dict)

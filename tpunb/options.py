@@ -102,6 +102,8 @@ def _whole(text: str) -> int:
 SETUP = _parser("%tpu_setup", "Say where we are and what will be used; choose defaults; get warm.")
 SETUP.add_argument("--cores", type=cores, default=..., metavar="N|all",
                    help="ranks of later runs that do not say how many")  # fmt: skip
+SETUP.add_argument("--kernel", choices=("cpu", "tpu"), default="cpu",
+                   help="the kernel's own XLA device (cpu: runs find the TPU free)")  # fmt: skip
 SETUP.add_argument("--notebook", metavar="PATH", help="this notebook's file, if it is not found")
 SETUP.add_argument("--runs", metavar="DIR", help="where run folders go (./runs)")
 SETUP.add_argument("--no-warm", action="store_true", help="do not start an agent ahead")

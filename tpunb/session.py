@@ -71,6 +71,9 @@ class Session:
         here = self.machine()
         if chosen.cores is not ...:
             self.cores = _checked(here, chosen.cores)
+        if chosen.kernel == "tpu" and not here.chips:
+            raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
+        debug.kernel_device("TPU" if chosen.kernel == "tpu" else "CPU")
         if chosen.notebook is not None:
             self.notebook = chosen.notebook
         if chosen.runs is not None:
@@ -93,7 +96,7 @@ class Session:
             "processors": here.processors,
             "versions": versions(),
             "runs": str(self.runs),
-            "kernel_device": os.environ.get("PJRT_DEVICE") or "CPU",
+            "kernel_device": os.environ["PJRT_DEVICE"],
         }
 
     def describe(self, found: dict[str, Any]) -> str:
@@ -109,7 +112,10 @@ class Session:
             )
         packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
         state = "warm" if self.launcher.is_warm else "an agent is getting warm in the background"
-        return f"{found['platform']} · {ranks}\n{packages}\nruns in {found['runs']} · {state}"
+        own = f"this kernel's own XLA device: {found['kernel_device']}"
+        return (
+            f"{found['platform']} · {ranks} · {own}\n{packages}\nruns in {found['runs']} · {state}"
+        )
 
     def train(self, chosen: argparse.Namespace) -> RunResult | None:
         """`%%tpu_train`, from the options to the result."""

@@ -57,7 +57,8 @@ class Observed:
     exits: list[Exit]
     stop: Stop | None
     attempt: int
-    replicated: bool
+    replicate: str | None
+    """Why every rank ran the prelude itself; None if it did not."""
     cell: int | None
     """The number of the prelude's cell that began last."""
     stderr: str = ""
@@ -85,7 +86,8 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> dict[str, Any]:
         "failures": [asdict(failure) for failure in failures],
         "returns": _returned(run),
         "warm": spec.warm,
-        "replicated": seen.replicated,
+        "replicated": seen.replicate is not None,
+        "replicate_reason": seen.replicate or "",
         "reason": seen.stop.reason if seen.stop else "",
     }
 

@@ -35,6 +35,9 @@ def prepare() -> None:
 
             rank = int(os.environ["RANK"])
             rehearsal.install(rank, world_size, local_rank, local_world_size)
+    from tpunb.worker import autograd
+
+    autograd.start_xla_before_backward()
     launchers.install(int(os.environ.get("RANK", "0")))
 
 

@@ -182,7 +182,7 @@ class Supervision:
             exits=self._exits,
             stop=self._stop,
             attempt=self._attempt,
-            replicated=self._replicate is not None,
+            replicate=self._replicate,
             cell=self._cell,
             stderr=self._agent_said,
         )
