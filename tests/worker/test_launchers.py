@@ -1,0 +1,164 @@
+"""Launchers of torch_xla and accelerate call their function in this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker.ranks import Ranks, rehearse, warm
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with warm(tmp_path_factory.mktemp("ranks")) as started:
+        yield started
+
+
+def launched() -> list[object]:
+    rank, world = rehearse()
+    # As a prelude does, before the rank is told to call here.
+    import torch_xla
+    import torch_xla.distributed.xla_multiprocessing as xmp
+    from torch_xla import launch
+    from torch_xla._internal import pjrt
+    from torch_xla.distributed.xla_multiprocessing import spawn
+
+    from tpunb.worker import launchers
+
+    launchers.install(rank)
+    calls: list[object] = []
+
+    def fn(index: int, *args: object) -> str:
+        calls.append((index, os.getpid(), args))
+        return "not passed on"
+
+    assert launch(fn, args=(1, "a")) is None
+    assert torch_xla.launch(fn, args=(2,), start_method="fork") is None
+    assert torch_xla.launch(fn, debug_single_process=False) is None
+    assert xmp.spawn(fn, args=(3,), nprocs=world, start_method="fork") is None
+    assert spawn(fn, (4,), None, False, True, "spawn") is None
+    for _ in range(2):
+        assert xmp.spawn(fn, args=(5,), nprocs=8, join=True, daemon=False) is None
+    assert pjrt.run_multiprocess(fn, 6, start_method="fork") == {rank: "not passed on"}
+    pid = os.getpid()
+    expected = [(1, "a"), (2,), (), (3,), (4,), (5,), (5,)]
+    assert calls == [*((rank, pid, args) for args in expected), (6, pid, ())]
+    with pytest.raises(ZeroDivisionError):
+        torch_xla.launch(lambda index: 1 // 0)
+    # Nothing else sees another torch.distributed.
+    import torch.distributed as dist
+
+    assert dist.is_torchelastic_launched()
+    return calls
+
+
+def test_in_a_rank_the_function_gets_its_index_once(ranks: Ranks) -> None:
+    ended = ranks.run(launched, 2)
+    assert [end.error for end in ended] == ["", ""]
+    assert [end.output for end in ended] == ["nprocs=8 is ignored: 2 ranks run\n", ""]
+
+
+def accelerated() -> list[object]:
+    rank, _ = rehearse()
+    # As a prelude does: accelerate and its name are there before the rank is told.
+    from accelerate import notebook_launcher
+
+    from tpunb.worker import launchers
+
+    launchers.install(rank)
+    import accelerate
+    from accelerate.launchers import notebook_launcher as other
+
+    calls: list[object] = []
+    for launcher in (notebook_launcher, other, accelerate.notebook_launcher):
+        assert launcher(lambda *args: calls.append(args), (1, 2), 8, mixed_precision="bf16") is None
+    assert notebook_launcher(function=calls.append, args=["x"], use_port="29501") is None
+    return calls
+
+
+def test_notebook_launcher_imported_before(ranks: Ranks) -> None:
+    ended = ranks.run(accelerated, 2)
+    assert [end.error for end in ended] == ["", ""]
+    assert ended[0].value == [(1, 2), (1, 2), (1, 2), "x"]
+    assert ended[0].output == "num_processes=8 is ignored: 2 ranks run\n"
+
+
+LATER = """
+    from tpunb.worker import launchers
+
+    before = list(sys.meta_path)
+    assert not {"torch", "torch_xla", "accelerate"} & set(sys.modules)
+    calls = []
+    with launchers.calling_here(0):
+        assert "torch" not in sys.modules
+        import torch_xla
+        import torch_xla.distributed.xla_multiprocessing as xmp
+        from torch_xla._internal import pjrt
+        import accelerate
+        from accelerate import notebook_launcher
+
+        torch_xla.launch(lambda *args: calls.append(args), args=(1,))
+        xmp.spawn(lambda *args: calls.append(args), args=(2,), nprocs=8)
+        notebook_launcher(lambda *args: calls.append(args), (3,), num_processes=8)
+        with launchers.calling_here(5):
+            torch_xla.launch(lambda *args: calls.append(args))
+            notebook_launcher(lambda *args: calls.append(args))
+        torch_xla.launch(lambda *args: calls.append(args))
+        inside = pjrt.spawn, pjrt.run_multiprocess, notebook_launcher.__code__
+    assert calls == [(0, 1), (0, 2), (3,), (5,), (), (0,)], calls
+    assert sys.meta_path == before
+    # All is as it was: what torch_xla and accelerate say themselves is heard again.
+    assert pjrt.spawn.__module__ == pjrt.run_multiprocess.__module__ == "torch_xla._internal.pjrt"
+    assert notebook_launcher.__code__.co_filename.endswith("accelerate/launchers.py")
+    import torch.distributed as dist
+    assert sys.modules["torch_xla.torch_xla"].dist is dist
+    for call, said in (
+        (lambda: xmp.spawn(print, nprocs=8), "Unsupported nprocs (8)"),
+        (lambda: notebook_launcher(print), "You have to specify the number of devices"),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(said)
+    with launchers.calling_here(7):
+        torch_xla.launch(lambda *args: calls.append(args))
+    assert calls[-1] == (7,)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_kernel_libraries_may_be_imported_later_and_are_restored(tmp_path: Path) -> None:
+    program = tmp_path / "kernel.py"
+    program.write_text("import sys\n" + textwrap.dedent(LATER))
+    env = {**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, program], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "nprocs=8 is ignored: 1 rank runs",
+        "num_processes=8 is ignored: 1 rank runs",
+    ]
+
+
+def test_a_failed_block_restores_as_well() -> None:
+    from tpunb.worker import launchers
+
+    before = list(sys.meta_path)
+
+    def failing() -> None:
+        with launchers.calling_here(0):
+            assert sys.meta_path != before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert sys.meta_path == before

@@ -1,0 +1,178 @@
+"""Converted scripts that run by themselves: `python script.py` and `torchrun … script.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+    from tpunb.worker import standalone
+
+    standalone.prepare()
+
+    import json
+    import os
+    import sys
+
+    import tpunb
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+    from torch import nn
+
+    torch.manual_seed(0)
+    features, labels = torch.randn(32, 6), torch.randint(0, 3, (32,))
+
+    def train(index, folder):
+        world = xr.world_size()
+        assert index == xr.global_ordinal() == int(os.environ.get("RANK", "0"))
+        device = torch_xla.device()
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device)
+        xm.broadcast_master_param(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+        for step in range(12):
+            first = step % 4 * 8 + index * 8 // world
+            mine = slice(first, first + 8 // world)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(features[mine].to(device)), labels[mine].to(device))
+            loss.backward()
+            xm.optimizer_step(optimizer)
+            mean = xm.all_reduce(xm.REDUCE_SUM, loss.detach(), scale=1 / world)
+            if step % 6 == 0:
+                tpunb.log(step, loss=mean)
+            torch_xla.sync()
+            losses.append(mean.item())
+        found = {"losses": losses, "weights": [p.flatten().tolist() for p in model.parameters()],
+                 "world": world, "device": os.environ["PJRT_DEVICE"]}
+        open(f"{folder}/{index}.json", "w").write(json.dumps(found))
+
+    torch_xla.launch(train, args=(sys.argv[1],))
+"""  # noqa: E501
+TORCHRUN = ("-m", "torch.distributed.run")
+
+
+def run(tmp_path: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PJRT_DEVICE", "TPUNB_RUN")}
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**inherited, "PYTHONPATH": os.getcwd(), **env},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def trained(tmp_path: Path, *command: str) -> tuple[list[dict[str, Any]], str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = run(tmp_path, [*command, str(script), str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert "PJRT_DEVICE" not in done.stderr  # torch_xla's warning about its own choice
+    found = sorted(tmp_path.glob("*.json"))
+    assert [path.stem for path in found] == [str(rank) for rank in range(len(found))]
+    return [json.loads(path.read_text()) for path in found], done.stdout
+
+
+@pytest.fixture(scope="module")
+def one_core(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    (found,), output = trained(tmp_path_factory.mktemp("one"))
+    return found, output
+
+
+@pytest.mark.slow
+def test_python_runs_one_core(one_core: tuple[dict[str, Any], str]) -> None:
+    found, output = one_core
+    losses = found["losses"]
+    assert (found["world"], found["device"]) == (1, "CPU")
+    assert losses[-1] < losses[0]
+    assert output == f"step 0 · loss {losses[0]:.4g}\nstep 6 · loss {losses[6]:.4g}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
+    one_core: tuple[dict[str, Any], str], tmp_path: Path, count: int
+) -> None:
+    expected, printed = one_core
+    found, output = trained(tmp_path, *TORCHRUN, f"--nproc-per-node={count}")
+    assert len(found) == count
+    assert output == printed  # by rank 0 only
+    for rank in found:
+        assert (rank["world"], rank["device"]) == (count, "CPU")
+        assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        for weights, others in zip(rank["weights"], expected["weights"], strict=True):
+            assert weights == pytest.approx(others, rel=1e-5, abs=1e-6)
+
+
+PREPARED = """
+    import os, sys
+    from tpunb.worker import launchers, standalone
+
+    standalone.prepare()
+    print("torch" in sys.modules, os.environ.get("PJRT_DEVICE"), len(launchers._active))
+"""
+
+
+def test_in_a_rank_of_a_run_nothing_is_left_to_do(tmp_path: Path) -> None:
+    done = run(tmp_path, ["-c", textwrap.dedent(PREPARED)], TPUNB_RUN=str(tmp_path))
+    assert done.stdout == "False None 0\n", done.stderr
+
+
+def test_without_torch_xla_it_says_how_to_get_it(tmp_path: Path) -> None:
+    # -S: an interpreter without site-packages.
+    done = run(tmp_path, ["-S", "-c", textwrap.dedent(PREPARED)])
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "tpunb.errors.MissingPackageError: torch_xla is needed for this script and is not "
+        "installed: pip install 'tpunb[xla]'"
+    )
+
+
+ON_A_TPU = """
+    import os, sys
+    import torch_xla
+    from torch_xla._internal import pjrt, tpu
+
+    # This machine has none: what torch_xla does on one is only recorded.
+    tpu.num_available_chips = lambda: 4
+    pjrt.initialize_multiprocess = lambda *ranks: print("joined", ranks, flush=True)
+    os.environ.pop("PJRT_DEVICE", None)
+
+    from tpunb.worker import launchers, standalone
+
+    standalone.prepare()
+    xlac = vars(torch_xla._XLAC)
+    print(os.environ["PJRT_DEVICE"], "tpunb.worker.rehearsal" in sys.modules,
+          xlac["_xla_all_reduce"].__class__.__name__, "TPU_PROCESS_ADDRESSES" in os.environ)
+    torch_xla.launch(lambda *args: print(args), args=("a",))
+"""
+
+
+@pytest.mark.slow
+def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        ["-c", textwrap.dedent(ON_A_TPU)],
+        TORCHELASTIC_RUN_ID="test",
+        RANK="6",
+        LOCAL_RANK="2",
+        WORLD_SIZE="8",
+        LOCAL_WORLD_SIZE="4",
+        TPU_PROCESS_ADDRESSES="local",
+        CLOUD_TPU_TASK_ID="0",
+    )
+    assert done.stdout.splitlines() == [
+        "joined (2, 4)",
+        "TPU False builtin_function_or_method False",
+        "(6, 'a')",
+    ], done.stderr
