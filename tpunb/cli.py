@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import sys
 import tempfile
@@ -106,6 +107,7 @@ def _run(chosen: argparse.Namespace) -> int:
                     chosen.notebook,
                     output,
                     parameters={name: _value(text) for name, text in chosen.parameter},
+                    kernel_name=_kernel(chosen.notebook),
                     progress_bar=False,
                     log_output=False,
                 )
@@ -119,6 +121,18 @@ def _run(chosen: argparse.Namespace) -> int:
     if not results and not failed:
         print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
     return 0 if results and not failed and all(r.state == "succeeded" for r in results) else 1
+
+
+def _kernel(notebook: Path) -> str:
+    """The kernel that the notebook names, if this machine has it; else this environment's."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    from tpunb.notebook.files import load
+
+    load(notebook)  # says what is wrong, where papermill would show a traceback
+    metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata", {})
+    name = metadata.get("kernelspec", {}).get("name", "")
+    return name if name in KernelSpecManager().find_kernel_specs() else "python3"
 
 
 def _value(text: str) -> Any:
