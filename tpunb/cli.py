@@ -108,6 +108,7 @@ def _run(chosen: argparse.Namespace) -> int:
                     output,
                     parameters={name: _value(text) for name, text in chosen.parameter},
                     kernel_name=_kernel(chosen.notebook),
+                    language="python",
                     progress_bar=False,
                     log_output=False,
                 )
