@@ -22,7 +22,7 @@ from tpunb.notebook.capture import capture
 from tpunb.notebook.history import History
 
 ROOT = Path(__file__).parents[2]
-LOAD = "%load_ext tests.notebook.probe"
+LOAD = "%load_ext capture_probe"
 TRAIN = "%%tpu_train --cores 2\nloop(rate)"
 
 
@@ -30,7 +30,8 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
     """For a kernel that finds tpunb and the probe, and none of our own Jupyter's variables."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    env |= {"PYTHONPATH": str(ROOT), "TPUNB_PROBE": str(tmp_path / "snapshot.json")}
+    paths = f"{ROOT}{os.pathsep}{Path(__file__).parent}"
+    env |= {"PYTHONPATH": paths, "TPUNB_PROBE": str(tmp_path / "snapshot.json")}
     env |= {"IPYTHONDIR": str(tmp_path / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     return env | more
 

@@ -30,8 +30,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
         raise NotebookError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
-    # `nbformat.read` would validate too: that costs seconds for large outputs, warns about
-    # missing cell ids, and refuses notebooks whose cells can be read all the same.
+    # `nbformat.read` would validate too, and then warn and log about what does not matter here:
+    # missing cell ids, malformed outputs.
     try:
         nb = reader.reads(text)
         if nb.get("nbformat", 1) != 4:

@@ -47,9 +47,10 @@ def plain(source: str) -> Plain:
     of no use in a script are left out. Raises NotPythonError where neither is possible.
     """
     cell = Plain(syntax.clean(source.split("\n")))
-    if not _unwrap(cell) or _is_python(cell.lines):
+    if not _unwrap(cell):
         return cell
-    while (special := syntax.first(cell.lines)) is not None:
+    # Valid Python holds no special syntax; to know that is much cheaper than to look for it.
+    while not _is_python(cell.lines) and (special := syntax.first(cell.lines)) is not None:
         _replace(cell, special)
     _drop_needless_pass(cell)
     return cell

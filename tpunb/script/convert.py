@@ -14,6 +14,7 @@ from tpunb.script.preprocessors import STEPS
 
 if TYPE_CHECKING:
     from nbconvert.exporters import PythonExporter
+    from nbformat import NotebookNode
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -32,20 +33,17 @@ def convert(snapshot: Snapshot) -> Script:
     torchrun on several. Raises ConversionError, with cell and line, where a cell is not
     Python or could not work outside a notebook.
     """
-    from nbformat import v4
-
     positions = _positions(snapshot.cells)
-    cells = [_node(v4, cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
+    cells = [_node(cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
     resources: dict[str, Any] = {
         "train": snapshot.train,
         "notebook": snapshot.path,
         "omissions": [],
         "features": [],
     }
-    nb = v4.new_notebook(cells=cells)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-        body, made = exporter().from_notebook_node(nb, resources)
+        body, made = exporter().from_notebook_node(_notebook(cells), resources)
     omissions: list[tuple[int, Omission]] = sorted(made["omissions"], key=itemgetter(0))
     return Script(
         body,
@@ -76,11 +74,8 @@ def exporter() -> PythonExporter:
 def warm_up() -> None:
     """Import and build what makes the first conversion slow (seconds); the result is kept."""
     syntax.warm_up()
-    from nbformat import v4
-
-    nb = v4.new_notebook()
     resources: dict[str, Any] = {"train": None, "notebook": None, "omissions": [], "features": []}
-    exporter().from_notebook_node(nb, resources)
+    exporter().from_notebook_node(_notebook([]), resources)
 
 
 def _positions(cells: tuple[Cell, ...]) -> list[int]:
@@ -89,22 +84,32 @@ def _positions(cells: tuple[Cell, ...]) -> list[int]:
     return [seen := seen + (cell.kind == "code") for cell in cells]
 
 
-def _node(v4: Any, cell: Cell, position: int, train: int | None) -> Any:
-    make = {
-        "code": v4.new_code_cell,
-        "markdown": v4.new_markdown_cell,
-        "raw": v4.new_raw_cell,
-    }[cell.kind]
+def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
+    from nbformat import from_dict
+
+    # As data: nbformat's constructors validate each cell, for longer than the rest takes.
+    notebook: NotebookNode = from_dict(
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
+    )
+    return notebook
+
+
+def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
+    """A cell for nbconvert, with what its steps need to know in the metadata."""
     role: Role = "train" if cell.index == train else "prelude"
-    metadata = {
-        "index": cell.index,
-        "number": position if cell.number is None else cell.number,
-        "role": role,
-        "tags": list(cell.tags),
+    code: dict[str, Any] = {"execution_count": None, "outputs": []}
+    return (code if cell.kind == "code" else {}) | {
+        "id": f"cell-{cell.index}",
+        "cell_type": cell.kind,
+        # A carriage return ends a line in a Python file, as it does in the kernel.
+        "source": cell.source.replace("\r\n", "\n").replace("\r", "\n"),
+        "metadata": {
+            "index": cell.index,
+            "number": position if cell.number is None else cell.number,
+            "role": role,
+            "tags": list(cell.tags),
+        },
     }
-    # A carriage return ends a line in a Python file, as it does in the kernel.
-    source = cell.source.replace("\r\n", "\n").replace("\r", "\n")
-    return make(source, metadata=metadata)
 
 
 def _blocks(body: str, header: str, cells: list[Any]) -> tuple[Block, ...]:

@@ -18,6 +18,8 @@ def take_out(source: str, tree: ast.Module) -> tuple[str, list[str]]:
     """
     features: list[str] = []
     found: list[Statement] = []
+    if "__future__" not in source and "global" not in source:
+        return source, features
     for node in statements.executed(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             names = [alias.name for alias in node.names]

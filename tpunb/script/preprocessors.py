@@ -19,6 +19,8 @@ Resources = dict[str, Any]
 
 SKIP_TAG = "tpu-skip"
 SKIP_LINE = "# tpu: skip"
+KERNEL_ONLY = (*header.BUILTINS, "input")
+"""Names that mean something else, or nothing, outside a notebook."""
 
 
 def leave_out(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
@@ -78,16 +80,18 @@ def plain_python(nb: Notebook, resources: Resources) -> tuple[Notebook, Resource
 
 def as_one_file(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
     """Take out what cannot stand in the middle of a file, and check that every cell compiles."""
-    trees: list[tuple[Any, ast.Module]] = []
+    kernel_only: list[tuple[Any, ast.Module]] = []
     for cell in _code(nb):
         tree = compiling.parsed(cell.source, cell.metadata.number)
         cell.source, features = hoist.take_out(cell.source, tree)
         resources["features"] += features
-        trees.append((cell, tree))
-    known = {name for _, tree in trees for name in statements.bound(tree)}
-    used = {name for _, tree in trees for name in statements.used(tree)}
-    for cell, tree in trees:
+        if any(name in cell.source for name in KERNEL_ONLY):
+            kernel_only.append((cell, tree))
+    for cell in _code(nb):
         compiling.check(cell.source, cell.metadata.number, resources["features"])
+    known = {name for _, tree in kernel_only for name in statements.bound(tree)}
+    used = {name for _, tree in kernel_only for name in statements.used(tree)}
+    for cell, tree in kernel_only:
         compiling.refuse_kernel_only(tree, cell.metadata.number, cell.source, known)
     resources["missing"] = [name for name in header.BUILTINS if name in used - known]
     return nb, resources

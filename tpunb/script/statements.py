@@ -14,17 +14,15 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
     Bodies of functions and lambdas do not; their decorators and defaults, and bodies of
     classes, do.
     """
-    for child in ast.iter_child_nodes(node):
+    todo = list(ast.iter_child_nodes(node))[::-1]
+    while todo:
+        child = todo.pop()
         yield child
         if isinstance(child, Function):
-            for part in (*child.decorator_list, *child.args.defaults, *child.args.kw_defaults):
-                if part is not None:
-                    yield part
-                    yield from executed(part)
-        elif isinstance(child, ast.Lambda):
-            continue
-        else:
-            yield from executed(child)
+            defaults = [part for part in child.args.kw_defaults if part is not None]
+            todo += [*child.decorator_list, *child.args.defaults, *defaults][::-1]
+        elif not isinstance(child, ast.Lambda):
+            todo += list(ast.iter_child_nodes(child))[::-1]
 
 
 def unconditional(tree: ast.Module) -> Iterator[ast.AST]:

@@ -1,13 +1,14 @@
 """IPython's special syntax in cells, found by IPython's own transformers.
 
 The only module that names IPython's input transformers. Their classes and methods are
-documented for people who write transformers; `start_line` and `start_col` are attributes of
-their base class (IPython 7.34 to 9.18), which a test watches.
+documented for people who write transformers; not documented, and watched by a test, are
+`start_line` and `start_col` of their base class and `_find_assign_op` (IPython 7.34 to 9.18).
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 import tokenize
 from dataclasses import dataclass
 from functools import cache
@@ -47,10 +48,32 @@ class Special:
 
 
 @cache
-def _ipython() -> tuple[Any, Any]:
-    from IPython.core import inputtransformer2
+def _ipython() -> tuple[Any, list[Any]]:
+    """IPython's module of transformers, and the ones that find special syntax in tokens."""
+    from IPython.core import inputtransformer2 as transformers
 
-    return inputtransformer2, inputtransformer2.TransformerManager()
+    kinds = list(transformers.TransformerManager().token_transformers)
+    if sys.version_info >= (3, 12) and not hasattr(transformers.SystemAssign, "find_post_312"):
+        kinds.append(_shell_assignment(transformers))
+    return transformers, kinds
+
+
+def _shell_assignment(transformers: Any) -> Any:
+    """`x = !command` for IPython 7 and early 8 on Python 3.12 and later (Colab has such).
+
+    There the mark is an operator and no longer the error token that IPython looks for.
+    """
+
+    class ShellAssignment(transformers.SystemAssign):  # type: ignore[misc]
+        @classmethod
+        def find(cls, tokens_by_line: list[list[tokenize.TokenInfo]]) -> Any:
+            for line in tokens_by_line:
+                at = transformers._find_assign_op(line)
+                if at is not None and [token.string for token in line[at + 1 : at + 2]] == ["!"]:
+                    return cls(line[at + 1].start)
+            return None
+
+    return ShellAssignment
 
 
 def warm_up() -> None:
@@ -77,13 +100,13 @@ def first(lines: list[str]) -> Special | None:
 
     As in IPython: what stands in strings and comments does not count.
     """
-    transformers, manager = _ipython()
+    transformers, kinds = _ipython()
     ended = [f"{line}\n" for line in lines]
     try:
         tokens = transformers.make_tokens_by_line(ended)
-    except (SyntaxError, tokenize.TokenError):
+    except (SyntaxError, ValueError, tokenize.TokenError):
         return None  # not Python, and not for this reason: compiling it will say why
-    found = [one for kind in manager.token_transformers if (one := kind.find(tokens))]
+    found = [one for kind in kinds if (one := kind.find(tokens))]
     for one in sorted(found, key=lambda one: one.sortby()):
         try:
             changed = one.transform(ended)
