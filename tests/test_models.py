@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpunb import errors
+from tpunb.models import Block, Failure, RunResult, Script, signal_name
+
+FAILURE = Failure(
+    rank=2, pid=7, exitcode=1, signal=None, type="ValueError", message="got 17", cell=7, line=3,
+    traceback="Traceback (most recent call last):\n  cell [7], line 3, in <module>\n", time=5.0,
+)  # fmt: skip
+
+
+def result(tmp_path: Path, **values: object) -> RunResult:
+    made = RunResult("succeeded", "n", 4, "CPU", 100.0, 112.5, tmp_path)
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def test_a_script_knows_where_its_lines_come_from() -> None:
+    text = "# head\na = 1\nb = 2\nprint(a)\n"
+    blocks = (Block("header", 1, 1), Block("prelude", 2, 3, 0, 4), Block("train", 4, 4, 1, 9))
+    script = Script(text, blocks)
+    assert script.locate(1) is None
+    assert script.locate(3) == (blocks[1], 2)
+    assert script.source(blocks[1]) == "a = 1\nb = 2\n"
+    assert script.locate(5) is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "headline"),
+    [
+        (FAILURE, "rank 2 failed in cell [7], line 3: ValueError: got 17"),
+        (replace(FAILURE, message=""), "rank 2 failed in cell [7], line 3: ValueError"),
+        (
+            replace(FAILURE, rank=None, line=None),
+            "the prelude failed in cell [7]: ValueError: got 17",
+        ),
+        (
+            replace(FAILURE, type="Exit", message="ended with exit code 3", cell=None),
+            "rank 2 ended with exit code 3",
+        ),
+        (
+            replace(FAILURE, type="Signal", message="crashed with SIGSEGV"),
+            "rank 2 crashed with SIGSEGV in cell [7], line 3",
+        ),
+    ],
+)
+def test_a_failure_in_one_line(failure: Failure, headline: str) -> None:
+    assert failure.headline() == headline
+
+
+def test_a_failed_result_says_what_where_and_where_to_read_on(tmp_path: Path) -> None:
+    rest = [replace(FAILURE, rank=rank) for rank in (0, 3)]
+    other = replace(FAILURE, rank=1, type="PeerLostError", message="rank 2 ended")
+    failed = result(tmp_path, state="failed", failures=(FAILURE, other, *rest))
+    text = failed.explain()
+    assert text.splitlines()[0] == FAILURE.headline()
+    assert "the same in ranks 0, 3" in text
+    assert "then: rank 1 failed in cell [7], line 3: PeerLostError: rank 2 ended" in text
+    assert text.splitlines()[-1] == f"log: {tmp_path / 'run.log'}"
+    with pytest.raises(errors.RankFailedError) as caught:
+        failed.raise_for_failure()
+    assert caught.value.result is failed
+    (shown,) = caught.value._render_traceback_()
+    assert shown == f"RankFailedError: {text}"
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [("timed_out", errors.RunTimeoutError), ("interrupted", errors.RunInterruptedError)],
+)
+def test_a_stopped_result(tmp_path: Path, state: str, error: type[Exception]) -> None:
+    stopped = result(tmp_path, state=state, reason="because")
+    with pytest.raises(error, match=r"\(because\) after 12.5 s; all 4 ranks have ended"):
+        stopped.raise_for_failure()
+
+
+def test_a_good_result(tmp_path: Path) -> None:
+    good = result(tmp_path, returns={"w": 1}, returns_failed={"lock": "cannot be pickled"})
+    good.raise_for_failure()
+    assert good.duration == 12.5
+    assert "succeeded on 4 rehearsal cores after 12.5 s · back in the kernel: w" in repr(good)
+    assert "lock: cannot be pickled" in repr(good)
+    assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
+
+
+def test_metrics_are_rows_in_order_of_time(tmp_path: Path) -> None:
+    rows = [
+        {"rank": 1, "attempt": 0, "step": 0, "time": 102.0, "loss": 0.5},
+        {"rank": 0, "attempt": 0, "step": 0, "time": 101.0, "loss": 0.7},
+        {"rank": 0, "attempt": 0, "step": 1, "time": 103.0, "acc": 0.9},
+    ]
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"rank": 0, "cut')
+    frame = result(tmp_path).metrics()
+    assert list(frame.columns) == ["step", "rank", "time", "loss", "acc"]
+    assert frame["time"].tolist() == [1.0, 2.0, 3.0]
+    assert frame["loss"].dropna().tolist() == [0.7, 0.5]
+    assert list(result(tmp_path / "none").metrics().columns) == ["step", "rank", "time"]
+
+
+def test_names_of_signals() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(99) == "signal 99"

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tpunb.worker import processes
+from tpunb.worker.ladder import Ladder
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    """A process that has said that it is ready."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"import signal, time\n{code}\nprint('ready', flush=True)\n"
+         "while True:\n    time.sleep(600)"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    made = python("")
+    yield made
+    made.kill()
+    made.wait()
+    assert made.stdout is not None
+    made.stdout.close()
+
+
+def wait_for(gone: processes.Process) -> None:
+    deadline = time.monotonic() + 20
+    while processes.alive(gone):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_is_told_from_a_later_one_with_its_pid(child: subprocess.Popen[str]) -> None:
+    found = processes.find(child.pid)
+    assert found is not None
+    assert processes.alive(found)
+    assert not processes.alive(processes.Process(found.pid, found.started - 1))
+    assert not processes.send(processes.Process(found.pid, found.started - 1), signal.SIGKILL)
+    child.kill()
+    wait_for(found)  # a zombie does not count
+    assert processes.find(child.pid) is None
+    assert not processes.send(found, signal.SIGTERM)
+
+
+def test_descendants_parents_first(child: subprocess.Popen[str]) -> None:
+    deep = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], start_new_session=True)
+    deadline = time.monotonic() + 20
+    while len(processes.descendants(deep.pid)) < 1:
+        assert time.monotonic() < deadline
+    found = [process.pid for process in processes.descendants(os.getpid())]
+    (sleep,) = processes.descendants(deep.pid)
+    assert child.pid in found
+    assert found.index(deep.pid) < found.index(sleep.pid)
+    for process in (sleep, processes.find(deep.pid)):
+        assert process is not None
+        processes.end(process, signal.SIGKILL)
+    deep.wait()
+
+
+def climb(ladder: Ladder) -> None:
+    deadline = time.monotonic() + 20
+    while not ladder.climb():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+IGNORE = "signal.signal(signal.SIG{0}, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize(
+    ("code", "steps"),
+    [
+        ("", ["SIGINT"]),
+        (IGNORE.format("INT"), ["SIGINT", "SIGTERM"]),
+        (IGNORE.format("INT") + ";" + IGNORE.format("TERM"), ["SIGINT", "SIGTERM", "SIGKILL"]),
+    ],
+)
+def test_the_ladder_climbs_as_far_as_it_must(code: str, steps: list[str]) -> None:
+    child = python(code)
+    process = processes.find(child.pid)
+    assert process is not None
+    taken: list[str] = []
+    living = lambda: [process] if processes.alive(process) else []  # noqa: E731
+    climb(Ladder([process], living, grace=0.3, stepped=taken.append))
+    assert taken == steps
+    assert child.wait() < 0
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def test_a_stopped_process_gets_its_signal(child: subprocess.Popen[str]) -> None:
+    process = processes.find(child.pid)
+    assert process is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    taken: list[str] = []
+    living = lambda: [process] if processes.alive(process) else []  # noqa: E731
+    climb(Ladder([process], living, grace=30.0, stepped=taken.append))
+    assert taken == ["SIGINT"]
+
+
+def test_the_parent_is_spared_until_its_children_are_gone(child: subprocess.Popen[str]) -> None:
+    """It is not signalled with the others, only killed if it stays."""
+    rank = python(IGNORE.format("INT"))
+    first, parent = processes.find(rank.pid), processes.find(child.pid)
+    assert first is not None
+    assert parent is not None
+    living = lambda: [p for p in (first, parent) if processes.alive(p)]  # noqa: E731
+    ladder = Ladder([first], living, parent=parent, grace=0.2, stepped=lambda step: None)
+    while processes.alive(first):
+        ladder.climb()
+    assert processes.alive(parent)
+    climb(ladder)
+    assert child.wait() == -signal.SIGKILL
+    rank.wait()
+    assert rank.stdout is not None
+    rank.stdout.close()
