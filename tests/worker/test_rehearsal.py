@@ -670,7 +670,8 @@ def in_a_child() -> str:
     pid = os.fork()
     if pid == 0:
         try:
-            wire.agree(Call("rendezvous"), [0, 1])
+            with wire.together(Call("rendezvous"), [0, 1]):
+                pass
         except gloo.CollectiveError as error:
             os.write(write, str(error).encode())
         finally:

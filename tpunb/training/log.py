@@ -222,8 +222,9 @@ class Written(Book):
 
     def deliver(self, records: list[Record]) -> None:
         with self._change:
-            idle = not self._busy and time.monotonic() - self._last > GATHER
-            if idle and not any(record.lazy for record in records):
+            quiet = time.monotonic() - self._last > GATHER
+            at_once = quiet and not any(record.lazy for record in records)
+            if not self._busy and (at_once or self._flushing):
                 self._write(records)
                 return
             self._queue += records
@@ -232,14 +233,13 @@ class Written(Book):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="tpunb.log", daemon=True)
                 self._thread.start()
-                # For ranks that fail: nobody else flushes then.
-                atexit.register(flush, sync=False, timeout=5.0)
 
     def flush(self, sync: bool, timeout: float | None) -> None:
+        with self._change:
+            self._flushing = True  # from here on nobody gathers, and no thread is started
+            self._change.notify_all()
         super().flush(sync, timeout)
         with self._change:
-            self._flushing = True
-            self._change.notify_all()
             self._change.wait_for(lambda: not self._busy, timeout)
             self._flushing = False
 
@@ -250,13 +250,13 @@ class Written(Book):
                 self._change.notify_all()
                 self._change.wait_for(lambda: bool(self._queue))
                 records, self._queue = self._queue, []
-            for record in records:
-                record.read()
             self._write(records)
             with self._change:
                 self._change.wait_for(lambda: self._flushing, GATHER)
 
     def _write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            record.read()
         lines = [
             json.dumps({**self._origin, "step": r.step, "time": r.time, **r.values}) + "\n"
             for r in records
@@ -280,6 +280,8 @@ def _book() -> Book:
         if run and rank is not None:
             attempt = int(os.environ.get("TPUNB_ATTEMPT", "0"))
             _current = Written(RunDir(run).metrics, int(rank), attempt)
+            # For a rank that fails: nobody else flushes then.
+            atexit.register(flush, sync=False, timeout=5.0)
         else:
             _current = Printed() if rank in (None, "0") else Silent()
     return _current

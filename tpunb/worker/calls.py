@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 
-_LIBRARIES = ("tpunb.worker", "torch_xla", "torch")
+_LIBRARIES = ("tpunb.worker", "contextlib", "torch_xla", "torch")
 
 
 @dataclass(frozen=True)

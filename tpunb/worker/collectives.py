@@ -134,9 +134,9 @@ class Collectives:
         taking_part, members = self._members(groups)
         if len(members) != shard_count:
             raise ValueError(f"{call}: shard_count is {shard_count}, of {len(members)} ranks")
-        self._wire.agree(call, taking_part)
         (value,) = _read([tensor])
-        parts = self._wire.all_gather(_as_bytes(value), members, call)
+        with self._wire.together(call, taking_part):
+            parts = self._wire.all_gather(_as_bytes(value), members, call)
         shaped = [part.view(value.dtype).reshape(value.shape) for part in parts]
         return torch.cat(shaped, dim).to(tensor.device)
 
@@ -153,8 +153,8 @@ class Collectives:
             raise TypeError(f"`payload` must be bytes, not {type(payload)}")
         torch_xla.sync()
         call = Call("rendezvous", label=repr(tag) if tag else "")
-        sizes = self._wire.agree(call, self._world, len(payload))
-        return self._wire.all_gather_bytes(payload, sizes, self._world, call)
+        with self._wire.together(call, self._world, len(payload)) as sizes:
+            return self._wire.all_gather_bytes(payload, sizes, self._world, call)
 
     def _all_reduce(
         self,
@@ -170,14 +170,14 @@ class Collectives:
         _refuse_while_compiling(call)
         _check_reduction(call, reduce_type, tensors)
         taking_part, members = self._members(groups)
-        self._wire.agree(call, taking_part)
         values = _read(tensors)
-        for indexes, reduction, flat in _messages(reduce_type, values):
-            self._wire.all_reduce(flat, reduction, members, call)
-            sizes = [values[index].numel() for index in indexes]
-            for index, part in zip(indexes, flat.split(sizes), strict=True):
-                reduced = part.to(values[index].dtype).reshape(values[index].shape)
-                values[index] = _scaled(reduced, scale)
+        with self._wire.together(call, taking_part):
+            for indexes, reduction, flat in _messages(reduce_type, values):
+                self._wire.all_reduce(flat, reduction, members, call)
+                sizes = [values[index].numel() for index in indexes]
+                for index, part in zip(indexes, flat.split(sizes), strict=True):
+                    reduced = part.to(values[index].dtype).reshape(values[index].shape)
+                    values[index] = _scaled(reduced, scale)
         return values
 
     def _members(self, groups: Groups) -> tuple[Sequence[int], Sequence[int]]:
@@ -203,7 +203,9 @@ def _group_text(groups: Groups) -> str:
 def _read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The values on the CPU. Computes what is pending, and runs no step closures.
 
-    Not `torch_xla.sync()`: that would run closures in the middle of a step.
+    Before the others are waited for: an interrupt or an error in a long computation finds this
+    rank outside the collective. Not `torch_xla.sync()`: that would run closures in the middle
+    of a step.
     """
     plain = [tensor.detach() for tensor in tensors]
     _XLAC._xla_sync_live_tensors("", [], False)

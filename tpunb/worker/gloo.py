@@ -104,80 +104,17 @@ class Wire:
         self._store: Store | None = None
         self._broken: str | None = None
 
-    def agree(self, call: Call, members: Sequence[int], payload: int = 0) -> list[int]:
-        """Wait for all `members` and see that they make the same call; their payloads' sizes.
+    @contextlib.contextmanager
+    def together(self, call: Call, members: Sequence[int], payload: int = 0) -> Iterator[list[int]]:
+        """A block in which `members` exchange tensors, after they have agreed on `call`.
 
-        Raises MismatchError on every rank that says which rank brought what; PeerLostError
+        Waits for all of them. Gives the size of each one's payload. Whoever leaves the block
+        in the middle takes part in no later collective: the ranks no longer agree on what
+        comes next.
+
+        Raises MismatchError on every rank, which says which rank brought what; PeerLostError
         or WaitedTooLongError when a rank does not come.
         """
-        with self._taking_part(call):
-            described = call.described()
-            header = _HEADER.pack(call.digest(), payload, len(described))
-            headers = [
-                _HEADER.unpack(_bytes(part))
-                for part in self._gather(_tensor(header), members, call)
-            ]
-            if len({digest for digest, _, _ in headers}) > 1:
-                size = max(length for _, _, length in headers)
-                parts = self._gather(_tensor(described.ljust(size, b"\0")), members, call)
-                raise MismatchError(
-                    disagreement(
-                        {
-                            rank: Call.from_description(_bytes(part)[:length])
-                            for rank, part, (_, _, length) in zip(
-                                members, parts, headers, strict=True
-                            )
-                        }
-                    )
-                )
-            return [length for _, length, _ in headers]
-
-    def all_reduce(
-        self,
-        flat: torch.Tensor,
-        reduction: ReduceOp.RedOpType,
-        members: Sequence[int],
-        call: Call,
-    ) -> None:
-        """Reduce a flat tensor over `members`, in place, after they have agreed on `call`."""
-        if len(members) == 1 or flat.numel() == 0:
-            return
-        with self._taking_part(call):
-            options = AllreduceOptions()
-            options.reduceOp = ReduceOp(reduction)
-            group = self._group(members, call)
-            self._wait(group.backend.allreduce([flat], options), group, call)
-
-    def all_gather(
-        self, flat: torch.Tensor, members: Sequence[int], call: Call
-    ) -> list[torch.Tensor]:
-        """The flat tensors of all `members`, in their order, after they have agreed on `call`."""
-        if flat.numel() == 0:
-            return [flat] * len(members)
-        with self._taking_part(call):
-            return self._gather(flat, members, call)
-
-    def all_gather_bytes(
-        self, data: bytes, sizes: Sequence[int], members: Sequence[int], call: Call
-    ) -> list[bytes]:
-        """The bytes of all `members`; `sizes` is what `agree` returned for them."""
-        longest = max(sizes)
-        if longest == 0:
-            return [b""] * len(sizes)
-        parts = self.all_gather(_tensor(data.ljust(longest, b"\0")), members, call)
-        return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
-
-    def _gather(self, flat: torch.Tensor, members: Sequence[int], call: Call) -> list[torch.Tensor]:
-        if len(members) == 1:
-            return [flat]
-        group = self._group(members, call)
-        gathered = torch.empty(len(members) * flat.numel(), dtype=flat.dtype)
-        self._wait(group.backend._allgather_base(gathered, flat), group, call)
-        return list(gathered.split(flat.numel()))
-
-    @contextlib.contextmanager
-    def _taking_part(self, call: Call) -> Iterator[None]:
-        """After an exchange that did not end, the ranks no longer agree on what comes next."""
         if os.getpid() != self._pid:
             raise CollectiveError(
                 f"{call} was called in a child process of rank {self.rank} (a DataLoader "
@@ -186,7 +123,7 @@ class Wire:
         if self._broken is not None:
             raise CollectiveError(f"{call} cannot run: {self._broken}")
         try:
-            yield
+            yield self._agree(call, members, payload)
         except MismatchError:
             raise  # every rank has got it: they are together still
         except CollectiveError as error:
@@ -198,6 +135,60 @@ class Wire:
                 "waited in it. `xm.save` still works, it needs no other rank"
             )
             raise
+
+    def _agree(self, call: Call, members: Sequence[int], payload: int) -> list[int]:
+        described = call.described()
+        header = _HEADER.pack(call.digest(), payload, len(described))
+        headers = [
+            _HEADER.unpack(_bytes(part)) for part in self.all_gather(_tensor(header), members, call)
+        ]
+        if len({digest for digest, _, _ in headers}) == 1:
+            return [length for _, length, _ in headers]
+        size = max(length for _, _, length in headers)
+        parts = self.all_gather(_tensor(described.ljust(size, b"\0")), members, call)
+        calls = {
+            rank: Call.from_description(_bytes(part)[:length])
+            for rank, part, (_, _, length) in zip(members, parts, headers, strict=True)
+        }
+        raise MismatchError(disagreement(calls))
+
+    # The following are called in a block of `together`.
+
+    def all_reduce(
+        self,
+        flat: torch.Tensor,
+        reduction: ReduceOp.RedOpType,
+        members: Sequence[int],
+        call: Call,
+    ) -> None:
+        """Reduce a flat tensor over `members`, in place."""
+        if len(members) == 1 or flat.numel() == 0:
+            return
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(reduction)
+        group = self._group(members, call)
+        self._wait(group.backend.allreduce([flat], options), group, call)
+
+    def all_gather(
+        self, flat: torch.Tensor, members: Sequence[int], call: Call
+    ) -> list[torch.Tensor]:
+        """The flat tensors of all `members`, in their order."""
+        if len(members) == 1 or flat.numel() == 0:
+            return [flat] * len(members)
+        group = self._group(members, call)
+        gathered = torch.empty(len(members) * flat.numel(), dtype=flat.dtype)
+        self._wait(group.backend._allgather_base(gathered, flat), group, call)
+        return list(gathered.split(flat.numel()))
+
+    def all_gather_bytes(
+        self, data: bytes, sizes: Sequence[int], members: Sequence[int], call: Call
+    ) -> list[bytes]:
+        """The bytes of all `members`; `sizes` is what `together` gave."""
+        longest = max(sizes)
+        if longest == 0:
+            return [b""] * len(sizes)
+        parts = self.all_gather(_tensor(data.ljust(longest, b"\0")), members, call)
+        return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def _group(self, members: Sequence[int], call: Call) -> _Group:
         key = tuple(members)
@@ -274,8 +265,10 @@ class Wire:
         absent = [member for member in group.members if member != self.rank]
         deadline = time.monotonic() + INQUIRY
         while True:
-            absent = [member for member in absent if not self._is_here(group, member)]
+            # In this order: a rank that was here, too, says so before it ends.
             ended = [member for member in absent if _has_ended(group.pids[member])]
+            absent = [member for member in absent if not self._is_here(group, member)]
+            ended = [member for member in ended if member in absent]
             if ended or not absent or time.monotonic() > deadline:
                 return ended, absent
             time.sleep(0.02)
