@@ -21,7 +21,7 @@ from tpunb.platforms import environment
 
 def script_of(prelude: Iterable[str], train: str) -> Script:
     """A script whose cells have the numbers 1, 2, … and the train cell the last."""
-    lines = ["# made by hand"]
+    lines = ["made_by = 'hand'"]
     blocks = [Block("header", 1, 1)]
     cells = [("prelude", cell) for cell in prelude] + [("train", train)]
     for index, (role, source) in enumerate(cells):

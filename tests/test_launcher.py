@@ -60,6 +60,13 @@ class TestThatWorks:
         ]
         assert sum(line.startswith("[prelude] prelude") for line in seen.log) == 1
 
+    @pytest.mark.parametrize("replicate", [None, "asked"])
+    def test_what_the_script_s_header_defines_is_there(
+        self, driver: Driver, replicate: str | None
+    ) -> None:
+        seen = driver.run(["by = made_by"], "print(by, made_by)", replicate=replicate)
+        assert sorted(seen.log) == ["[0] hand hand", "[1] hand hand"]
+
     def test_events_tell_the_story_in_order(self, driver: Driver) -> None:
         seen = driver.run(["a = 1"], "print(a)")
         assert [phase.text for phase in seen.of(Phase)] == [

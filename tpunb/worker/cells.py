@@ -10,7 +10,7 @@ import traceback
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from tpunb.models import Block, RunSpec
+from tpunb.models import Block, Role, RunSpec
 from tpunb.rundir import RunDir, write_json
 
 _FUTURE = 0
@@ -26,9 +26,6 @@ class Cells:
         self._lines = run.script.read_text(encoding="utf-8").split("\n")
         self._blocks = spec.blocks
         self._flags = 0
-        for block in self._blocks:
-            if block.role == "header":
-                self._compile(block)
         self.module = self._make_main()
 
     def _make_main(self) -> ModuleType:
@@ -42,11 +39,9 @@ class Cells:
         sys.argv[:] = [self._path]
         sys.modules["__main__"] = self.module
 
-    def prelude(self) -> list[Block]:
-        return [block for block in self._blocks if block.role == "prelude"]
-
-    def train(self) -> list[Block]:
-        return [block for block in self._blocks if block.role == "train"]
+    def of(self, role: Role) -> list[Block]:
+        """The blocks of the header, the prelude, or the train cell, in order."""
+        return [block for block in self._blocks if block.role == role]
 
     def _text(self, block: Block) -> str:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"

@@ -92,12 +92,12 @@ def _work(task: Assignment) -> int:
             signal.signal(number, handler)  # type: ignore[arg-type]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if task.replicate:
-            for block in task.cells.prelude():
+            for block in [*task.cells.of("header"), *task.cells.of("prelude")]:
                 task.cells.execute(block)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect(folder / "stdout.log", folder / "stderr.log")
         device.begin(task.spec.device, task.local_rank, task.local_world_size)
-        for block in task.cells.train():
+        for block in task.cells.of("train"):
             task.cells.execute(block)
         return _finish(task)
     except SystemExit as error:

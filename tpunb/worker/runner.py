@@ -74,7 +74,9 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
 def _prelude(run: RunDir, script: Cells, report: Reporter) -> str | None:
     """Run the cells above the train cell; what one of them did that forbids a fork, or None."""
     findings = Findings()
-    for block in script.prelude():
+    for block in script.of("header"):
+        script.execute(block)
+    for block in script.of("prelude"):
         report.tell("cell", number=block.number)
         run.emit(Phase(f"prelude, cell [{block.number}]"))
         _run_block(script, block)
