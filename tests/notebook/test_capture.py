@@ -166,17 +166,9 @@ NOTEBOOK = (
 )
 RUNNERS = {
     "papermill": (["papermill", "in.ipynb", "out.ipynb"], "papermill"),
-    "papermill, options first": (
-        ["papermill", "-k", "python3", "--no-progress-bar", "in.ipynb", "out.ipynb"],
-        "papermill",
-    ),
     "python -m papermill": (
         [sys.executable, "-m", "papermill", "in.ipynb", "o.ipynb"],
         "papermill",
-    ),
-    "nbconvert": (
-        ["jupyter", "nbconvert", "--to", "notebook", "--execute", "--stdout", "in.ipynb"],
-        "nbconvert",
     ),
     "nbconvert of two": (
         ["jupyter-nbconvert", "--to", "html", "--execute", "other.ipynb", "in.ipynb"],

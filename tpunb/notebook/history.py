@@ -57,7 +57,8 @@ class History:
         # `shell.execution_count` is this cell's number until IPython 9.7 and the next one's
         # since 9.8 (it is counted up before the hook); the display hook knows in both.
         number = self.shell.displayhook.prompt_count
-        self._executions.append(Execution(info.raw_cell, number, info.cell_id or None))
+        id = getattr(info, "cell_id", None)  # IPython 8.0 knows no ids
+        self._executions.append(Execution(info.raw_cell, number, id or None))
 
     def _end(self, result: Any) -> None:
         # IPython passes None where the machinery itself failed.

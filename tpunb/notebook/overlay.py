@@ -65,7 +65,7 @@ def overlay(document: tuple[Cell, ...], executed: Sequence[Execution]) -> Overla
             ran = replace(cell, kind="code", source=run.source, number=run.number)
             cells.append(replace(ran, index=len(cells)))
         elif cell is not None and cell.kind == "code" and place < at:
-            never += [cell] if cell.source.strip() else []
+            never += [cell] if cell.source.strip() and not _own(cell.source) else []
         elif cell is not None:
             cells.append(replace(cell, index=len(cells), number=None))
         if key == train:
@@ -181,6 +181,7 @@ def _alike(text: str, other: str) -> bool:
 
 
 def _own(source: str) -> bool:
+    """Whether it is a cell of tpunb's own magics, which no run repeats."""
     return any(name.startswith("tpu_") for name in cell_magics(source))
 
 

@@ -1,0 +1,1 @@
+"""From a notebook to the Python script that runs it: `Script`."""

@@ -9,6 +9,17 @@ from tpunb.script import syntax, treatments
 from tpunb.script.syntax import Special
 
 PASS = "pass  # "
+AUTOMAGIC = (
+    ast.Module,
+    ast.Expr,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.operator,
+    ast.unaryop,
+    ast.Name,
+    ast.Load,
+)
+"""What `ls -la` is made of where it is read as Python."""
 
 
 class NotPythonError(Exception):
@@ -47,6 +58,7 @@ def plain(source: str) -> Plain:
     of no use in a script are left out. Raises NotPythonError where neither is possible.
     """
     cell = Plain(syntax.clean(source.split("\n")))
+    _mark_automagic(cell)
     if not _unwrap(cell):
         return cell
     # Valid Python holds no special syntax; to know that is much cheaper than to look for it.
@@ -54,6 +66,25 @@ def plain(source: str) -> Plain:
         _replace(cell, special)
     _drop_needless_pass(cell)
     return cell
+
+
+def _mark_automagic(cell: Plain) -> None:
+    """Write the % before `pip install x` or `ls -la`, which IPython adds to cells of one line.
+
+    A line that may do something as Python stays as it is.
+    """
+    at = syntax.next_statement(cell.lines, 0)
+    if at == len(cell.lines) or syntax.next_statement(cell.lines, at + 1) < len(cell.lines):
+        return
+    name = cell.lines[at].split(maxsplit=1)[0]
+    if name not in (treatments.LINES | treatments.REFUSED | treatments.STATEMENTS):
+        return
+    try:
+        nodes = list(ast.walk(ast.parse(cell.lines[at])))
+    except (SyntaxError, ValueError):
+        nodes = []
+    if all(isinstance(node, AUTOMAGIC) for node in nodes):
+        cell.lines[at] = f"%{cell.lines[at]}"
 
 
 def _unwrap(cell: Plain) -> bool:

@@ -35,6 +35,7 @@ def leave_out(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
             omission = Omission(number, 1, line, reason)
             resources["omissions"].append((cell.metadata.index, omission))
             cell.cell_type = "markdown"
+            del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
             cell.source = f"cell [{number}] is left out, {reason}: {line}"
         if not below and (cell.source.strip() or cell.metadata.role == "train"):
             kept.append(cell)

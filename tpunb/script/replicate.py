@@ -33,10 +33,11 @@ def static_reason(script: Script) -> str | None:
     methods of the prelude that they call by name, directly or through each other. What this
     misses is found at run time.
     """
+    lines = script.text.split("\n")
     blocks = [block for block in script.blocks if block.role == "prelude"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-        trees = [ast.parse(script.source(block)) for block in blocks]
+        trees = [ast.parse("\n".join(lines[b.first - 1 : b.last])) for b in blocks]
     prelude = _Prelude(trees)
     for block, tree in zip(blocks, trees, strict=True):
         for node in prelude.executed(tree):
