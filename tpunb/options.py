@@ -7,13 +7,18 @@ other magic.
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
+
+_BRACES = re.compile(r"\{([A-Za-z_]\w*)[\w.]*\}")
+_DOLLAR = re.compile(r"^\$([A-Za-z_]\w*)$")
 
 
 class _HelpWasShown(Exception):  # noqa: N818 (not an error)
@@ -33,22 +38,39 @@ def help_ends() -> Iterator[None]:
         yield
 
 
-def parse(parser: MagicArgumentParser, line: str) -> argparse.Namespace:
-    """Parse an option line. Raises UsageError for anything that is not an option or its value."""
+def parse(
+    parser: MagicArgumentParser, line: str, user_ns: Mapping[str, object]
+) -> argparse.Namespace:
+    """Parse an option line in which IPython has filled in `{name}` and `$name`.
+
+    Raises UsageError for anything that is not an option or its value. IPython fills in all of
+    a line or nothing, so what is left of `{name}` is a name that `user_ns` does not know.
+    """
+    hint = f"({parser.prog.replace('%%', '%')} --help lists the options)"
     try:
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"{parser.prog}: {error} in: {line}") from None
     for word in words:
-        if word.startswith("{") and word.endswith("}"):
-            raise UsageError(f"{parser.prog}: {word}: the notebook has no variable {word[1:-1]!r}")
-    namespace: argparse.Namespace = parser.parse_args(words)
+        for name in [*_BRACES.findall(word), *_DOLLAR.findall(word)]:
+            if name not in user_ns and not hasattr(builtins, name):
+                raise UsageError(f"{parser.prog}: {word}: the notebook has no variable {name!r}")
+    try:
+        namespace: argparse.Namespace = parser.parse_args(words)
+    except UsageError as error:
+        raise UsageError(f"{parser.prog}: {error} {hint}") from None
     return namespace
 
 
 def _parser(name: str, description: str) -> MagicArgumentParser:
-    parser = MagicArgumentParser(prog=name, description=description, add_help=False)
-    parser.add_argument("--help", "-h", action=_Help, nargs=0, help="show this and do nothing")
+    parser = MagicArgumentParser(
+        prog=name,
+        description=description,
+        add_help=False,
+        formatter_class=argparse.HelpFormatter,  # IPython's own writes reStructuredText
+    )
+    parser.allow_abbrev = False
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and do nothing")
     return parser
 
 
@@ -111,7 +133,7 @@ SETUP.add_argument("--json", action="store_true", help="print what was found as 
 
 TRAIN = _parser("%%tpu_train", "Run this notebook up to this cell, and this cell on every core.")
 TRAIN.add_argument("--cores", type=cores, default=..., metavar="N|all",
-                   help="ranks (all chips of this machine; 4 rehearsal cores without a TPU)")  # fmt: skip
+                   help="ranks (all chips of this host; 4 rehearsal cores without a TPU)")  # fmt: skip
 TRAIN.add_argument("--name", help="part of the run's id (the notebook's name)")
 TRAIN.add_argument("--returns", type=names, default=(), metavar="a,b",
                    help="bring these names from rank 0's cell back into the kernel")  # fmt: skip

@@ -7,10 +7,26 @@ import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
 _GUARD = "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.worker import guard; guard.main()"
+
+
+_living: weakref.WeakSet[GuardProcess] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """In a process that the kernel forks: the lifeline is the kernel's alone.
+
+    A DataLoader worker of the kernel that outlives it would keep the pipe open.
+    """
+    for guard in _living:
+        guard.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class GuardProcess:
@@ -38,6 +54,7 @@ class GuardProcess:
         self.broken = ""
         """What the agent said before it ended by itself; empty while it lives."""
         self.busy = False
+        _living.add(self)
         self._tell({"do": "warm", "env": env, "sys_path": list(sys.path)})
 
     @property
@@ -80,6 +97,12 @@ class GuardProcess:
             elif message["state"] == "broken":
                 output = message["output"] or f"exit code {message['code']}"
                 self.broken = f"the agent has ended: {output}"
+
+    def let_go(self) -> None:
+        """Close this process's ends of the pipes, and nothing else."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
 
     def _note_death(self) -> None:
         if not self.broken:

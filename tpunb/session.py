@@ -22,7 +22,7 @@ import tpunb
 from tpunb import debug, plan, rundir, runs
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import MissingPackageError
+from tpunb.errors import MissingPackageError, NotebookNotFoundError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Launcher, Run
@@ -70,12 +70,16 @@ class Session:
         """`%tpu_setup`: keep defaults for later cells, and get warm in the background."""
         here = self.machine()
         if chosen.cores is not ...:
-            self.cores = _checked(here, chosen.cores)
+            self.cores = _checked(here, chosen.cores, "%tpu_setup --cores")
         if chosen.kernel == "tpu" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
         debug.kernel_device("TPU" if chosen.kernel == "tpu" else "CPU")
         if chosen.notebook is not None:
-            self.notebook = chosen.notebook
+            # Looked at now: what is wrong with it shows here, and a later %cd changes nothing.
+            path = Path(chosen.notebook).expanduser().absolute()
+            if not path.is_file():
+                raise NotebookNotFoundError(str(path), "%tpu_setup --notebook")
+            self.notebook = str(path)
         if chosen.runs is not None:
             self.runs = Path(chosen.runs).expanduser().absolute()
         if not chosen.no_warm:
@@ -117,8 +121,8 @@ class Session:
             f"{found['platform']} · {ranks} · {own}\n{packages}\nruns in {found['runs']} · {state}"
         )
 
-    def train(self, chosen: argparse.Namespace) -> RunResult | None:
-        """`%%tpu_train`, from the options to the result."""
+    def train(self, chosen: argparse.Namespace, cell: str) -> RunResult | None:
+        """`%%tpu_train`, from the options and the cell's body to the result."""
         here = self.machine()
         world_size = self._world_size(here, chosen.cores)
         try:
@@ -131,7 +135,7 @@ class Session:
             if chosen.fresh:
                 self.launcher.close()
             self.launcher.warm(env)  # it imports while the notebook is converted
-        snapshot = capture(self.history, notebook=self.notebook, user_ns=self.shell.user_ns)
+        snapshot = capture(self.history, cell, notebook=self.notebook, user_ns=self.shell.user_ns)
         script = convert(snapshot)
         replicate = "--replicate" if chosen.replicate else static_reason(script)
         if chosen.dry_run:
@@ -163,10 +167,11 @@ class Session:
     def _world_size(self, here: Machine, asked: Any) -> int:
         forced = os.environ.get(CORES)
         if forced is not None:
-            return _checked(here, None if forced == "all" else int(forced))
+            wanted = None if forced == "all" else int(forced)
+            return _checked(here, wanted, "tpunb run --cores")
         if asked is ...:
             return self.cores or here.default_cores
-        return _checked(here, asked)
+        return _checked(here, asked, "%%tpu_train --cores")
 
     def _keep_notebook(self, snapshot: Snapshot, folder: rundir.RunDir) -> None:
         if snapshot.path is not None and Path(snapshot.path).is_file():
@@ -225,12 +230,12 @@ def _interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _checked(here: Machine, cores: int | None) -> int:
+def _checked(here: Machine, cores: int | None, option: str) -> int:
     if cores is None:
         return here.default_cores
     wrong = here.check_cores(cores)
     if wrong is not None:
-        raise UsageError(wrong)
+        raise UsageError(f"{option}: {wrong}")
     return cores
 
 

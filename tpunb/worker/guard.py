@@ -74,7 +74,7 @@ class Guard:
             self._wait()
             if self.run is not None and self.run.step():
                 self._run_ended()
-            if self.agent is not None and self.agent.poll() is not None:
+            if self.agent is not None and self._agent_ended(self.agent):
                 self._agent_died()
         self._end_agent()
 
@@ -159,6 +159,12 @@ class Guard:
     def _run_ended(self) -> None:
         self.run = None
         self._say(state="ended")
+
+    def _agent_ended(self, agent: subprocess.Popen[bytes]) -> bool:
+        if self.messages is not None and self.messages.closed:
+            # Its pipe closes a moment before it can be reaped, and nothing would wake us then.
+            agent.wait()
+        return agent.poll() is not None
 
     def _agent_died(self) -> None:
         assert self.agent is not None
