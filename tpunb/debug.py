@@ -1,18 +1,24 @@
 """`%%tpu_debug`: the cell in the kernel, on one core."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import os
 import sys
+from pathlib import Path
+from types import CodeType, TracebackType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpunb.errors import MissingPackageError
+from tpunb.errors import ConversionError, MissingPackageError
 from tpunb.models import Device
 
 _chosen = False
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
 
 
 def chosen_by_us() -> bool:
@@ -42,8 +48,9 @@ def kernel_device(wanted: Device = "CPU") -> str | None:
 def run_cell(shell: InteractiveShell, cell: str) -> Any:
     """Run a cell's source in the notebook's namespace, with launchers calling their function here.
 
-    The value of a last expression is returned. Line numbers in tracebacks are those of the
-    whole cell, the magic's line included.
+    The value of a last expression is returned. An exception shows the notebook's lines and the
+    libraries', counted from the cell's first, which is the magic's. Raises ConversionError for
+    what is not Python.
     """
     try:
         from tpunb.worker import launchers
@@ -53,21 +60,60 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
         raise MissingPackageError(
             error.name, "%%tpu_debug", "`pip install 'tpunb[xla]'` brings a matching pair"
         ) from error
-    body, last = _compile(shell, "\n" + cell)
-    with launchers.calling_here(0):
-        exec(body, shell.user_ns)
-        return None if last is None else eval(last, shell.user_ns)
+    body, last = _compile(shell, cell)
+    try:
+        with launchers.calling_here(0):
+            exec(body, shell.user_ns)
+            return None if last is None else eval(last, shell.user_ns)
+    except BaseException as error:
+        _show_without_us(shell, error, body.co_filename)
+        raise
 
 
-def _compile(shell: InteractiveShell, cell: str) -> tuple[Any, Any]:
+def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:
     """The cell's statements, and its last expression apart if it ends with one."""
-    source = shell.transform_cell(cell)
-    name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
-    flags = shell.compile.flags  # the notebook's own __future__ imports
-    tree = compile(source, name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
-    last = None
-    quiet = cell.rstrip().endswith(";")
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not quiet:
-        final = ast.Expression(tree.body.pop().value)
-        last = compile(final, name, "eval", flags, dont_inherit=True)
-    return compile(tree, name, "exec", flags, dont_inherit=True), last
+    number = shell.displayhook.prompt_count  # this cell's, in every IPython (see History)
+    empty = len(cell) - len(cell.lstrip())  # IPython drops empty lines at the top
+    body = "\n" * cell.count("\n", 0, empty) + shell.transform_cell(cell)
+    name = shell.compile.cache(f"%%tpu_debug\n{body}", number, raw_code=cell)
+    flags = shell.compile.flags & _FUTURE  # the notebook's own __future__ imports
+    value = None
+    try:
+        tree = compile(f"\n{body}", name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";"):
+            last = ast.Expression(tree.body.pop().value)
+            value = compile(last, name, "eval", flags, dont_inherit=True)
+        return compile(tree, name, "exec", flags, dont_inherit=True), value
+    except SyntaxError as error:
+        line = error.lineno or 1
+        text = (["", *body.split("\n")][line - 1 : line] or [""])[0]
+        raise ConversionError(f"invalid syntax: {error.msg}", number, line, text) from None
+
+
+def _show_without_us(shell: InteractiveShell, error: BaseException, filename: str) -> None:
+    """Have IPython show an exception without the frames of this package and of IPython's own.
+
+    It asks exceptions for `_render_traceback_` (7.34 to 9.18). `%tb` does so too; `%debug`
+    sees all frames.
+    """
+    here = str(Path(__file__).parent)
+    frames: list[TracebackType] = []
+    tb = error.__traceback__
+    while tb is not None:
+        if frames or tb.tb_frame.f_code.co_filename == filename:
+            frames.append(tb)
+        tb = tb.tb_next
+    shown = None
+    for frame in reversed(frames):
+        if not frame.tb_frame.f_code.co_filename.startswith(here):
+            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    if shown is None or hasattr(type(error), "_render_traceback_"):
+        return
+
+    def render() -> list[str]:
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            type(error), error, shown, tb_offset=0
+        )
+        return lines
+
+    error.__dict__["_render_traceback_"] = render  # also where the class forbids attributes

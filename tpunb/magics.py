@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import MagicArgumentParser
 
 from tpunb import debug, options, rundir, runs
 from tpunb.session import Session
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _documented(parser: MagicArgumentParser) -> Callable[[_Function], _Function]:
+    """The options are what `%%tpu_train?` shows."""
+
+    def give(function: _Function) -> _Function:
+        function.__doc__ = parser.format_help()
+        return function
+
+    return give
 
 
 @magics_class
@@ -21,42 +36,52 @@ class TpuMagics(Magics):
         self.session = Session(shell)
 
     @line_magic
+    @_documented(options.SETUP)
     def tpu_setup(self, line: str) -> None:
-        """Say where we are and what will be used; see %tpu_setup --help."""
         with options.help_ends():
-            chosen = options.parse(options.SETUP, line)
+            chosen = options.parse(options.SETUP, line, self.session.shell.user_ns)
             self.session.setup(chosen)
             found = self.session.found()
             print(json.dumps(found, indent=1) if chosen.json else self.session.describe(found))
 
-    @cell_magic
-    def tpu_train(self, line: str, cell: str) -> Any:
-        """Run this notebook up to this cell, and this cell on every core; see --help."""
+    # IPython refuses a cell magic without a body, `%%tpu_train --help` too, and points to the
+    # line magic of that name: there is one, for --help.
+    @line_cell_magic
+    @_documented(options.TRAIN)
+    def tpu_train(self, line: str, cell: str | None = None) -> Any:
         with options.help_ends():
-            return self.session.train(options.parse(options.TRAIN, line))
+            chosen = options.parse(options.TRAIN, line, self.session.shell.user_ns)
+            return self.session.train(chosen, _body("tpu_train", cell))
 
-    @cell_magic
-    def tpu_debug(self, line: str, cell: str) -> Any:
-        """Run this cell in the kernel on one core; see %%tpu_debug --help."""
+    @line_cell_magic
+    @_documented(options.DEBUG)
+    def tpu_debug(self, line: str, cell: str | None = None) -> Any:
         with options.help_ends():
-            options.parse(options.DEBUG, line)
+            options.parse(options.DEBUG, line, self.session.shell.user_ns)
+            body = _body("tpu_debug", cell)
             if said := debug.kernel_device():
                 print(said)
-            return debug.run_cell(self.session.shell, cell)
+            return debug.run_cell(self.session.shell, body)
 
     @line_magic
+    @_documented(options.RUNS)
     def tpu_runs(self, line: str) -> None:
-        """List the runs; see %tpu_runs --help."""
         with options.help_ends():
-            options.parse(options.RUNS, line)
+            options.parse(options.RUNS, line, self.session.shell.user_ns)
             print(runs.table(self.session.runs))
 
     @line_magic
+    @_documented(options.LOGS)
     def tpu_logs(self, line: str) -> None:
-        """Show the log of a run; see %tpu_logs --help."""
         with options.help_ends():
-            chosen = options.parse(options.LOGS, line)
+            chosen = options.parse(options.LOGS, line, self.session.shell.user_ns)
             print(runs.log(rundir.find(self.session.runs, chosen.run), chosen.rank, chosen.tail))
+
+
+def _body(name: str, cell: str | None) -> str:
+    if cell is None:
+        raise UsageError(f"%{name}: write %%{name} (two %) into a cell's first line, code below it")
+    return cell
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

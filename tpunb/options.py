@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import keyword
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -70,7 +71,14 @@ def _parser(name: str, description: str) -> MagicArgumentParser:
         formatter_class=argparse.HelpFormatter,  # IPython's own writes reStructuredText
     )
     parser.allow_abbrev = False
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this and do nothing")
+    parser.add_argument(
+        "-h",
+        "--help",
+        action=_Help,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show this and do nothing",
+    )
     return parser
 
 
@@ -78,7 +86,7 @@ def cores(text: str) -> int | None:
     """A number of cores, or None for 'all'."""
     if text == "all":
         return None
-    if not text.lstrip("-").isdigit():
+    if not text.removeprefix("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
     return int(text)
 
@@ -97,13 +105,12 @@ def names(text: str) -> tuple[str, ...]:
     """Variable names, with commas between them."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in found:
-        if not name.isidentifier():
-            raise argparse.ArgumentTypeError(f"{name!r} is not the name of a variable")
+        _variable(name)
     return found
 
 
 def _variable(text: str) -> str:
-    if not text.isidentifier():
+    if not text.isidentifier() or keyword.iskeyword(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
     return text
 
@@ -116,7 +123,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _whole(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
@@ -133,7 +140,7 @@ SETUP.add_argument("--json", action="store_true", help="print what was found as 
 
 TRAIN = _parser("%%tpu_train", "Run this notebook up to this cell, and this cell on every core.")
 TRAIN.add_argument("--cores", type=cores, default=..., metavar="N|all",
-                   help="ranks (all chips of this host; 4 rehearsal cores without a TPU)")  # fmt: skip
+                   help="ranks (all chips here; 4 rehearsal cores without a TPU)")  # fmt: skip
 TRAIN.add_argument("--name", help="part of the run's id (the notebook's name)")
 TRAIN.add_argument("--returns", type=names, default=(), metavar="a,b",
                    help="bring these names from rank 0's cell back into the kernel")  # fmt: skip

@@ -39,7 +39,7 @@ def describe(
         for change in changes:
             what = "removed" if change.value is None else f"= {change.value}"
             lines.append(f"  {change.name} {what}  ({change.reason})")
-    return "\n".join([*lines, "", script.text])
+    return "\n".join([*lines, "", script.text.rstrip()])
 
 
 def _cells(script: Script, role: str) -> str:

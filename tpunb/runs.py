@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from tpunb import rundir
+from tpunb.errors import TpunbError
 from tpunb.rundir import RunDir
 
 
@@ -39,7 +40,12 @@ def table(runs: Path) -> str:
 
 
 def log(run: RunDir, rank: int | None = None, tail: int | None = None) -> str:
-    """The log of a run, or of one rank of it, or the last lines of either."""
+    """The log of a run, or of one rank of it, or the last lines of either.
+
+    Raises TpunbError for a rank that the run has not.
+    """
+    if rank is not None and rank >= (size := run.read_spec().world_size):
+        raise TpunbError(f"run {run.id} has no rank {rank}: its ranks are 0 to {size - 1}")
     text = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
     lines = text.splitlines()
     if rank is not None:
