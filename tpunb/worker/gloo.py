@@ -215,7 +215,7 @@ class Wire:
             if time.monotonic() > deadline:
                 raise WaitedTooLongError(self._waited(call, absent))
             time.sleep(pause)
-            pause = min(0.05, 2 * pause)
+            pause = min(0.01, 2 * pause)
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
         group = _Group(members, pids, store)
         try:
