@@ -358,6 +358,21 @@ class TestFailures:
         assert "direct cause" in failure.traceback
         assert failure.traceback.index("line 2") < failure.traceback.index("line 4")
 
+    def test_a_collective_that_does_not_fit_names_cells_and_lines(self, driver: Driver) -> None:
+        result = driver.run(
+            ["import os, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
+            """
+            x = torch.ones(3, device=torch_xla.device())
+            if os.environ['RANK'] == '1':
+                xm.all_reduce('sum', [x[:2]])
+            xm.all_reduce('sum', [x])
+            """,
+        ).result
+        assert result.failure is not None
+        assert result.failure.type == "MismatchError"
+        assert "cell [2], line 3: xm.all_reduce('sum', [x[:2]])" in result.failure.message
+        assert "cell [2], line 4: xm.all_reduce('sum', [x])" in result.failure.message
+
     def test_os_exit(self, driver: Driver) -> None:
         failure = driver.run(
             ["import os, time"], "os._exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"

@@ -129,6 +129,11 @@ class RunSpec:
                 return block.number, line - block.first + 1
         return None, None
 
+    def place(self, line: int) -> str:
+        """'cell [7], line 3' for a line of `script.py`."""
+        number, within = self.locate(line)
+        return f"line {line} of script.py" if number is None else f"cell [{number}], line {within}"
+
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON values."""
         return asdict(self)

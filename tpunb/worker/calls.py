@@ -7,7 +7,7 @@ import json
 import linecache
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
@@ -55,6 +55,23 @@ class Call:
         return cls(operation, tuple(tensors), *others)
 
 
+def _file_and_line(filename: str, line: int) -> str:
+    return f"line {line} of {os.path.basename(filename)}"
+
+
+_places: Callable[[str, int], str] = _file_and_line
+
+
+def name_places(script: str, place: Callable[[int], str]) -> None:
+    """In a rank of a run: say `place(line)` for the lines of its script, 'cell [7], line 3'."""
+    global _places
+
+    def places(filename: str, line: int) -> str:
+        return place(line) if filename == script else _file_and_line(filename, line)
+
+    _places = places
+
+
 def users_line() -> str:
     """The line of the user's code that is running: 'line 12 of train.py: xm.all_reduce(…)'."""
     frame: FrameType | None = sys._getframe(1)
@@ -63,7 +80,7 @@ def users_line() -> str:
         if not any(module == name or module.startswith(name + ".") for name in _LIBRARIES):
             code = frame.f_code
             source = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
-            place = f"line {frame.f_lineno} of {os.path.basename(code.co_filename)}"
+            place = _places(code.co_filename, frame.f_lineno)
             return f"{place}: {source}" if source else place
         frame = frame.f_back
     return ""

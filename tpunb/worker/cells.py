@@ -134,8 +134,7 @@ def _chain(error: BaseException, script: str, spec: RunSpec) -> list[str]:
     lines.append("Traceback (most recent call last):\n")
     for frame in _frames(error.__traceback__, script):
         if frame.filename == script and frame.lineno is not None:
-            cell, line = spec.locate(frame.lineno)
-            lines.append(f"  cell [{cell}], line {line}, in {frame.name}\n")
+            lines.append(f"  {spec.place(frame.lineno)}, in {frame.name}\n")
         else:
             lines.append(
                 f'  File "{_short(frame.filename)}", line {frame.lineno}, in {frame.name}\n'

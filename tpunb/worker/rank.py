@@ -17,7 +17,7 @@ import torch
 
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
-from tpunb.worker import autograd, cells, device, launchers, processes, returns, stdio
+from tpunb.worker import autograd, calls, cells, device, launchers, processes, returns, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.messages import Reporter
 
@@ -79,6 +79,7 @@ def _become(task: Assignment, report: Reporter) -> None:
     device.prepare(
         task.spec.device, task.rank, task.spec.world_size, task.local_rank, task.local_world_size
     )
+    calls.name_places(str(task.run.script), task.spec.place)
     autograd.start_xla_before_backward()
     launchers.install(task.rank)
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
