@@ -88,6 +88,13 @@ def test_a_good_result(tmp_path: Path) -> None:
     assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
 
 
+def test_a_result_comes_back_as_it_was_but_for_values(tmp_path: Path) -> None:
+    failed = result(tmp_path, state="failed", failures=(FAILURE,), reason="r", warm=True)
+    data = json.loads(json.dumps(replace(failed, returns={"w": object()}).to_json()))
+    assert data["returns"] == ["w"]
+    assert RunResult.from_json(data, tmp_path) == failed
+
+
 def test_metrics_are_rows_in_order_of_time(tmp_path: Path) -> None:
     rows = [
         {"rank": 1, "attempt": 0, "step": 0, "time": 102.0, "loss": 0.5},

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpunb import rundir
 from tpunb.events import Ended, Event, Note
-from tpunb.models import RunResult, RunSpec, Script, Snapshot
+from tpunb.models import Failure, RunResult, RunSpec, Script, Snapshot
 from tpunb.platforms import environment
 from tpunb.process import GuardProcess
 from tpunb.rundir import Follower, RunDir
@@ -29,24 +29,16 @@ class Run:
         self._guard = guard
 
     def events(self) -> Iterator[Event | None]:
-        """What happens, as it happens, until no process is left; None whenever nothing did.
-
-        May be left by an exception (KeyboardInterrupt) and taken up again with a new call:
-        nothing is lost and nothing comes twice.
-        """
-        if not hasattr(self, "_follower"):
-            self._follower = Follower(self.dir, self.spec.world_size)
-            self._pending: list[Event] = []
+        """What happens, as it happens, until no process is left; None whenever nothing did."""
+        follower = Follower(self.dir, self.spec.world_size)
         while True:
             self._guard.hear()
             # Asked before the files are read: what a guard wrote last is then read below.
             lost = bool(self._guard.broken) and not self._guard.busy
-            self._pending += self._follower.read()
-            while self._pending:
-                event = self._pending.pop(0)
+            for event in follower.read():
                 yield event
                 if isinstance(event, Ended):
-                    self._follower.close()
+                    follower.close()
                     return
             if lost and not self.dir.result.exists():
                 self._write_lost()
@@ -67,22 +59,26 @@ class Run:
     def _write_lost(self) -> None:
         """The guard is gone without a result, so nobody else can write one any more."""
         now = time.time()
-        failure = {
-            "rank": None, "pid": self._guard.pid, "exitcode": None, "signal": None,
-            "type": "Exit", "message": self._guard.broken, "cell": None, "line": None,
-            "traceback": "", "time": now,
-        }  # fmt: skip
-        spec = self.spec
-        rundir.write_json(
-            self.dir.result,
-            {
-                "state": "failed", "name": spec.name, "world_size": spec.world_size,
-                "device": spec.device, "attempts": 1, "started": self.dir.spec.stat().st_mtime,
-                "ended": now, "returncode": 1, "failures": [failure], "returns": [],
-                "warm": spec.warm, "replicated": spec.replicate is not None,
-                "reason": "the guard was lost",
-            },
+        failure = Failure(
+            rank=None, pid=self._guard.pid, exitcode=None, signal=None, type="Exit",
+            message=self._guard.broken, cell=None, line=None, traceback="", time=now,
         )  # fmt: skip
+        self.dir.write_result(
+            RunResult(
+                state="failed",
+                name=self.spec.name,
+                world_size=self.spec.world_size,
+                device=self.spec.device,
+                started=self.dir.spec.stat().st_mtime,
+                ended=now,
+                dir=self.dir.path,
+                returncode=1,
+                failures=(failure,),
+                warm=self.spec.warm,
+                replicated=self.spec.replicate is not None,
+                replicate_reason=self.spec.replicate or "",
+            )
+        )
         self.dir.emit(Ended("failed"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -205,6 +205,20 @@ class RunResult:
     """Values of `--returns` from rank 0, tensors on the CPU."""
     returns_failed: Mapping[str, str] = field(default_factory=dict)
     """Names of `--returns` that did not arrive, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `result.json`: of returns the names, without the folder itself."""
+        data = asdict(replace(self, returns={}))
+        del data["dir"], data["returns_failed"]
+        return {**data, "returns": list(self.returns)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], folder: Path) -> RunResult:
+        """What `to_json` wrote, without values of returns."""
+        values = dict(data)
+        del values["returns"]
+        values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
+        return cls(dir=folder, **values)
 
     @property
     def failure(self) -> Failure | None:

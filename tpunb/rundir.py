@@ -28,7 +28,7 @@ from typing import Any
 from tpunb import events
 from tpunb.errors import TpunbError
 from tpunb.events import Event, Metric, Output
-from tpunb.models import Failure, RunResult, RunSpec
+from tpunb.models import RunResult, RunSpec
 
 PRELUDE = "prelude"
 """Name of the folder, in the place of a rank, for the prelude that runs once for all."""
@@ -121,10 +121,10 @@ class RunDir:
         """The result as far as files say it (without values of returns); None if not ended."""
         if not self.result.exists():
             return None
-        data = json.loads(self.result.read_text(encoding="utf-8"))
-        data.pop("returns", None)
-        data["failures"] = tuple(Failure(**failure) for failure in data["failures"])
-        return RunResult(dir=self.path, **data)
+        return RunResult.from_json(json.loads(self.result.read_text(encoding="utf-8")), self.path)
+
+    def write_result(self, result: RunResult) -> None:
+        write_json(self.result, result.to_json())
 
 
 def create(runs: Path, name: str) -> RunDir:

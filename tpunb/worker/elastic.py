@@ -130,9 +130,7 @@ class ForkingAgent(SimpleElasticAgent):
         """Nothing is left to do: ranks end by themselves or on the guard's ladder."""
 
 
-def launch(
-    world_size: int, run: RunDir, report: Reporter, become: Become, *, restarts: int = 0
-) -> bool:
+def launch(world_size: int, run: RunDir, report: Reporter, become: Become) -> bool:
     """Fork `world_size` ranks on this machine and wait for all of them; True if none failed."""
     handler = _rendezvous(run.id)
     spec = WorkerSpec(
@@ -140,7 +138,7 @@ def launch(
         local_world_size=world_size,
         rdzv_handler=handler,
         fn=become,  # forked, not called by torch elastic; it takes the name from here
-        max_restarts=restarts,
+        max_restarts=0,
         monitor_interval=LOOK,
     )
     result = ForkingAgent(spec, run, report, become).run()

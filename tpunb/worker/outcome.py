@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tpunb.models import Failure, RunSpec, State, signal_name
+from tpunb.models import Failure, RunResult, RunSpec, State, signal_name
 from tpunb.rundir import RunDir
 
 Why = Literal["interrupt", "timeout", "closed", "peer"]
@@ -65,8 +65,11 @@ class Observed:
     """The end of what the agent wrote, for when it could not even start."""
 
 
-def compose(run: RunDir, spec: RunSpec, seen: Observed) -> dict[str, Any]:
-    """The content of `result.json`: the earliest failure first, consequences of a stop left out."""
+def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
+    """How it ended: the earliest failure first, consequences of a stop left out.
+
+    Of returns it has the names; the kernel reads the values.
+    """
     failures = [
         failure
         for end in seen.exits
@@ -74,22 +77,23 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> dict[str, Any]:
     ]
     failures.sort(key=lambda failure: failure.time)
     state = _state(seen, failures)
-    return {
-        "state": state,
-        "name": spec.name,
-        "world_size": spec.world_size,
-        "device": spec.device,
-        "attempts": seen.attempt + 1,
-        "started": seen.started,
-        "ended": seen.ended,
-        "returncode": RETURNCODES[state],
-        "failures": [asdict(failure) for failure in failures],
-        "returns": _returned(run),
-        "warm": spec.warm,
-        "replicated": seen.replicate is not None,
-        "replicate_reason": seen.replicate or "",
-        "reason": seen.stop.reason if seen.stop else "",
-    }
+    return RunResult(
+        state=state,
+        name=spec.name,
+        world_size=spec.world_size,
+        device=spec.device,
+        started=seen.started,
+        ended=seen.ended,
+        dir=run.path,
+        returncode=RETURNCODES[state],
+        attempts=seen.attempt + 1,
+        failures=tuple(failures),
+        warm=spec.warm,
+        replicated=seen.replicate is not None,
+        replicate_reason=seen.replicate or "",
+        reason=seen.stop.reason if seen.stop else "",
+        returns=dict.fromkeys(_returned(run)),
+    )
 
 
 def _state(seen: Observed, failures: list[Failure]) -> State:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpunb.events import Ended, Note, Phase, RankEnded, RanksStarted, Stopping
-from tpunb.rundir import Outputs, RunDir, write_json
+from tpunb.rundir import Outputs, RunDir
 from tpunb.worker import outcome, processes
 from tpunb.worker.ladder import Ladder
 from tpunb.worker.outcome import Exit, Observed, Stop, Why
@@ -187,10 +187,10 @@ class Supervision:
             stderr=self._agent_said,
         )
         result = outcome.compose(self.dir, self.spec, seen)
-        write_json(self.dir.result, result)
+        self.dir.write_result(result)
         self._lock.close()
-        self.dir.emit(Phase(result["state"]))
-        self.dir.emit(Ended(result["state"]))
+        self.dir.emit(Phase(result.state))
+        self.dir.emit(Ended(result.state))
 
 
 def _unsaid(step: str) -> None:
