@@ -176,7 +176,8 @@ class Failure:
             place += f", line {self.line}"
         if self.type in ("Signal", "Exit"):
             return f"{who} {self.message}{place}"
-        return f"{who} failed{place}: {self.type}: {self.message}".rstrip(": ")
+        first, more, _ = self.message.strip().partition("\n")
+        return f"{who} failed{place}: {self.type}: {first}{' …' if more else ''}".rstrip(": ")
 
 
 @dataclass(frozen=True)

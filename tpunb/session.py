@@ -22,7 +22,7 @@ import tpunb
 from tpunb import debug, plan, rundir, runs
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import MissingPackageError, NotebookNotFoundError
+from tpunb.errors import MissingPackageError, NotebookNotFoundError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Launcher, Run
@@ -129,6 +129,13 @@ class Session:
             shown = parse_ranks(chosen.logs, world_size)
         except ValueError as error:
             raise UsageError(f"%%tpu_train --logs: {error}") from None
+        with _interrupts() as pressed:
+            return self._train(chosen, cell, here, world_size, shown, pressed)
+
+    def _train(
+        self, chosen: argparse.Namespace, cell: str, here: Machine, world_size: int,
+        shown: frozenset[int], pressed: list[int],
+    ) -> RunResult | None:  # fmt: skip
         env = environment.for_run(self.environ(), here.device, dict(chosen.env))
         if not chosen.dry_run:
             need_xla("%%tpu_train")
@@ -142,6 +149,8 @@ class Session:
             changes = environment.changes(self.environ(), here.device)
             print(plan.describe(snapshot, script, world_size, here.device, replicate, changes))
             return None
+        if pressed[0]:
+            raise TpunbError("interrupted before the run began: nothing was started")
         name = chosen.name or (Path(snapshot.path).stem if snapshot.path else "notebook")
         folder = rundir.create(self.runs, name)
         spec = RunSpec(
@@ -157,10 +166,9 @@ class Session:
             timeout=chosen.timeout,
             replicate=replicate,
         )
-        with _interrupts() as pressed:
-            run = self.launcher.start(folder, spec, script, snapshot, env)
-            self._keep_notebook(snapshot, folder)
-            result = self._follow(run, shown, snapshot, pressed)
+        run = self.launcher.start(folder, spec, script, snapshot, env)
+        self._keep_notebook(snapshot, folder)
+        result = self._follow(run, shown, snapshot, pressed)
         self.launcher.remember(script, result, spec)
         return self._hand_over(result, chosen)
 
@@ -212,6 +220,8 @@ class Session:
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
     """Count presses of the interrupt key instead of raising in the middle of something.
+
+    In the middle of an import as well, of which nbconvert brings many.
 
     Signal handlers belong to the main thread; a cell that runs elsewhere goes without.
     """

@@ -4,15 +4,22 @@ from __future__ import annotations
 import __future__
 
 import builtins
+import os
+import re
 import sys
 import time
 import traceback
+from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from tpunb.models import Block, Role, RunSpec
 from tpunb.rundir import RunDir, write_json
 
+MOST_FRAMES = 30
+"""Of a traceback that are shown: half from its top, half from its end (deep recursions)."""
+
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -73,7 +80,7 @@ def describe(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str, Any]
         cell, line = spec.locate(error.lineno)
     return {
         "type": type(error).__name__,
-        "message": _message(error),
+        "message": _in_cells(_message(error), script, spec),
         "cell": cell,
         "line": line,
         "traceback": "".join(_chain(error, script, spec)),
@@ -114,12 +121,24 @@ def _message(error: BaseException) -> str:
 
 
 def _frames(tb: TracebackType | None, script: str) -> list[traceback.FrameSummary]:
-    """The frames from the first line of the notebook on: what is above is tpunb's own."""
+    """The frames of the notebook and of libraries, but none of tpunb's own.
+
+    Without a line of the notebook among them it is tpunb that failed: then all.
+    """
     frames = list(traceback.extract_tb(tb))
     for index, frame in enumerate(frames):
         if frame.filename == script:
-            return frames[index:]
+            return [frame for frame in frames[index:] if not frame.filename.startswith(_OWN)]
     return frames
+
+
+def _in_cells(text: str, script: str, spec: RunSpec) -> str:
+    """A text in which lines of the script are named by their cell.
+
+    Libraries put tracebacks of other processes into messages (a DataLoader's workers).
+    """
+    named = re.compile(rf'File "{re.escape(script)}", line (\d+)')
+    return named.sub(lambda match: spec.place(int(match[1])), text)
 
 
 def _chain(error: BaseException, script: str, spec: RunSpec) -> list[str]:
@@ -132,17 +151,22 @@ def _chain(error: BaseException, script: str, spec: RunSpec) -> list[str]:
         lines += _chain(error.__context__, script, spec)
         lines.append("\nDuring handling of the above exception, another exception occurred:\n\n")
     lines.append("Traceback (most recent call last):\n")
-    for frame in _frames(error.__traceback__, script):
-        if frame.filename == script and frame.lineno is not None:
+    frames = _frames(error.__traceback__, script)
+    left_out = range(MOST_FRAMES // 2, len(frames) - MOST_FRAMES // 2)
+    for index, frame in enumerate(frames):
+        if index in left_out:
+            if index == left_out[0]:
+                lines.append(f"  … {len(left_out)} frames left out …\n")
+        elif frame.filename == script and frame.lineno is not None:
             lines.append(f"  {spec.place(frame.lineno)}, in {frame.name}\n")
         else:
             lines.append(
                 f'  File "{_short(frame.filename)}", line {frame.lineno}, in {frame.name}\n'
             )
-        if frame.line:
+        if frame.line and index not in left_out:
             lines.append(f"    {frame.line}\n")
-    lines += traceback.format_exception_only(type(error), error)
-    return lines
+    only = "".join(traceback.format_exception_only(type(error), error))
+    return [*lines, _in_cells(only, script, spec)]
 
 
 def _short(filename: str) -> str:
