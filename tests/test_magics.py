@@ -282,7 +282,7 @@ class TestThatGoesWrong:
         )
         assert ran.traceback.startswith(
             f"RankFailedError: rank 0 failed in cell [{ran.number}], line 6: "
-            "ZeroDivisionError: Caught ZeroDivisionError in DataLoader worker process 0. …\n"
+            "ZeroDivisionError: Caught ZeroDivisionError in DataLoader worker process 0.\n"
         )
         assert f"cell [{ran.number}], line 5, in __getitem__" in ran.traceback
         assert "script.py" not in ran.traceback

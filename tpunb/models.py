@@ -176,8 +176,8 @@ class Failure:
             place += f", line {self.line}"
         if self.type in ("Signal", "Exit"):
             return f"{who} {self.message}{place}"
-        first, more, _ = self.message.strip().partition("\n")
-        return f"{who} failed{place}: {self.type}: {first}{' …' if more else ''}".rstrip(": ")
+        first = self.message.strip().partition("\n")[0]
+        return f"{who} failed{place}: {self.type}: {first}".rstrip(": ")
 
 
 @dataclass(frozen=True)
