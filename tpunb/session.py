@@ -100,7 +100,7 @@ class Session:
             "processors": here.processors,
             "versions": versions(),
             "runs": str(self.runs),
-            "kernel_device": os.environ["PJRT_DEVICE"],
+            "kernel_device": os.environ.get("PJRT_DEVICE", "CPU"),
         }
 
     def describe(self, found: dict[str, Any]) -> str:
