@@ -6,6 +6,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from tpunb.errors import TpunbError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from papermill.exceptions import PapermillExecutionError
+
     from tpunb.models import RunResult
 
 
@@ -27,8 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         status: int = chosen.do(chosen)
+        sys.stdout.flush()
     except TpunbError as error:
         print(f"tpunb: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("tpunb: interrupted", file=sys.stderr)
+        return 130  # as a shell has it
+    except BrokenPipeError:  # `tpunb logs | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
 
@@ -38,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    convert = commands.add_parser("convert", help="the script that %%tpu_train would run")
+    convert = commands.add_parser("convert", help="the script that %%%%tpu_train would run")
     convert.add_argument("notebook", type=Path, metavar="NB.ipynb")
     convert.add_argument("-o", "--output", type=Path, metavar="OUT.py")
     convert.add_argument("--cell", metavar="N|ID", help="the train cell (the last %%%%tpu_train)")
@@ -49,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("output", type=Path, nargs="?", metavar="OUT.ipynb")
     run.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
                      metavar=("NAME", "VALUE"), help="for the cell tagged parameters")  # fmt: skip
-    run.add_argument("--cores", metavar="N|all", help="ranks, whatever the cells say")
+    run.add_argument("--cores", type=_cores, metavar="N|all", help="ranks, whatever the cells say")
     run.set_defaults(do=_run)
 
     listing = commands.add_parser("runs", help="list the runs")
@@ -73,8 +83,17 @@ def _convert(chosen: argparse.Namespace) -> int:
     if chosen.output is None:
         sys.stdout.write(script.text)
     else:
-        chosen.output.write_text(script.text, encoding="utf-8")
+        with _writing(chosen.output):
+            chosen.output.write_text(script.text, encoding="utf-8")
     return 0
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TpunbError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _runs(chosen: argparse.Namespace) -> int:
@@ -90,10 +109,11 @@ def _logs(chosen: argparse.Namespace) -> int:
 def _run(chosen: argparse.Namespace) -> int:
     """Papermill with a look at the runs that the notebook made: 0 only if all succeeded."""
     import papermill
-    from papermill.exceptions import PapermillException
+    from nbclient.exceptions import DeadKernelError
+    from papermill.exceptions import PapermillException, PapermillExecutionError
 
     output = chosen.output or chosen.notebook.with_suffix(".out.ipynb")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    kernel = _kernel(chosen.notebook)
     failed = False
     with tempfile.NamedTemporaryFile("r", prefix="tpunb-ran-") as ran:
         variables = {
@@ -103,18 +123,24 @@ def _run(chosen: argparse.Namespace) -> int:
         }
         with _environment(variables):
             try:
+                with _writing(output):
+                    output.parent.mkdir(parents=True, exist_ok=True)
                 papermill.execute_notebook(
                     chosen.notebook,
                     output,
                     parameters={name: _value(text) for name, text in chosen.parameter},
-                    kernel_name=_kernel(chosen.notebook),
+                    kernel_name=kernel,
                     language="python",
                     progress_bar=False,
                     log_output=False,
                 )
-            except PapermillException as error:
+            except PapermillExecutionError as error:
                 failed = True
-                print(f"tpunb: {error}", file=sys.stderr)
+                where = f"{chosen.notebook}, cell [{error.exec_count}]"
+                print(f"tpunb: {where}: {_reason(error, output)}", file=sys.stderr)
+            except (PapermillException, DeadKernelError) as error:
+                failed = True
+                print(f"tpunb: {chosen.notebook}: {str(error).strip()}", file=sys.stderr)
         folders = [rundir.RunDir(line) for line in ran.read().splitlines()]
     results = [result for folder in folders if (result := folder.read_result()) is not None]
     for result in results:
@@ -122,6 +148,23 @@ def _run(chosen: argparse.Namespace) -> int:
     if not results and not failed:
         print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
     return 0 if results and not failed and all(r.state == "succeeded" for r in results) else 1
+
+
+def _reason(error: PapermillExecutionError, output: Path) -> str:
+    """Why a cell has failed, as the notebook shows it.
+
+    IPython writes a UsageError to the cell's standard error, where papermill does not look.
+    """
+    if error.traceback:
+        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).strip()
+    cells = json.loads(output.read_text(encoding="utf-8"))["cells"]
+    outputs = [
+        out
+        for cell in cells
+        if cell.get("execution_count") == error.exec_count
+        for out in cell["outputs"]
+    ]
+    return "".join("".join(out["text"]) for out in outputs if out.get("name") == "stderr").strip()
 
 
 def _kernel(notebook: Path) -> str:
@@ -134,6 +177,12 @@ def _kernel(notebook: Path) -> str:
     metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata", {})
     name = metadata.get("kernelspec", {}).get("name", "")
     return name if name in KernelSpecManager().find_kernel_specs() else "python3"
+
+
+def _cores(text: str) -> str:
+    if text != "all" and not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
+    return text
 
 
 def _value(text: str) -> Any:

@@ -36,6 +36,10 @@ class NotebookError(TpunbError):
     """The notebook cannot be used as it stands."""
 
 
+COMMAND = "the command"
+"""Where a path comes from that somebody has just typed."""
+
+
 class NotebookNotFoundError(NotebookError):
     """No file was found behind a name that was given."""
 
@@ -45,6 +49,8 @@ class NotebookNotFoundError(NotebookError):
         self.origin = origin
 
     def __str__(self) -> str:
+        if self.origin == COMMAND:
+            return f"there is no notebook {self.path!r}"
         return (
             f"there is no notebook {self.path!r} (named by {self.origin}). "
             "Name the file with `%tpu_setup --notebook PATH` or the variable TPUNB_NOTEBOOK."

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tpunb.errors import NotebookError, NotebookNotFoundError
+from tpunb.errors import COMMAND, NotebookError, NotebookNotFoundError
 from tpunb.models import Cell, Snapshot
 
 KINDS = ("code", "markdown", "raw")
@@ -25,7 +25,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise NotebookNotFoundError(str(path), "the command") from None
+        raise NotebookNotFoundError(str(path), COMMAND) from None
     except OSError as error:
         raise NotebookError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

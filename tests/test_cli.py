@@ -1,0 +1,339 @@
+"""The command `tpunb`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from tests.kernels import ROOT, until
+from tpunb import __version__, cli
+from tpunb.rundir import RunDir, runs_in
+
+SURFACE = {
+    "convert": ["NB.ipynb", "-o --output OUT.py", "--cell N|ID"],
+    "run": ["NB.ipynb", "OUT.ipynb", "-p --parameter NAME VALUE", "--cores N|all"],
+    "runs": ["--runs DIR"],
+    "logs": ["RUN", "--rank R", "--tail N", "--runs DIR"],
+}
+"""What people type into terminals and scripts: changed only with a reason."""
+
+LOAD = "%load_ext tpunb"
+PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
+TRAIN = """%%tpu_train --cores {cores}
+import tpunb
+tpunb.log(step=epochs, loss=0.25)
+print('epochs', epochs + 1, name)"""
+FAILING = "%%tpu_train --cores 1\nprint('before')\n1 / 0"
+
+
+def write(path: Path, *cells: str, parameters: str = "") -> Path:
+    made = [v4.new_code_cell(source) for source in cells]
+    if parameters:
+        made.insert(0, v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}))
+    nbformat.write(v4.new_notebook(cells=made), path)
+    return path
+
+
+def command(*words: str | Path, **env: str) -> list[str]:
+    return [sys.executable, "-m", "tpunb", *map(str, words)]
+
+
+def tpunb(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=280)
+
+
+def errors(done: subprocess.CompletedProcess[str]) -> str:
+    """Standard error without what ipykernel says of itself."""
+    lines = done.stderr.splitlines()
+    return "\n".join(line for line in lines if not line.startswith("[IPKernelApp]"))
+
+
+def test_the_surface_is_what_it_was() -> None:
+    found = {}
+    [commands] = [
+        action
+        for action in cli._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    for name, parser in commands.choices.items():
+        rows = []
+        for action in parser._actions:
+            if action.dest != "help":
+                value = action.metavar or ""
+                words = [value] if isinstance(value, str) else list(value)
+                rows.append(" ".join([*action.option_strings, *words]))
+        found[name] = rows
+    assert found == SURFACE
+
+
+class TestConvert:
+    @pytest.fixture
+    def notebook(self, tmp_path: Path) -> Path:
+        first = "%%tpu_train\nprint('first')"
+        return write(tmp_path / "nb.ipynb", LOAD, first, TRAIN, parameters=PARAMETERS)
+
+    def test_to_standard_output(self, notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["convert", str(notebook)]) == 0
+        text = capsys.readouterr().out
+        assert "# %% cell 4, on every core" in text
+        assert "print('epochs', epochs + 1, name)" in text
+        assert "print('first')" not in text
+        compile(text, "script.py", "exec")
+
+    def test_to_a_file(
+        self, notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["convert", str(notebook), "-o", str(tmp_path / "script.py")]) == 0
+        assert capsys.readouterr().out == ""
+        assert "cell 4, on every core" in (tmp_path / "script.py").read_text()
+        assert cli.main(["convert", str(notebook), "-o", str(tmp_path / "no" / "script.py")]) == 1
+        assert capsys.readouterr().err == (
+            f"tpunb: cannot write {tmp_path}/no/script.py: No such file or directory\n"
+        )
+
+    def test_another_cell(self, notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["convert", str(notebook), "--cell", "3"]) == 0
+        text = capsys.readouterr().out
+        assert "print('first')" in text
+        assert "epochs + 1" not in text
+        name = nbformat.read(notebook, as_version=4).cells[2].id
+        assert cli.main(["convert", str(notebook), "--cell", name]) == 0
+        assert capsys.readouterr().out == text
+        assert cli.main(["convert", str(notebook), "--cell", "9"]) == 1
+        assert "has no code cell '9'" in capsys.readouterr().err
+
+    def test_a_cell_that_is_not_python(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["convert", str(write(tmp_path / "nb.ipynb", "a = 1", "b = ("))]) == 1
+        assert capsys.readouterr().err == (
+            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed\n    b = (\n"
+        )
+
+    @pytest.mark.parametrize("name", ["convert", "run"])
+    def test_a_file_that_is_not_there_or_no_notebook(
+        self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main([name, str(tmp_path / "gone.ipynb")]) == 1
+        assert capsys.readouterr().err == f"tpunb: there is no notebook '{tmp_path}/gone.ipynb'\n"
+        (tmp_path / "text.ipynb").write_text("{broken")
+        assert cli.main([name, str(tmp_path / "text.ipynb")]) == 1
+        assert re.match(r"tpunb: .*text.ipynb is not valid JSON \(.*line 1 column 2.*\)\. Save",
+                        capsys.readouterr().err)  # fmt: skip
+        assert not list(tmp_path.glob("*.out.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a notebook has made a good run and a bad one, and gone on to its end."""
+    folder = tmp_path_factory.mktemp("two-runs")
+    train = "%%tpu_train --cores 2 --no-raise --name {name}\nimport os\n"
+    train += "print(name, os.environ['RANK'])"
+    cells = ["name = 'one'", train, "name = 'two'", f"{train}\n1 / 0", "print('went', 'on')"]
+    write(folder / "nb.ipynb", LOAD, *cells)
+    done = tpunb(folder, "run", "nb.ipynb")
+    (folder / "status").write_text(str(done.returncode))
+    (folder / "printed").write_text(done.stdout)
+    return folder
+
+
+@pytest.mark.slow
+class TestRun:
+    def test_parameters_and_cores(self, tmp_path: Path) -> None:
+        write(tmp_path / "nb.ipynb", LOAD, TRAIN, "print(name)", parameters=PARAMETERS)
+        words = ["-p", "epochs", "4", "-p", "name", "b c", "--cores", "1"]
+        done = tpunb(tmp_path, "run", "nb.ipynb", "made/out.ipynb", *words)
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(
+            r"nb: succeeded on 1 rehearsal core in \d+\.\d s · loss 0.25\n", done.stdout
+        )
+        assert errors(done) == ""
+        [run] = runs_in(tmp_path / "runs")
+        assert run.log.read_text() == "[0] epochs 5 b c\n"
+        out = nbformat.read(tmp_path / "made/out.ipynb", as_version=4)
+        assert out.cells[-1].outputs[0].text == "b c\n"
+        assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
+
+    def test_a_failed_run_fails_even_where_the_cell_does_not(self, two_runs: Path) -> None:
+        assert "went on" in (two_runs / "nb.out.ipynb").read_text()
+        assert (two_runs / "status").read_text() == "1"
+        one, two = (two_runs / "printed").read_text().splitlines()
+        assert one.startswith("one: succeeded on 2 rehearsal cores in ")
+        assert two.startswith("two: failed on 2 rehearsal cores in ")
+
+    def test_a_failed_cell_is_told_as_in_the_notebook(self, tmp_path: Path) -> None:
+        write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
+        done = tpunb(tmp_path, "run", "nb.ipynb")
+        assert done.returncode == 1
+        assert errors(done).startswith(
+            "tpunb: nb.ipynb, cell [2]: RankFailedError: rank 0 failed in cell [2], line 3: "
+            "ZeroDivisionError: division by zero\n"
+        )
+        assert "site-packages" not in errors(done)
+        assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
+
+    def test_what_a_magic_refuses_is_told_too(self, tmp_path: Path) -> None:
+        write(tmp_path / "nb.ipynb", LOAD, "%%tpu_train --corse 2\npass")
+        done = tpunb(tmp_path, "run", "nb.ipynb")
+        assert done.returncode == 1
+        assert errors(done).startswith(
+            "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
+        )
+
+    def test_a_notebook_that_trains_nothing(self, tmp_path: Path) -> None:
+        write(tmp_path / "nb.ipynb", "print(1)")
+        done = tpunb(tmp_path, "run", "nb.ipynb")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert errors(done) == "tpunb: nb.ipynb: no cell ran %%tpu_train"
+
+    def test_a_kernel_that_dies(self, tmp_path: Path) -> None:
+        write(tmp_path / "nb.ipynb", "import os\nos._exit(1)")
+        done = tpunb(tmp_path, "run", "nb.ipynb")
+        assert done.returncode == 1
+        assert "tpunb: nb.ipynb: Kernel died" in errors(done)
+        assert "Traceback" not in errors(done)
+
+    def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path) -> None:
+        train = """%%tpu_train --cores 2
+import os, time
+try:
+    open('started ' + os.environ['RANK'], 'w')
+    time.sleep(600)
+except KeyboardInterrupt:
+    open('saved ' + os.environ['RANK'], 'w')
+    raise"""
+        write(tmp_path / "nb.ipynb", LOAD, train)
+        with subprocess.Popen(
+            command("run", "nb.ipynb"),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            until(lambda: len(list(tmp_path.glob("started *"))) == 2, "both ranks at work")
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=120)
+        assert process.returncode == 130
+        assert error.endswith("tpunb: interrupted\n")
+        assert len(list(tmp_path.glob("saved *"))) == 2
+        [run] = runs_in(tmp_path / "runs")
+        until(lambda: run.read_result(), "the run's result")
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
+    )
+    def test_the_notebooks_of_this_project(
+        self, name: str, words: list[str], tmp_path: Path
+    ) -> None:
+        """Each asserts the accuracy that it reaches."""
+        shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)
+        done = tpunb(tmp_path, "run", f"{name}.ipynb", "--cores", "2", *words)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}: succeeded on 2 rehearsal cores in ")
+        cells = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4).cells
+        assert any(re.search(r"^assert accurac\S+ >= 0\.9", c.source, re.MULTILINE) for c in cells)
+
+
+@pytest.mark.slow
+class TestListings:
+    @pytest.fixture(autouse=True)
+    def _there(self, two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(two_runs)
+
+    def test_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["runs"]) == 0
+        heads, one, two = capsys.readouterr().out.splitlines()
+        assert heads.split() == ["run", "state", "cores", "time", "started"]
+        assert re.match(
+            r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d$", one
+        )
+        assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)
+
+    def test_runs_elsewhere(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["runs", "--runs", "/nowhere"]) == 0
+        assert capsys.readouterr().out == "There are no runs in /nowhere yet.\n"
+
+    def test_logs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        def logs(*words: str) -> list[str]:
+            assert cli.main(["logs", *words]) == 0
+            return sorted(capsys.readouterr().out.splitlines())
+
+        assert any(line.endswith(" err] ZeroDivisionError: division by zero") for line in logs())
+        assert logs("one") == ["[0] one 0", "[1] one 1"]
+        assert logs("one", "--rank", "1") == ["[1] one 1"]
+        assert logs("one", "--tail", "0") == []
+        assert len(logs("one", "--tail", "1")) == 1
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["three"], "has 'three' in its id; the latest are: "),
+            (["20"], "'20' fits several runs: "),
+            (["one", "--rank", "2"], "-one has no rank 2: its ranks are 0 to 1"),
+            (["--runs", "/nowhere"], "there are no runs in /nowhere"),
+        ],
+    )
+    def test_what_is_not_there(
+        self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["logs", *words]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("tpunb: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+    def test_a_reader_that_has_seen_enough(self, two_runs: Path) -> None:
+        [run, _] = runs_in(two_runs / "runs")
+        large = RunDir(two_runs / "large" / run.id)
+        shutil.copytree(run.path, large.path)
+        large.log.write_text("[0] a line\n" * 100_000)
+        line = f"{' '.join(command('logs', '--runs', 'large'))} | head -1"
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=two_runs, capture_output=True, text=True, timeout=60
+        )
+        assert (done.stdout, done.stderr) == ("[0] a line\n", "")
+
+
+@pytest.mark.parametrize("how", ["python -m tpunb", "tpunb"])
+def test_version_and_help(how: str, tmp_path: Path) -> None:
+    words = {"tpunb": [str(Path(sys.executable).with_name("tpunb"))]}.get(how, command())
+    env = {**os.environ, "COLUMNS": "100"}
+
+    def said(*more: str) -> str:
+        done = subprocess.run(
+            [*words, *more], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert said("--version") == f"{__version__}\n"
+    text = said("--help")
+    assert "the script that %%tpu_train would run" in text
+    for name in SURFACE:
+        assert re.search(rf"^    {name} +\w", text, re.MULTILINE)
+
+
+def test_without_a_command() -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "two", "1.5"])
+def test_cores_are_checked_at_once(cores: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "nb.ipynb", f"--cores={cores}"])
+    assert ended.value.code == 2
+    assert f"--cores: '{cores}' is not a number of cores (or 'all')" in capsys.readouterr().err
