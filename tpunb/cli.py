@@ -102,7 +102,7 @@ def _runs(chosen: argparse.Namespace) -> int:
 
 
 def _logs(chosen: argparse.Namespace) -> int:
-    print(runs.log(rundir.find(chosen.runs, chosen.run), chosen.rank, chosen.tail))
+    sys.stdout.write(runs.log(rundir.find(chosen.runs, chosen.run), chosen.rank, chosen.tail))
     return 0
 
 

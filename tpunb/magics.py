@@ -75,7 +75,8 @@ class TpuMagics(Magics):
     def tpu_logs(self, line: str) -> None:
         with options.help_ends():
             chosen = options.parse(options.LOGS, line, self.session.shell.user_ns)
-            print(runs.log(rundir.find(self.session.runs, chosen.run), chosen.rank, chosen.tail))
+            run = rundir.find(self.session.runs, chosen.run)
+            print(runs.log(run, chosen.rank, chosen.tail), end="")
 
 
 def _body(name: str, cell: str | None) -> str:

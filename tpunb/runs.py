@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from tpunb import rundir
+from tpunb.display.status import span
 from tpunb.errors import TpunbError
 from tpunb.rundir import RunDir
 
@@ -23,9 +24,9 @@ def table(runs: Path) -> str:
         spec, result = run.read_spec(), run.read_result()
         started = run.spec.stat().st_mtime
         if result is not None:
-            state, took = str(result.state), f"{result.duration:.0f} s"
+            state, took = str(result.state), span(result.duration)
         elif run.is_running():
-            state, took = "running", f"{time.time() - started:.0f} s"
+            state, took = "running", span(time.time() - started)
         else:
             state, took = "lost", "?"
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
@@ -47,10 +48,10 @@ def log(run: RunDir, rank: int | None = None, tail: int | None = None) -> str:
     if rank is not None and rank >= (size := run.read_spec().world_size):
         raise TpunbError(f"run {run.id} has no rank {rank}: its ranks are 0 to {size - 1}")
     text = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
-    lines = text.splitlines()
+    lines = text.removesuffix("\n").split("\n") if text else []
     if rank is not None:
         mine = re.compile(rf"\[{rank}( err| prelude)?\] ")
         lines = [line for line in lines if mine.match(line)]
     if tail is not None:
         lines = lines[-tail:] if tail else []
-    return "\n".join(lines)
+    return "".join(f"{line}\n" for line in lines)
