@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ SCRIPT = """
 
     import json
     import os
+import socket
     import sys
 
     import tpunb
@@ -58,6 +60,13 @@ SCRIPT = """
     torch_xla.launch(train, args=(sys.argv[1],))
 """  # noqa: E501
 TORCHRUN = ("-m", "torch.distributed.run")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def run(tmp_path: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +113,8 @@ def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
     one_core: tuple[dict[str, Any], str], tmp_path: Path, count: int
 ) -> None:
     expected, printed = one_core
-    found, output = trained(tmp_path, *TORCHRUN, f"--nproc-per-node={count}")
+    port = f"--master-port={free_port()}"  # another torchrun on this machine may have 29500
+    found, output = trained(tmp_path, *TORCHRUN, port, f"--nproc-per-node={count}")
     assert len(found) == count
     assert output == printed  # by rank 0 only
     for rank in found:

@@ -30,12 +30,12 @@ AHEAD = (
 
 
 def main() -> None:
-    """The agent's life. The guard gives the file descriptor to report to as last argument."""
-    guard = os.getppid()
+    """The agent's life. Its arguments: the guard's pid, and the file descriptor to report to."""
+    guard, writer = (int(argument) for argument in sys.argv[-2:])
     processes.die_with_parent(guard)
     # The guard ignores SIGINT, which a child inherits; a script run alone does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    report = Reporter(int(sys.argv.pop()))
+    report = Reporter(writer)
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "import":

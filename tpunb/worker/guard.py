@@ -70,13 +70,15 @@ class Guard:
         processes.adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        while not (self.leaving and self.run is None):
-            self._wait()
-            if self.run is not None and self.run.step():
-                self._run_ended()
-            if self.agent is not None and self._agent_ended(self.agent):
-                self._agent_died()
-        self._end_agent()
+        try:
+            while not (self.leaving and self.run is None):
+                self._wait()
+                if self.run is not None and self.run.step():
+                    self._run_ended()
+                if self.agent is not None and self._agent_ended(self.agent):
+                    self._agent_died()
+        finally:
+            self._end_agent()
 
     def _on_sigterm(self, number: int, frame: object) -> None:
         self._leave("the guard was told to end (SIGTERM)")
@@ -136,7 +138,7 @@ class Guard:
         reader, writer = os.pipe()
         package_root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
         self.agent = subprocess.Popen(
-            [sys.executable, "-c", AGENT, package_root, str(writer)],
+            [sys.executable, "-c", AGENT, package_root, str(os.getpid()), str(writer)],
             stdin=subprocess.PIPE,
             stdout=self._agent_output,
             stderr=self._agent_output,
