@@ -20,7 +20,6 @@ SCRIPT = """
 
     import json
     import os
-import socket
     import sys
 
     import tpunb
