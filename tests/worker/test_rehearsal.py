@@ -751,28 +751,34 @@ def test_gloo_writes_nothing_to_stdout(ranks: Ranks) -> None:
     assert [ended.output for ended in ranks.run(quiet, 2)] == 2 * ["before\nafter\n"]
 
 
-def threads() -> tuple[int, int]:
-    rehearse()
+def threads() -> list[int]:
+    counts = [len(os.listdir("/proc/self/task"))]
+    rank, world = rehearse()
     import torch
-    import torch_xla
+    import torch.distributed as dist
     import torch_xla.core.xla_model as xm
 
-    at_first = len(os.listdir("/proc/self/task"))
-    x = torch.ones(2, device=torch_xla.device())
-    torch_xla.sync(wait=True)
-    for _ in range(5):
-        xm.all_reduce("sum", x)
-    before = len(os.listdir("/proc/self/task"))
-    for _ in range(50):
-        xm.all_reduce("sum", x)
-        xm.rendezvous("again")
-    assert len(os.listdir("/proc/self/task")) <= before + 2
-    return at_first, before
+    from tpunb.worker.calls import Call
+
+    counts.append(len(os.listdir("/proc/self/task")))
+    # The wire alone: XLA's own pools grow when they like.
+    wire = xm.xla_rendezvous.__self__._wire
+    call = Call("test")
+    for _ in range(2):
+        for _ in range(100):
+            flat = torch.ones(10) * rank
+            with wire.together(call, range(world)):
+                wire.all_reduce(flat, dist.ReduceOp.SUM, range(world), call)
+            assert flat.tolist() == 10 * [1.0]
+        counts.append(len(os.listdir("/proc/self/task")))
+    return counts
 
 
-def test_installing_starts_no_thread_and_working_no_more_of_them(ranks: Ranks) -> None:
-    for at_first, _ in ranks.values(threads, 2):
-        assert at_first == 1
+def test_installing_starts_no_thread_and_the_wire_few(ranks: Ranks) -> None:
+    for before, installed, connected, later in ranks.values(threads, 2):
+        assert installed == before
+        assert connected <= before + 3
+        assert later == connected
 
 
 def without_a_store() -> str:
