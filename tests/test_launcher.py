@@ -373,6 +373,24 @@ class TestFailures:
         assert "cell [2], line 3: xm.all_reduce('sum', [x[:2]])" in result.failure.message
         assert "cell [2], line 4: xm.all_reduce('sum', [x])" in result.failure.message
 
+    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(5)", "raise ValueError"])
+    def test_the_rank_that_left_a_collective_is_the_cause(self, driver: Driver, end: str) -> None:
+        result = driver.run(
+            ["import os, time, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
+            f"""
+            x = torch.ones(3, device=torch_xla.device())
+            xm.all_reduce('sum', [x])
+            if os.environ['RANK'] == '1':
+                time.sleep(0.3)
+                {end}
+            xm.all_reduce('sum', [x])
+            """,
+            ranks=3,
+        ).result
+        assert result.failure is not None
+        assert result.failure.rank == 1
+        assert {failure.type for failure in result.failures[1:]} <= {"PeerLostError"}
+
     def test_os_exit(self, driver: Driver) -> None:
         failure = driver.run(
             ["import os, time"], "os._exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"

@@ -56,13 +56,22 @@ class ForkingAgent(SimpleElasticAgent):
         self._living, self._codes, self._ranks = {}, {}, {}
         # A SIGINT that comes before a rank has its handlers waits until it has.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        gate, gatekeeper = os.pipe()
         for worker in worker_group.workers:
             pid = _fork()
             if pid == 0:
+                # Not before all are forked: a rank that connects to the store keeps its thread
+                # busy in this process, and the next child may inherit a lock that it holds
+                # (measured: 3 of 434 rounds of 4 forks hung).
+                os.close(gatekeeper)
+                os.read(gate, 1)
+                os.close(gate)
                 env = self._environment(worker_group, worker.local_rank)
                 self._become(worker.global_rank, worker.local_rank, self._attempt, env)
             self._living[worker.local_rank] = pid
             self._ranks[worker.local_rank] = worker.global_rank
+        os.close(gatekeeper)
+        os.close(gate)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         pids = dict(self._living)
         self._report.tell("ranks", attempt=self._attempt, pids=list(pids.values()))

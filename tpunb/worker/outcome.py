@@ -21,6 +21,9 @@ RETURNCODES: dict[State, int] = {
     "interrupted": 130,  # as a shell after SIGINT
 }
 
+CONSEQUENCES = ("PeerLostError", "WaitedTooLongError", "CollectiveError")
+"""What ranks raise because another one is missing. It may be told before that one's end is seen."""
+
 _CRASH_WORDS = {
     "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
     "SIGABRT": "crashed with SIGABRT (native code gave up; its last lines say why)",
@@ -75,7 +78,7 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         for end in seen.exits
         if end.code != 0 and (failure := _failure(run, spec, seen, end)) is not None
     ]
-    failures.sort(key=lambda failure: failure.time)
+    failures.sort(key=lambda failure: (failure.type in CONSEQUENCES, failure.time))
     state = _state(seen, failures)
     return RunResult(
         state=state,
