@@ -1,0 +1,69 @@
+"""Commands and their output, timed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SCRIPTS = Path(sysconfig.get_path("scripts"))
+PYTHON = sys.executable
+JUPYTER = str(_SCRIPTS / "jupyter")
+TORCHRUN = str(_SCRIPTS / "torchrun")
+TPUNB = str(_SCRIPTS / "tpunb")
+
+
+class CommandError(Exception):
+    """A command of a benchmark has failed; the text is what it said."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended well. Times are `time.monotonic`."""
+
+    started: float
+    first: float | None
+    """When the first line with the awaited words was here; None if nothing was awaited."""
+    ended: float
+    text: str
+    """Its standard output."""
+
+
+def run(
+    command: Sequence[str],
+    cwd: Path,
+    *,
+    await_words: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run a command to its end. Raises CommandError if it fails or lacks the awaited words."""
+    first, lines = None, []
+    with tempfile.TemporaryFile("w+") as errors:
+        started = time.monotonic()
+        with subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if await_words and first is None and await_words in line:
+                    first = time.monotonic()
+                lines.append(line)
+        ended = time.monotonic()
+        text = "".join(lines)
+        if process.returncode != 0 or (await_words and first is None):
+            errors.seek(0)
+            said = f"exit code {process.returncode}\n{text}{errors.read()}"
+            raise CommandError(f"{' '.join(command)}: {said}")
+    return Ran(started, first, ended, text)

@@ -1,0 +1,136 @@
+"""How long a step of the quickstart takes in a rank, and in the same script under torchrun."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import v4
+
+from benchmarks.commands import TORCHRUN, TPUNB, run
+from benchmarks.kernel import Kernel
+from benchmarks.table import Samples, met, table
+
+QUICKSTART = Path(__file__).parent.parent / "notebooks" / "00_quickstart.ipynb"
+WARM_UP = 2
+"""Epochs that are not counted: they compile, with tpunb.log and without."""
+WORDS = "steps took"
+
+# The train cell with a clock. Every second epoch does without tpunb.log, which prints under
+# torchrun and writes a file in a run: what the processes themselves cost is seen there.
+BEGIN = """\
+%%tpu_train --cores {ranks}
+import statistics
+import time
+
+times = {"logged": [], "bare": []}
+"""
+LOG = "        tpunb.log(step=step, loss=loss)\n"
+COUNT = "        step += 1\n"
+REPLACED = {
+    LOG: f"        if epoch % 2 == 0:\n    {LOG}",
+    # What is between two epochs is no part of a step.
+    COUNT: f"""{COUNT}\
+        now = time.perf_counter()
+        if epoch >= {WARM_UP} and step % (len(order) // batch_size) != 1:
+            times["bare" if epoch % 2 else "logged"].append(1000 * (now - before))
+        before = now
+""",
+}
+END = f"""
+if rank == 0:
+    for kind, each in times.items():
+        print("{WORDS}", kind, statistics.median(each), statistics.fmean(each), flush=True)"""
+
+KINDS = {"logged": "as it is", "bare": "without tpunb.log"}
+Taken = dict[str, tuple[float, float]]
+"""For each of KINDS, median and mean of the steps of one process, in milliseconds."""
+
+
+def measure(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) -> str:
+    """Measure both in turn, `rounds` times for each number of ranks, and tell in a table."""
+    notebook = folder / "step.ipynb"
+    cells = _write(notebook, WARM_UP + epochs)
+    run([TPUNB, "convert", str(notebook), "-o", "step.py"], folder)
+
+    found: dict[tuple[str, str, int], tuple[Samples, Samples]] = {}
+    with Kernel(notebook) as kernel:
+        for index in range(cells - 1):
+            kernel.cell(index)
+        kernel.wait_until_warm()
+
+        def in_a_run(size: int) -> Taken:
+            kernel.do(f"ranks = {size}")
+            return _told(kernel.cell(cells - 1).text)
+
+        def under_torchrun(size: int) -> Taken:
+            # torchrun gives each of several processes one thread, a run its share of all.
+            threads = max(1, len(os.sched_getaffinity(0)) // size)
+            command = [TORCHRUN, f"--nproc-per-node={size}", "step.py"]
+            return _told(run(command, folder, env={"OMP_NUM_THREADS": str(threads)}).text)
+
+        variants = [("run", in_a_run), ("torchrun", under_torchrun)]
+        for _ in range(rounds):
+            for size in sizes:
+                for where, step in variants:
+                    for kind, values in step(size).items():
+                        pair = found.setdefault((where, kind, size), (Samples(), Samples()))
+                        for samples, value in zip(pair, values, strict=True):
+                            samples.add([value])
+            variants.reverse()  # so that what drifts meanwhile hits both alike
+    return _report(found, sizes)
+
+
+def _write(path: Path, epochs: int) -> int:
+    """The quickstart up to its train cell, with a clock in its loop; how many code cells."""
+    nb = nbformat.read(QUICKSTART, as_version=4)
+    cells: list[Any] = []
+    for cell in nb.cells:
+        if cell.cell_type != "code" or cell.source.startswith("%%tpu_debug"):
+            continue
+        cells.append(cell)
+        if "parameters" in cell.metadata.get("tags", []):
+            cells.append(v4.new_code_cell(f"epochs = {epochs}"))
+        if cell.source.startswith("%%tpu_train"):
+            body = cell.source.partition("\n")[2]
+            for old, new in REPLACED.items():
+                if body.count(old) != 1:
+                    raise AssertionError(f"the quickstart's train cell has changed: {old!r}?")
+                body = body.replace(old, new)
+            cell.source = BEGIN + body + END
+            break
+    nb.cells = cells
+    nbformat.write(nb, path)
+    return len(cells)
+
+
+def _told(text: str) -> Taken:
+    """What the train cell has printed at its end."""
+    lines = [line.partition(WORDS)[2].split() for line in text.splitlines() if WORDS in line]
+    found = {kind: (float(median), float(mean)) for kind, median, mean in lines}
+    if found.keys() != KINDS.keys():
+        raise AssertionError(f"the train cell has not told its times:\n{text}")
+    return found
+
+
+def _report(
+    found: dict[tuple[str, str, int], tuple[Samples, Samples]], sizes: tuple[int, ...]
+) -> str:
+    rows = [("ranks", "train cell", "in a run", "torchrun", "ratio", "of means", "goal ≤ 1.02")]
+    for size in sizes:
+        for kind, label in KINDS.items():
+            mine, my_mean = found["run", kind, size]
+            theirs, their_mean = found["torchrun", kind, size]
+            ratio, of_means = mine.over(theirs), my_mean.over(their_mean)
+            rows.append(
+                (
+                    str(size), label, mine.text(2), theirs.text(2), ratio.text(3),
+                    of_means.text(3), met(ratio, most=1.02),
+                )
+            )  # fmt: skip
+    return (
+        "Step: milliseconds of a step of the quickstart's training, in a rank of a run and in\n"
+        "the same script under torchrun.\n\n" + table(rows)
+    )

@@ -1,0 +1,75 @@
+"""The benchmarks run, and print what they measured. How long anything takes is not tested."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.table import Samples, met, table
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("which", "rows"),
+    [
+        (
+            "start",
+            [
+                r"%%tpu_train, warm {2,}N {2,}N",
+                r"%%tpu_train --fresh {2,}N {2,}N",
+                r"%%tpu_train, the first .* {2,}N {2,}N",
+                r"jupyter nbconvert .* {2,}N",
+                r"torchrun .*, script of tpunb convert {2,}N",
+                r"torchrun .*, script without tpunb {2,}N",
+                r"python -c .* {2,}N {2,}N",
+                r"warm ≤ 0\.5 s {2,}\d\.\d\d s {2,}(met|missed)",
+                r"warm at least 20 × .* {2,}N × {2,}(met|missed)",
+                r"--fresh ≤ 1\.2 × .* {2,}N × {2,}(met|missed)",
+            ],
+        ),
+        (
+            "step",
+            [
+                r"2 {2,}as it is {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
+                r"2 {2,}without tpunb\.log {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
+            ],
+        ),
+    ],
+)
+def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--only", which],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    for row in rows:
+        pattern = row.replace("N", r"\d+\.\d+ \(\d+\.\d+–\d+\.\d+\)")
+        assert re.search(f"^{pattern}$", done.stdout, re.MULTILINE), f"{row}\n{done.stdout}"
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    slow, quick = Samples(), Samples()
+    for slow_ones, quick_ones in (([10.0], [1.0, 2.0, 9.0]), ([40.0], [4.0]), ([90.0], [9.0])):
+        slow.add(slow_ones)
+        quick.add(quick_ones)
+    assert slow.over(quick).text(1) == "10.0 (5.0–10.0)"
+    assert met(slow.over(quick), least=10.0) == met(slow, most=40.0) == "met"
+    assert met(slow.over(quick), least=10.1) == met(slow, most=39.9) == "missed"
+
+
+def test_columns_of_a_table_stand_below_their_heads() -> None:
+    assert table([("what", "s"), ("a", "1.0"), ("longer", "2.0")]).splitlines() == [
+        "what    s",
+        "------  ---",
+        "a       1.0",
+        "longer  2.0",
+    ]
