@@ -393,7 +393,10 @@ class TestInterrupts:
         assert nb.working() == []
         assert "still works" in train(nb, "print('still works')", "--cores 2").good().stdout
 
-    def interrupted(self, ran: Ran) -> None:
+    def interrupted(self, nb: Kernel, ran: Ran, *steps: str) -> None:
+        """The cell shows it, and these were the steps that it took."""
+        told = map(json.loads, last_run(nb).events.read_text().splitlines())
+        assert [event["step"] for event in told if event["kind"] == "Stopping"] == [*steps]
         assert ran.error is not None
         assert ran.error["ename"] == "RunInterruptedError"
         assert "stopped (interrupted in the notebook) after" in ran.traceback
@@ -424,7 +427,7 @@ except KeyboardInterrupt:
         ran = nb.send(f"%%tpu_train --grace 100\n{source}", "train")
         at_work(nb, f"at work {name}")
         nb.interrupt()
-        self.interrupted(nb.wait(ran))
+        self.interrupted(nb, nb.wait(ran), "SIGINT")
         assert len(list((nb.folder / f"saved {name}").iterdir())) == 3
         assert not (nb.folder / f"second {name}").exists()
 
@@ -443,7 +446,7 @@ except KeyboardInterrupt:
         ran = nb.send(f"%%tpu_train --grace 2\n{source}", "train")
         at_work(nb, "at work native")
         nb.interrupt()
-        self.interrupted(nb.wait(ran))
+        self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
         assert {path.name for path in (nb.folder / "saved native").iterdir()} == {"0", "2"}
         # Grace, and the second that the promise adds, on a machine that does other things too.
         assert ran.seconds < 30
@@ -463,7 +466,7 @@ while True:
         at_work(nb, "deaf")
         assert len(nb.working()) >= 3
         nb.interrupt()
-        self.interrupted(nb.wait(ran))
+        self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
 
     def test_before_the_run_begins(self, bare: Kernel) -> None:
         """Reading the notebook takes a moment, most of all the first time in a kernel."""
@@ -488,7 +491,7 @@ while True:
             while not ran.displays:
                 nb.read(ran)
             nb.interrupt()
-            self.interrupted(nb.wait(ran))
+            self.interrupted(nb, nb.wait(ran))
             assert "never" not in ran.stdout
             assert len(nb.processes()) == 2
 
