@@ -374,6 +374,22 @@ class TestThatGoesWrong:
         assert len(ran.stderr.splitlines()) == 1
         assert len(runs_in(nb.folder / "runs")) == before
 
+    @pytest.mark.parametrize(
+        ("cell", "what"),
+        [("%tpu_setup", "training"), ("%%tpu_train\npass", "%%tpu_train")],
+        ids=["setup", "train"],
+    )
+    def test_a_kernel_without_torch_xla(self, bare: Kernel, cell: str, what: str) -> None:
+        bare.run(
+            "import importlib.util\nfind_spec = importlib.util.find_spec\n"
+            "importlib.util.find_spec = lambda n: None if n == 'torch_xla' else find_spec(n)"
+        ).good()
+        assert bare.run(cell).traceback == (
+            f"MissingPackageError: torch_xla is needed for {what} and is not installed: "
+            "`pip install 'tpunb[xla]'` brings a matching pair"
+        )
+        bare.run("importlib.util.find_spec = find_spec").good()
+
 
 def short(ran: Ran) -> None:
     """The error is for a person: no frames of ours, IPython's or torch elastic's."""
