@@ -20,6 +20,15 @@ _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
+# torch makes its queues at the first backward pass of a process, one for each device known
+# then (torch 2.9; see tpunb.worker.autograd, which prevents it in ranks).
+_QUEUES = "device_ready_queues_"
+_BACKWARD_BEFORE_XLA = (
+    "%%tpu_debug: a backward pass on the CPU ran in this kernel before its XLA device was used; "
+    "torch cannot go backward on XLA any more. Restart the kernel and use the XLA device first: "
+    "torch_xla.device() in a cell tagged tpu-skip. Runs of %%tpu_train are not affected."
+)
+
 
 def chosen_by_us() -> bool:
     """Whether the kernel's PJRT_DEVICE is tpunb's doing, not the person's."""
@@ -67,6 +76,8 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
             return None if last is None else eval(last, shell.user_ns)
     except BaseException as error:
         _show_without_us(shell, error, body.co_filename)
+        if _QUEUES in str(error):
+            print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
         raise
 
 
