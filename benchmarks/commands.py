@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,6 @@ from pathlib import Path
 _SCRIPTS = Path(sysconfig.get_path("scripts"))
 PYTHON = sys.executable
 JUPYTER = str(_SCRIPTS / "jupyter")
-TORCHRUN = str(_SCRIPTS / "torchrun")
 TPUNB = str(_SCRIPTS / "tpunb")
 
 
@@ -67,3 +67,19 @@ def run(
             said = f"exit code {process.returncode}\n{text}{errors.read()}"
             raise CommandError(f"{' '.join(command)}: {said}")
     return Ran(started, first, ended, text)
+
+
+def torchrun(ranks: int, script: str) -> list[str]:
+    """The command that runs a script under torchrun, on a port that nobody else uses now.
+
+    Torchrun's own is the same for all: two at once on a machine end each other.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        str(_SCRIPTS / "torchrun"),
+        f"--nproc-per-node={ranks}",
+        f"--master-port={port}",
+        script,
+    ]

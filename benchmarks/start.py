@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 from nbformat import v4
 
-from benchmarks.commands import JUPYTER, PYTHON, TORCHRUN, TPUNB, run
+from benchmarks.commands import JUPYTER, PYTHON, TPUNB, run, torchrun
 from benchmarks.kernel import Execution, Kernel
 from benchmarks.table import Samples, met, table
 
@@ -116,8 +116,7 @@ def _nbconvert_and_python(folder: Path) -> float:
 
 
 def _torchrun(folder: Path, script: str) -> float:
-    command = [TORCHRUN, f"--nproc-per-node={RANKS}", script]
-    ran = run(command, folder, await_words=WORDS)
+    ran = run(torchrun(RANKS, script), folder, await_words=WORDS)
     assert ran.first is not None
     return ran.first - ran.started
 

@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 from nbformat import v4
 
-from benchmarks.commands import TORCHRUN, TPUNB, run
+from benchmarks.commands import TPUNB, run, torchrun
 from benchmarks.kernel import Kernel
 from benchmarks.table import Samples, met, table
 
@@ -68,8 +68,8 @@ def measure(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) -> s
         def under_torchrun(size: int) -> Taken:
             # torchrun gives each of several processes one thread, a run its share of all.
             threads = max(1, len(os.sched_getaffinity(0)) // size)
-            command = [TORCHRUN, f"--nproc-per-node={size}", "step.py"]
-            return _told(run(command, folder, env={"OMP_NUM_THREADS": str(threads)}).text)
+            env = {"OMP_NUM_THREADS": str(threads)}
+            return _told(run(torchrun(size, "step.py"), folder, env=env).text)
 
         variants = [("run", in_a_run), ("torchrun", under_torchrun)]
         for _ in range(rounds):
