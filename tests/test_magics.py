@@ -31,7 +31,7 @@ def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel as nbclient has it: no file, no ids, and no %tpu_setup."""
+    """A kernel as nbclient has it: no file, no ids, and, until TestDebug, no %tpu_setup."""
     with kernel(tmp_path_factory.mktemp("bare"), file=None) as made:
         made.run("%load_ext tpunb").good()
         yield made
@@ -379,16 +379,17 @@ class TestThatGoesWrong:
         [("%tpu_setup", "training"), ("%%tpu_train\npass", "%%tpu_train")],
         ids=["setup", "train"],
     )
-    def test_a_kernel_without_torch_xla(self, bare: Kernel, cell: str, what: str) -> None:
-        bare.run(
+    def test_a_kernel_without_torch_xla(self, nb: Kernel, cell: str, what: str) -> None:
+        nb.run(
             "import importlib.util\nfind_spec = importlib.util.find_spec\n"
-            "importlib.util.find_spec = lambda n: None if n == 'torch_xla' else find_spec(n)"
+            "importlib.util.find_spec = lambda n: None if n == 'torch_xla' else find_spec(n)",
+            "setup",
         ).good()
-        assert bare.run(cell).traceback == (
+        assert nb.run(cell, "train").traceback == (
             f"MissingPackageError: torch_xla is needed for {what} and is not installed: "
             "`pip install 'tpunb[xla]'` brings a matching pair"
         )
-        bare.run("importlib.util.find_spec = find_spec").good()
+        nb.run("importlib.util.find_spec = find_spec", "setup").good()
 
 
 def short(ran: Ran) -> None:
