@@ -1,0 +1,1 @@
+"""What would fail, hang or be slow on a TPU, found by reading the notebook."""

@@ -1,0 +1,1 @@
+"""Notebooks written for older torch_xla, rewritten for the current one."""
