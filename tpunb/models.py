@@ -53,6 +53,22 @@ class Snapshot:
     """Where the cells come from, in words: 'JPY_SESSION_NAME', 'executed cells', …"""
     notes: tuple[str, ...] = ()
     """One line each: what a person should know about differences to the file."""
+    left_out: tuple[tuple[Cell, str], ...] = ()
+    """Code cells above the train cell that are not part of it, in order, and why: 'it never ran
+    in this kernel', 'it failed'. The `index` of such a cell is that of the cell in `cells` which
+    it stood before; a cell that never ran has the number None."""
+
+    def called(self, cell: Cell) -> str:
+        """What to call a cell, of those left out too: 'cell [7]', or 'code cell 3' (from 1, all
+        code cells counted) if it has no number.
+        """
+        if cell.number is not None:
+            return f"cell [{cell.number}]"
+        # A left-out cell stands before the cell that has its index.
+        code = [(other.index, 1, other) for other in self.cells if other.kind == "code"]
+        code += [(other.index, 0, other) for other, _ in self.left_out]
+        code.sort(key=lambda place: place[:2])
+        return f"code cell {next(at for at, (*_, one) in enumerate(code, 1) if one is cell)}"
 
 
 @dataclass(frozen=True)

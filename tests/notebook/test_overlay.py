@@ -261,6 +261,31 @@ def test_without_a_document_failed_cells_are_left_out() -> None:
     laid = overlay((), executed)
     assert [cell.source for cell in laid.cells] == ["import torch", TRAIN]
     assert laid.notes == ("cell [1] failed and cannot be repeated: left out",)
+    assert [(cell.source, cell.number, cell.index, why) for cell, why in laid.left_out] == [
+        ("improt torch", 1, 0, "it failed"),
+        ("%%tpu_train\nwrong()", 3, 1, "it failed"),
+    ]
+
+
+def test_without_a_document_a_version_that_worked_is_kept() -> None:
+    executed = [Execution("a = 1", 1, "p"), Execution("a = b", 2, "p", failed=True)]
+    laid = overlay((), [*executed, Execution(TRAIN, 3, "t")])
+    assert [(cell.source, cell.number) for cell in laid.cells] == [("a = 1", 1), (TRAIN, 3)]
+    assert laid.left_out == ()
+
+
+def test_cells_that_never_ran_are_kept_beside_the_notebook() -> None:
+    sources = ["never = 1", "a = 1", "never = 2", "", TRAIN, "below = 1"]
+    document = tuple(Cell(i, "code", source, 9, f"c{i}") for i, source in enumerate(sources))
+    laid = overlay(document, [Execution("a = 1", 1, "c1"), Execution(TRAIN, 2, "c4")])
+    never = "it never ran in this kernel"
+    assert laid.left_out == (
+        (Cell(0, "code", "never = 1", None, "c0"), never),
+        (Cell(1, "code", "never = 2", None, "c2"), never),
+        (Cell(1, "code", "", None, "c3"), never),
+    )
+    assert [laid.called(cell) for cell, _ in laid.left_out] == [f"code cell {i}" for i in (1, 3, 4)]
+    assert [laid.called(cell) for cell in laid.cells] == ["cell [1]", "cell [2]", "code cell 6"]
 
 
 def test_in_a_document_cells_that_failed_stay() -> None:

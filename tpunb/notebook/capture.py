@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tpunb.errors import NotebookError
 from tpunb.models import Snapshot
@@ -71,12 +72,12 @@ def capture(
     if found is not None:
         try:
             laid = overlay(load(found.path), executed)
-            return Snapshot(laid.cells, laid.train, str(found.path), found.origin, laid.notes)
+            return replace(laid, path=str(found.path), origin=found.origin)
         except NotebookError as error:
             note = f"the executed cells alone are used: {error}"
     laid = overlay((), executed)
     path = None if found is None else str(found.path)
-    return Snapshot(laid.cells, laid.train, path, "executed cells", (note, *laid.notes))
+    return replace(laid, path=path, notes=(note, *laid.notes))
 
 
 def _is_train(run: Execution, body: str) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tpunb.models import Cell
-from tpunb.notebook.files import cell_magics, position
+from tpunb.models import Cell, Snapshot
+from tpunb.notebook.files import cell_magics
 from tpunb.notebook.history import Execution
 
 Key = int | str
@@ -21,24 +21,22 @@ ALIKE = 0.6
 """How much two texts must agree to count as versions of one cell (difflib's ratio)."""
 
 
-@dataclass(frozen=True)
-class Overlay:
-    """The cells in order, the index of the train cell, and what a person should know."""
-
-    cells: tuple[Cell, ...]
-    train: int
-    notes: tuple[str, ...]
+NEVER = "it never ran in this kernel"
+FAILED = "it failed"
 
 
-def overlay(document: tuple[Cell, ...], executed: Sequence[Execution]) -> Overlay:
-    """Lay executions over a document (empty: there is none). The last one is the train cell."""
+def overlay(document: tuple[Cell, ...], executed: Sequence[Execution]) -> Snapshot:
+    """Lay executions over a document (empty: there is none). The last one is the train cell.
+
+    Path and origin are left to the caller.
+    """
     notes = []
-    if not document and (failed := [run for run in executed[:-1] if run.failed]):
-        executed = [run for run in executed if run not in failed]
-        if shown := [run for run in failed if not _own(run.source)]:
-            notes.append(f"{_numbers(shown)} failed and cannot be repeated: left out")
     keys = _identify(document, executed)
-    last = {key: run for key, run in zip(keys, executed, strict=True) if key is not None}
+    last: dict[Key, Execution] = {}
+    for key, run in zip(keys, executed, strict=True):
+        # Without a document a version that worked stands for one that failed after it.
+        if key is not None and not (run.failed and not document and key in last):
+            last[key] = run
     train = keys[-1]
     if train is None:
         raise AssertionError("the cell that is running is not an older version of another")
@@ -50,13 +48,18 @@ def overlay(document: tuple[Cell, ...], executed: Sequence[Execution]) -> Overla
         notes.append(f"the train cell is not in the file yet: it is taken to stand {where}")
 
     cells: list[Cell] = []
-    never: list[Cell] = []
+    left_out: list[tuple[Cell, str]] = []
     differing: list[Execution] = []
     for place, key in enumerate(order):
         cell = document[key] if isinstance(key, int) else None
         run = last.get(key)
         if cell is None and run is not None:
-            cells.append(Cell(len(cells), "code", run.source, run.number, run.id))
+            made = Cell(len(cells), "code", run.source, run.number, run.id)
+            # Without a document nothing but what ran is known, and this cannot run again.
+            if run.failed and not document and key != train:
+                left_out.append((made, FAILED))
+            else:
+                cells.append(made)
         elif cell is not None and run is not None:
             # The train cell was just sent; papermill replaces the cell it injected before.
             expected = key == train or "injected-parameters" in cell.tags
@@ -65,19 +68,27 @@ def overlay(document: tuple[Cell, ...], executed: Sequence[Execution]) -> Overla
             ran = replace(cell, kind="code", source=run.source, number=run.number)
             cells.append(replace(ran, index=len(cells)))
         elif cell is not None and cell.kind == "code" and place < at:
-            never += [cell] if cell.source.strip() and not _own(cell.source) else []
+            left_out.append((replace(cell, index=len(cells), number=None), NEVER))
         elif cell is not None:
             cells.append(replace(cell, index=len(cells), number=None))
         if key == train:
             train_index = len(cells) - 1
+    laid = Snapshot(tuple(cells), train_index, None, "executed cells", (), tuple(left_out))
+    never = [
+        f"{laid.called(cell)} ({_title(cell)})"
+        for cell, reason in left_out
+        if reason == NEVER and cell.source.strip() and not _own(cell.source)
+    ]
+    failed = [cell for cell, reason in left_out if reason == FAILED and not _own(cell.source)]
+    if failed:
+        notes.append(f"{_numbers(failed)} failed and cannot be repeated: left out")
     if never:
-        named = [f"code cell {position(document, cell)} ({_title(cell)})" for cell in never]
-        notes.append(f"never ran in this kernel, so left out: {_listed(named)}")
+        notes.append(f"never ran in this kernel, so left out: {_listed(never)}")
     if differing:
         notes.append(
             f"the file has another text for {_numbers(differing)}: the text that ran is used"
         )
-    return Overlay(tuple(cells), train_index, tuple(notes))
+    return replace(laid, notes=tuple(notes))
 
 
 def _identify(document: tuple[Cell, ...], executed: Sequence[Execution]) -> list[Key | None]:
@@ -190,7 +201,7 @@ def _title(cell: Cell) -> str:
     return line if len(line) <= 40 else f"{line[:39]}…"
 
 
-def _numbers(runs: Sequence[Execution]) -> str:
+def _numbers(runs: Sequence[Execution | Cell]) -> str:
     return "cell " + _listed([f"[{run.number}]" for run in runs])
 
 
