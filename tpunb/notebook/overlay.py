@@ -33,10 +33,10 @@ def overlay(document: tuple[Cell, ...], executed: Sequence[Execution]) -> Snapsh
     notes = []
     keys = _identify(document, executed)
     last: dict[Key, Execution] = {}
-    for key, run in zip(keys, executed, strict=True):
+    for key, one in zip(keys, executed, strict=True):
         # Without a document a version that worked stands for one that failed after it.
-        if key is not None and not (run.failed and not document and key in last):
-            last[key] = run
+        if key is not None and not (one.failed and not document and key in last):
+            last[key] = one
     train = keys[-1]
     if train is None:
         raise AssertionError("the cell that is running is not an older version of another")
