@@ -95,6 +95,25 @@ def test_a_result_comes_back_as_it_was_but_for_values(tmp_path: Path) -> None:
     assert RunResult.from_json(data, tmp_path) == failed
 
 
+def test_steps_of_attempts_join_without_doubles(tmp_path: Path) -> None:
+    rows = [(0, step, 0, 100.0 + step) for step in range(5)]
+    rows += [(0, step, 1, 100.0 + step) for step in range(4)]
+    rows += [(1, step, rank, 110.0 + step) for step in range(3, 7) for rank in (0, 1)]
+    rows += [(0, None, 0, 100.5)]
+    lines = [
+        json.dumps({"attempt": a, "step": step, "rank": rank, "time": time, "loss": 1.0 - a})
+        for a, step, rank, time in rows
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    frame = result(tmp_path).metrics()
+    counted = frame.dropna(subset="step")
+    assert not counted.duplicated(["step", "rank"]).any()
+    assert sorted(set(counted["step"])) == list(range(7))
+    assert list(counted[counted["rank"] == 0]["loss"]) == [1.0] * 3 + [0.0] * 4
+    assert len(frame) - len(counted) == 1
+    assert "attempt" not in frame
+
+
 def test_metrics_are_rows_in_order_of_time(tmp_path: Path) -> None:
     rows = [
         {"rank": 1, "attempt": 0, "step": 0, "time": 102.0, "loss": 0.5},

@@ -10,7 +10,8 @@ TpunbError
 │   ├─ RankFailedError
 │   ├─ RunTimeoutError
 │   └─ RunInterruptedError
-└─ HandoffError
+├─ HandoffError
+└─ CheckpointError      .path
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class RankFailedError(RunError):
     """A rank raised, crashed or was killed."""
 
 
+class RunHungError(RunError):
+    """No rank has shown a sign of life for as long as `--hang-timeout` says."""
+
+
 class RunTimeoutError(RunError):
     """The run took longer than `--timeout` allows."""
 
@@ -124,3 +129,18 @@ class RunInterruptedError(RunError):
 
 class HandoffError(TpunbError):
     """A value could not be brought from a rank to the kernel."""
+
+
+class CheckpointError(TpunbError):
+    """A checkpoint cannot be written, or not be read as it was asked for.
+
+    `path`: the file or folder, or its URL.
+    """
+
+    def __init__(self, reason: str, path: str) -> None:
+        super().__init__(reason, path)
+        self.reason = reason
+        self.path = path
+
+    def __str__(self) -> str:
+        return self.reason

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CellKind = Literal["code", "markdown", "raw"]
 Role = Literal["header", "prelude", "train"]
-State = Literal["succeeded", "failed", "timed_out", "interrupted"]
+State = Literal["succeeded", "failed", "hung", "timed_out", "interrupted"]
 Device = Literal["TPU", "CPU"]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -133,6 +133,10 @@ class RunSpec:
     """Seconds between a rank's KeyboardInterrupt and SIGTERM."""
     timeout: float | None = None
     """Seconds after which the run is stopped."""
+    hang_timeout: float = 300.0
+    """Seconds without a sign of life after which the run is called hung; 0: it never is."""
+    retries: int = 0
+    """How often the ranks are started again after one has failed."""
     replicate: str | None = None
     """Why every rank runs the prelude itself; None: it runs once and the ranks are forked."""
     warm: bool = False
@@ -250,7 +254,9 @@ class RunResult:
     def metrics(self) -> pd.DataFrame:
         """What `tpunb.log` recorded: a row per call and rank, in order of time.
 
-        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics.
+        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. After
+        a retry a step counts once: what earlier attempts recorded of the steps that a later
+        one began with, or came to again, is left out.
         """
         import json
 
@@ -262,7 +268,10 @@ class RunResult:
         first = ["step", "rank", "time"]
         if not rows:
             return pd.DataFrame(columns=first)
-        frame = pd.DataFrame(rows).drop(columns="attempt", errors="ignore")
+        frame = pd.DataFrame([{"attempt": 0, "step": None, **row} for row in rows])
+        for attempt, step in frame.groupby("attempt")["step"].min().items():
+            frame = frame[(frame["attempt"] >= attempt) | ~(frame["step"] >= step)]
+        frame = frame.drop(columns="attempt")
         frame["time"] = frame["time"] - self.started
         frame = frame.sort_values("time", kind="stable", ignore_index=True)
         return frame[first + [name for name in frame.columns if name not in first]]
@@ -273,6 +282,7 @@ class RunResult:
 
         kinds: dict[str, type[errors.RunError]] = {
             "failed": errors.RankFailedError,
+            "hung": errors.RunHungError,
             "timed_out": errors.RunTimeoutError,
             "interrupted": errors.RunInterruptedError,
         }
@@ -290,6 +300,8 @@ class RunResult:
         failure = self.failure
         if self.state == "succeeded":
             lines.append(f"succeeded on {self.cores()} after {self.duration:.1f} s")
+        elif failure is not None and self.state == "hung":
+            lines += [failure.message, "stacks of all ranks: " + str(self.dir / "attempts")]
         elif failure is not None and self.state == "failed":
             lines.append(failure.headline())
             if failure.traceback:

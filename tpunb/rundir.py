@@ -4,9 +4,10 @@
       spec.json  script.py  notebook.json  env.json       what was run
       events.jsonl                                        what happened (tpunb.events)
       run.log                                             all ranks, prefixed, in order of arrival
-      attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json}
+      attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json,
+                          stacks.txt,crash.txt,pulse}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
-      metrics.jsonl  returns/                             what it made
+      metrics.jsonl  checkpoints/  returns/               what it made
       running.lock  result.json                           whether it goes on; how it ended
 
 Processes of a run only append to files here, and the kernel only reads: nothing that a
@@ -84,6 +85,11 @@ class RunDir:
     def lock(self) -> Path:
         return self.path / "running.lock"
 
+    @property
+    def stopping(self) -> Path:
+        """There once the run is being stopped, so that its ranks are not started again."""
+        return self.path / "stopping"
+
     def is_running(self) -> bool:
         """Whether a guard watches over this run now. It holds a lock for as long as it lives."""
         try:
@@ -99,6 +105,10 @@ class RunDir:
     def returns(self) -> Path:
         return self.path / "returns"
 
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
     def attempt(self, attempt: int, rank: int | None) -> Path:
         """The folder of a rank in an attempt; rank None: of the prelude that runs for all."""
         return self.path / "attempts" / str(attempt) / (PRELUDE if rank is None else str(rank))
@@ -106,6 +116,14 @@ class RunDir:
     def error(self, attempt: int, rank: int | None) -> Path:
         """Where a process describes the exception that ended it."""
         return self.attempt(attempt, rank) / "error.json"
+
+    def pulse(self, attempt: int, rank: int) -> Path:
+        """Where a rank counts its signs of life (tpunb.worker.pulse)."""
+        return self.attempt(attempt, rank) / "pulse"
+
+    def stacks(self, attempt: int, rank: int) -> Path:
+        """Where a rank writes its stacks when it is asked to."""
+        return self.attempt(attempt, rank) / "stacks.txt"
 
     def emit(self, event: Event) -> None:
         """Append an event, with the time if it has none."""

@@ -54,6 +54,26 @@ def test_a_process_is_told_from_a_later_one_with_its_pid(child: subprocess.Popen
     assert not processes.send(found, signal.SIGTERM)
 
 
+def test_adopted_children_that_have_ended_are_let_go() -> None:
+    code = """
+import os, subprocess, sys, time
+from tpunb.worker import processes
+processes.adopt_orphans()
+own = subprocess.Popen(["true"])
+subprocess.run(["bash", "-c", "sleep 0.1 & echo"], stdout=subprocess.DEVNULL)
+def zombies():
+    return sum(") Z " in open(f"/proc/{n}/stat").read() for n in children())
+def children():
+    return open(f"/proc/self/task/{os.getpid()}/children").read().split()
+while zombies() < 2:
+    time.sleep(0.01)
+processes.reap_adopted(processes.Process(own.pid, 0))
+print(children() == [str(own.pid)], own.wait())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True 0\n", "")
+
+
 def test_descendants_parents_first(child: subprocess.Popen[str]) -> None:
     deep = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], start_new_session=True)
     deadline = time.monotonic() + 20

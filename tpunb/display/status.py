@@ -29,7 +29,13 @@ MOST_UNFINISHED = 8
 LONGEST_STATE = 200
 
 _RUNNING, _STOPPING, _GOOD, _BAD = "#2f81f7", "#bf8700", "#2da44e", "#e5534b"
-_ENDED = {"succeeded": _GOOD, "failed": _BAD, "timed_out": _BAD, "interrupted": _STOPPING}
+_ENDED = {
+    "succeeded": _GOOD,
+    "failed": _BAD,
+    "hung": _BAD,
+    "timed_out": _BAD,
+    "interrupted": _STOPPING,
+}
 _WORDS = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
 
 

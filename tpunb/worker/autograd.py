@@ -11,6 +11,8 @@ from typing import Any
 
 from torch.autograd import Variable
 
+from tpunb.worker import pulse
+
 
 class EngineWatch:
     """Stands in for the engine until `first` was called, right before the first backward pass."""
@@ -48,5 +50,6 @@ def start_xla_before_backward() -> None:
         import torch_xla
 
         torch_xla.device()
+        pulse.watch()
 
     EngineWatch(start)

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from tpunb.models import Device
+from tpunb.worker import pulse
+
+FOREVER = 1e8
+"""Seconds: three years."""
 
 
 def prepare(
-    device: Device, rank: int, world_size: int, local_rank: int, local_world_size: int
+    device: Device,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    patience: float,
 ) -> None:
     """Before any of the user's code: nothing here starts the XLA runtime.
 
     On a TPU the environment gives this process its own chip; on CPU several ranks get
-    rehearsal collectives.
+    rehearsal collectives. `patience` is the run's hang time-out in seconds (0: none).
     """
     if device == "TPU":
         _own_chip(local_rank, local_world_size)
     elif world_size > 1:
         from tpunb.worker import rehearsal
 
-        rehearsal.install(rank, world_size, local_rank, local_world_size)
+        # A run without a sign of life is ended by the guard, which knows where all ranks are.
+        # This is for ranks that wait while another goes on, which may be meant.
+        timeout = 4 * patience or FOREVER
+        rehearsal.install(rank, world_size, local_rank, local_world_size, timeout)
 
 
 def _own_chip(local_rank: int, local_world_size: int) -> None:
@@ -48,3 +60,4 @@ def begin(device: Device, local_rank: int, local_world_size: int) -> None:
             pjrt.initialize_singleprocess()
         else:
             pjrt.initialize_multiprocess(local_rank, local_world_size)
+        pulse.watch()

@@ -115,6 +115,8 @@ class ForkingAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._reap()
         if any(self._codes.values()) or self._any_error():
+            if self._run_dir.stopping.exists():
+                self._remaining_restarts = 0
             return RunResult(state=WorkerState.FAILED)
         if self._living:
             return RunResult(state=WorkerState.HEALTHY)
@@ -139,15 +141,18 @@ class ForkingAgent(SimpleElasticAgent):
         """Nothing is left to do: ranks end by themselves or on the guard's ladder."""
 
 
-def launch(world_size: int, run: RunDir, report: Reporter, become: Become) -> bool:
-    """Fork `world_size` ranks on this machine and wait for all of them; True if none failed."""
+def launch(world_size: int, retries: int, run: RunDir, report: Reporter, become: Become) -> bool:
+    """Fork `world_size` ranks on this machine and wait for all of them; True if none failed.
+
+    After a failure the ranks are ended and forked anew, `retries` times at most.
+    """
     handler = _rendezvous(run.id)
     spec = WorkerSpec(
         role="default",
         local_world_size=world_size,
         rdzv_handler=handler,
         fn=become,  # forked, not called by torch elastic; it takes the name from here
-        max_restarts=0,
+        max_restarts=retries,
         monitor_interval=LOOK,
     )
     result = ForkingAgent(spec, run, report, become).run()

@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import (
 )
 
 from tpunb.errors import TpunbError
+from tpunb.worker import pulse
 from tpunb.worker.calls import Call, disagreement
 
 TIMEOUT = 300.0
@@ -122,8 +123,10 @@ class Wire:
             )
         if self._broken is not None:
             raise CollectiveError(f"{call} cannot run: {self._broken}")
+        pulse.watch()
         try:
-            yield self._agree(call, members, payload)
+            with pulse.collective():
+                yield self._agree(call, members, payload)
         except MismatchError:
             raise  # every rank has got it: they are together still
         except CollectiveError as error:

@@ -11,12 +11,14 @@ from typing import Any, Literal
 from tpunb.models import Failure, RunResult, RunSpec, State, signal_name
 from tpunb.rundir import RunDir
 
-Why = Literal["interrupt", "timeout", "closed", "peer"]
-"""Why ranks were stopped: a person, the time-out, the kernel's end, another rank's failure."""
+Why = Literal["interrupt", "timeout", "hung", "closed", "peer"]
+"""Why ranks were stopped: a person, the time-out, no sign of life, the kernel's end, another
+rank's failure."""
 
 RETURNCODES: dict[State, int] = {
     "succeeded": 0,
     "failed": 1,
+    "hung": 124,
     "timed_out": 124,  # as coreutils' timeout
     "interrupted": 130,  # as a shell after SIGINT
 }
@@ -64,6 +66,8 @@ class Observed:
     """Why every rank ran the prelude itself; None if it did not."""
     cell: int | None
     """The number of the prelude's cell that began last."""
+    hang: Failure | None = None
+    """Who waited where, if the run was called hung."""
     stderr: str = ""
     """The end of what the agent wrote, for when it could not even start."""
 
@@ -79,6 +83,8 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         if end.code != 0 and (failure := _failure(run, spec, seen, end)) is not None
     ]
     failures.sort(key=lambda failure: (failure.type in CONSEQUENCES, failure.time))
+    if seen.hang is not None:
+        failures.insert(0, seen.hang)
     state = _state(seen, failures)
     return RunResult(
         state=state,
@@ -101,6 +107,8 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
 
 def _state(seen: Observed, failures: list[Failure]) -> State:
     stop = seen.stop
+    if seen.hang is not None:
+        return "hung"
     failed_first = bool(failures) and (stop is None or failures[0].time < stop.time)
     if failed_first or (failures and stop is not None and stop.why == "peer"):
         return "failed"

@@ -53,6 +53,12 @@ def alive(process: Process) -> bool:
     return find(process.pid) == process
 
 
+def state(process: Process) -> str:
+    """One letter, as in /proc: R runs, S sleeps, D cannot be interrupted, T is stopped; '' if ended."""
+    stat = _stat(process.pid)
+    return stat.state if stat is not None and stat.started == process.started else ""
+
+
 def send(process: Process, number: int) -> bool:
     """Signal exactly this process; False if it has ended."""
     if not alive(process):
@@ -86,6 +92,16 @@ def descendants(ancestor: int) -> list[Process]:
             if stat.state not in "ZX":
                 found.append(Process(pid, stat.started))
     return found
+
+
+def reap_adopted(own: Process | None) -> None:
+    """Let go of children that this process only adopted and that have ended, but not of `own`."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or (own is not None and int(name) == own.pid):
+            continue
+        stat = _stat(int(name))
+        if stat is not None and stat.ppid == os.getpid() and stat.state == "Z":
+            os.waitpid(int(name), os.WNOHANG)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -17,7 +17,18 @@ import torch
 
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
-from tpunb.worker import autograd, calls, cells, device, launchers, processes, returns, stdio
+from tpunb.worker import (
+    autograd,
+    calls,
+    cells,
+    device,
+    launchers,
+    processes,
+    pulse,
+    returns,
+    stacks,
+    stdio,
+)
 from tpunb.worker.cells import Cells
 from tpunb.worker.messages import Reporter
 
@@ -75,9 +86,17 @@ def _become(task: Assignment, report: Reporter) -> None:
     first = "prelude.log" if task.replicate else "stdout.log"
     stdio.redirect(folder / first, folder / (first if task.replicate else "stderr.log"))
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    written = open(task.run.stacks(task.attempt, task.rank), "w")  # noqa: SIM115
+    faulthandler.register(stacks.DUMP, written, all_threads=True)
+    pulse.start(task.run.pulse(task.attempt, task.rank))
     torch.set_num_threads(int(task.env["OMP_NUM_THREADS"]))
     device.prepare(
-        task.spec.device, task.rank, task.spec.world_size, task.local_rank, task.local_world_size
+        task.spec.device,
+        task.rank,
+        task.spec.world_size,
+        task.local_rank,
+        task.local_world_size,
+        task.spec.hang_timeout,
     )
     calls.name_places(str(task.run.script), task.spec.place)
     autograd.start_xla_before_backward()
@@ -98,6 +117,7 @@ def _work(task: Assignment) -> int:
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect(folder / "stdout.log", folder / "stderr.log")
         device.begin(task.spec.device, task.local_rank, task.local_world_size)
+        pulse.begin()
         for block in task.cells.of("train"):
             task.cells.execute(block)
         return _finish(task)

@@ -119,4 +119,4 @@ def _ranks(run: RunDir, spec: RunSpec, script: Cells, report: Reporter, *, repli
         rank.main(task, report)
 
     run.emit(Phase("training"))
-    return 0 if elastic.launch(spec.world_size, run, report, become) else 1
+    return 0 if elastic.launch(spec.world_size, spec.retries, run, report, become) else 1

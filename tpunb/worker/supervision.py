@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tpunb.events import Ended, Note, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.models import Failure, RunResult
 from tpunb.rundir import Outputs, RunDir
-from tpunb.worker import outcome, processes
+from tpunb.worker import outcome, processes, stacks
 from tpunb.worker.ladder import Ladder
 from tpunb.worker.outcome import Exit, Observed, Stop, Why
 from tpunb.worker.processes import Process
 from tpunb.worker.runlog import RunLog
+from tpunb.worker.vigil import Vigil
 
 
 class Supervision:
@@ -54,6 +57,8 @@ class Supervision:
         self._ladder: Ladder | None = None
         self._steps: set[str] = set()
         self._agent_said = ""
+        self._vigil: Vigil | None = None
+        self._hang: Failure | None = None
 
     def begin(self) -> None:
         """Have the agent start the run; nothing if it was stopped before."""
@@ -73,13 +78,30 @@ class Supervision:
         self._cell = number
 
     def _on_ranks(self, attempt: int, pids: list[int]) -> None:
+        if attempt > self._attempt:
+            self._again(attempt)
         self._attempt = attempt
         self._pids = dict(enumerate(pids))
         self._ranks = {rank: processes.find(pid) for rank, pid in enumerate(pids)}
+        self._vigil = Vigil(self.dir, attempt, len(pids), self.spec.hang_timeout)
         self.dir.emit(RanksStarted(attempt, tuple(pids)))
         if self._stop is not None:
             # Stopped while they were being forked: the ladder that runs does not know them.
             self._climb_from(list(self._ranks.values()))
+
+    def _again(self, attempt: int) -> None:
+        """The ranks were started again: what ended the attempt before is told, and over."""
+        failed = self._result().failure
+        headline = "a rank failed" if failed is None else failed.headline()
+        self.dir.emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
+        self._exits.clear()
+        if self._stop is not None and self._stop.why == "peer":
+            self._stop, self._steps, self._ladder = None, set(), None
+        # What the user's code has left behind would take part in the next attempt.
+        runner = [] if self._runner is None else processes.descendants(self._runner.pid)
+        for process in self._everyone():
+            if process != self._runner and process not in runner:
+                processes.end(process, signal.SIGKILL)
 
     def _on_rank_exit(self, rank: int, exitcode: int, at: float) -> None:
         self._exits.append(Exit(rank, self._pids.get(rank), exitcode, at))
@@ -121,7 +143,9 @@ class Supervision:
 
     def stop(self, why: Why, reason: str, *, now: bool = False) -> None:
         """End the run, with time to save; at once with `now`, or when asked again with it."""
-        self._stop = self._stop or Stop(why, reason, time.time())
+        if self._stop is None or self._stop.why == "peer":
+            self._stop = Stop(why, reason, time.time())
+        self.dir.stopping.touch()
         if not self._begun:
             self._over = True
         elif self._ladder is None and not self._over:
@@ -153,7 +177,13 @@ class Supervision:
 
     def step(self) -> bool:
         """Merge logs, look at the clock, climb the ladder. True when all is over."""
-        self._log.add(self._outputs.read())
+        written = self._outputs.read()
+        self._log.add(written)
+        if self._vigil is not None and self._stop is None and not self._over:
+            if written:
+                self._vigil.sign()
+            if self._vigil.hangs():
+                self._call_hung()
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             self.stop("timeout", f"--timeout {self.spec.timeout:g} s")
@@ -170,12 +200,37 @@ class Supervision:
             return True
         return False
 
+    def _call_hung(self) -> None:
+        """Say who waits where, while they still do, and stop them."""
+        self.dir.emit(Phase("no sign of life: reading the stacks of all ranks"))
+        living = {r: p for r, p in self._ranks.items() if p is not None and processes.alive(p)}
+        stacks.collect(self.dir, self._attempt, living)
+        where, place = stacks.describe(self.dir, self.spec, self._attempt, self._ranks)
+        silent = f"no rank has shown a sign of life for {self.spec.hang_timeout:g} s"
+        self._hang = Failure(
+            rank=None, pid=None, exitcode=None, signal=None, type="Hang",
+            message=f"{silent} (a line, a metric, a step or a collective):\n{where}\n"
+            "If nothing was wrong, give it more time with --hang-timeout.",
+            cell=place.cell if place else None, line=place.line if place else None,
+            traceback="", time=time.time(),
+        )  # fmt: skip
+        self.stop("hung", silent)
+
     def _finish(self) -> None:
         # What ranks wrote last is in the files by now: they are gone.
         while pieces := self._outputs.read():
             self._log.add(pieces)
         self._outputs.close()
         self._log.close()
+        result = self._result()
+        self.dir.write_result(result)
+        self._lock.close()
+        processes.reap_adopted(self._agent)
+        self.dir.emit(Phase(result.state))
+        self.dir.emit(Ended(result.state))
+
+    def _result(self) -> RunResult:
+        """How it ended, or how the present attempt did."""
         seen = Observed(
             started=self._started,
             ended=time.time(),
@@ -184,13 +239,10 @@ class Supervision:
             attempt=self._attempt,
             replicate=self._replicate,
             cell=self._cell,
+            hang=self._hang,
             stderr=self._agent_said,
         )
-        result = outcome.compose(self.dir, self.spec, seen)
-        self.dir.write_result(result)
-        self._lock.close()
-        self.dir.emit(Phase(result.state))
-        self.dir.emit(Ended(result.state))
+        return outcome.compose(self.dir, self.spec, seen)
 
 
 def _unsaid(step: str) -> None:

@@ -1,0 +1,173 @@
+"""Where the ranks of a run that does not go on are: their stacks, and the same in words.
+
+Standard library only: the guard uses it. Python's part comes from faulthandler, which every
+rank registers for a signal and which writes also while C code holds the interpreter; the
+native part from py-spy, where it is installed and may look.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpunb.models import RunSpec
+from tpunb.rundir import RunDir
+from tpunb.worker import processes, pulse
+from tpunb.worker.processes import Process
+from tpunb.worker.pulse import Beat
+
+DUMP = signal.SIGRTMIN + 9
+"""Ranks answer it with their stacks. Real-time signals are used by nothing else here."""
+
+_WAIT = 2.0
+"""Seconds for faulthandler: it writes as soon as the signal is delivered."""
+_NATIVE_WAIT = 10.0
+"""Seconds for py-spy, which reads the debug information of torch's libraries."""
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_NAMES = {
+    "torch_xla/core/xla_model.py": "xm",
+    "torch_xla/runtime.py": "xr",
+    "torch_xla/torch_xla.py": "torch_xla",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is."""
+
+    cell: int | None
+    line: int | None
+    words: str
+    """'in xm.optimizer_step, cell [7], line 12: xm.optimizer_step(optimizer)'."""
+
+
+def collect(run: RunDir, attempt: int, ranks: Mapping[int, Process]) -> None:
+    """Have the living ranks write their stacks to `stacks.txt`, and add the native ones."""
+    files = {rank: run.stacks(attempt, rank) for rank in ranks}
+    before = {rank: _size(path) for rank, path in files.items()}
+    waiting = {rank: path for rank, path in files.items() if processes.send(ranks[rank], DUMP)}
+    deadline = time.monotonic() + _WAIT
+    while waiting and time.monotonic() < deadline:
+        time.sleep(0.05)
+        sizes = {rank: _size(path) for rank, path in waiting.items()}
+        waiting = {r: p for r, p in waiting.items() if sizes[r] == before[r]}
+        before |= sizes
+    time.sleep(0.05)  # what has begun to write is done in a moment
+    _add_native({rank: (ranks[rank], path) for rank, path in files.items()})
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _add_native(ranks: Mapping[int, tuple[Process, Path]]) -> None:
+    beside = Path(sys.executable).with_name("py-spy")
+    spy = str(beside) if beside.exists() else shutil.which("py-spy")
+    if spy is None:
+        return
+    looking = {
+        rank: subprocess.Popen(
+            [spy, "dump", "--native", "--pid", str(process.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for rank, (process, _) in ranks.items()
+        if processes.alive(process)
+    }
+    deadline = time.monotonic() + _NATIVE_WAIT
+    for rank, looker in looking.items():
+        try:
+            said, _ = looker.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            looker.kill()
+            said = looker.communicate()[0] + f"\n(no more after {_NATIVE_WAIT:g} s)"
+        with open(ranks[rank][1], "a", encoding="utf-8") as file:
+            file.write(f"\n--- native (py-spy) ---\n{said.strip()}\n")
+
+
+def describe(
+    run: RunDir, spec: RunSpec, attempt: int, ranks: Mapping[int, Process | None]
+) -> tuple[str, Place | None]:
+    """Who is where, a line for ranks in the same place; and the place of most of those that wait.
+
+    Where ranks have done different numbers of steps or collectives, the numbers are said.
+    """
+    beats = {rank: pulse.read(run.pulse(attempt, rank)) or Beat() for rank in ranks}
+    counted = _counted(beats)
+    places = {rank: _place(run, spec, attempt, rank, ranks[rank]) for rank in sorted(ranks)}
+    groups: dict[str, list[int]] = {}
+    for rank, place in places.items():
+        groups.setdefault(place.words + counted[rank], []).append(rank)
+    lines = [f"{_ranks(members)} {words}" for words, members in groups.items()]
+    largest = max(groups.values(), key=len, default=[])
+    return "\n".join(lines), places[largest[0]] if largest else None
+
+
+def _counted(beats: Mapping[int, Beat]) -> dict[int, str]:
+    """', after 41 steps' for each rank, where the ranks differ; '' where they do not."""
+    for word, counts in (
+        ("step", {rank: beat.steps for rank, beat in beats.items()}),
+        ("collective", {rank: beat.collectives_ended for rank, beat in beats.items()}),
+    ):
+        if len(set(counts.values())) > 1:
+            return {
+                rank: f", after {count} {word}{'' if count == 1 else 's'}"
+                for rank, count in counts.items()
+            }
+    return dict.fromkeys(beats, "")
+
+
+def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, process: Process | None) -> Place:
+    if process is None or not processes.alive(process):
+        return Place(None, None, "has ended")
+    if processes.state(process) == "T":
+        return Place(None, None, "is stopped (SIGSTOP, or a debugger)")
+    try:
+        text = run.stacks(attempt, rank).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        text = ""
+    frames = _main_thread(text)
+    at = next((i for i, frame in enumerate(frames) if frame[0] == str(run.script)), None)
+    if at is None:
+        return Place(None, None, "is not in the notebook's code (see stacks.txt)")
+    line = frames[at][1]
+    cell, within = spec.locate(line)
+    lines = run.script.read_text(encoding="utf-8").split("\n")
+    source = lines[line - 1].strip() if line <= len(lines) else ""
+    inside = f"in {_named(frames[at - 1])}, " if at else "at "
+    return Place(cell, within, f"{inside}{spec.place(line)}: {source}")
+
+
+def _main_thread(text: str) -> list[tuple[str, int, str]]:
+    """File, line and function of the frames of the thread that runs the cells, innermost first."""
+    threads = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
+    found = [[(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(thread)] for thread in threads]
+    ours = [frames for frames in found if any("tpunb/worker/rank.py" in f for f, _, _ in frames)]
+    return ours[-1] if ours else []
+
+
+def _named(frame: tuple[str, int, str]) -> str:
+    file, _, function = frame
+    for end, short in _NAMES.items():
+        if file.endswith(end):
+            return f"{short}.{function}"
+    path = Path(file)
+    module = path.parent.name if path.stem == "__init__" else path.stem
+    return f"{module}.{function}"
+
+
+def _ranks(members: list[int]) -> str:
+    return f"rank{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}:"

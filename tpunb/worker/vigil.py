@@ -1,0 +1,49 @@
+"""Whether a run still goes on: signs of life of its ranks, and how long there was none."""
+
+from __future__ import annotations
+
+import time
+
+from tpunb.rundir import RunDir
+from tpunb.worker import pulse
+from tpunb.worker.pulse import Beat
+
+LOOK = 0.5
+"""Seconds between two looks at the ranks' pulses."""
+
+
+class Vigil:
+    """Watches the ranks of one attempt for signs of life.
+
+    A sign is a line, a metric, a finished step or collective of any rank; and as long as a
+    rank compiles, which may take many minutes, all are taken to be alive. Nothing is expected
+    of a rank before its train cell has begun.
+    """
+
+    def __init__(self, run: RunDir, attempt: int, ranks: int, patience: float) -> None:
+        self._run = run
+        self._paths = [run.pulse(attempt, rank) for rank in range(ranks)]
+        self._patience = patience
+        self._beats: list[Beat | None] = []
+        self._metrics = 0
+        self._next = 0.0
+        self._last = time.monotonic()
+
+    def sign(self) -> None:
+        """A rank has written something."""
+        self._last = time.monotonic()
+
+    def hangs(self) -> bool:
+        """Look, if it is time to; True once there was no sign for as long as patience lasts."""
+        now = time.monotonic()
+        if not self._patience or now < self._next:
+            return False
+        self._next = now + LOOK
+        beats = [pulse.read(path) for path in self._paths]
+        metrics = self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
+        begun = [beat for beat in beats if beat is not None and beat.train]
+        moved = beats != self._beats or metrics != self._metrics
+        if moved or not begun or any(beat.compiling for beat in begun):
+            self._last = now
+        self._beats, self._metrics = beats, metrics
+        return now - self._last > self._patience
