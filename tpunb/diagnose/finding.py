@@ -1,0 +1,124 @@
+"""What goes into a diagnosis beside the log, and what comes out of it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpunb.models import signal_name
+
+WIDTH = 96
+"""Columns of the text form."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known beside the log. Every value may be absent: nothing is assumed then."""
+
+    state: str | None = None
+    """How the run ended: 'succeeded', 'failed', 'hung', 'timed_out', 'interrupted'."""
+    exits: Mapping[int, int] = field(default_factory=dict)
+    """Exit code of each rank that has ended; -9 for a rank ended by signal 9."""
+    stage: str | None = None
+    """How far the run came: 'setup', 'prelude', 'start', 'step', 'collective', 'return', …"""
+    device: str | None = None
+    """'TPU' or 'CPU'."""
+    platform: str | None = None
+    """'colab', 'kaggle', 'gcp-tpu-vm', 'gke' or 'local'."""
+    oom_killed: bool | None = None
+    """True if the cgroup or the kernel's log counts an out-of-memory kill during the run."""
+    memory_peak: int | None = None
+    """The most memory that the ranks had together, in bytes."""
+    memory_limit: int | None = None
+    """What the machine or container has, in bytes."""
+    device_holder: str | None = None
+    """Who held the device when the run began: 'process 4711 (python3)'."""
+
+    def observations(self) -> list[str]:
+        """What a person should see of this: one line each."""
+        lines = []
+        if self.oom_killed:
+            lines.append("the kernel's out-of-memory killer ended a process of this run")
+        if self.memory_peak is not None and self.memory_limit:
+            peak, limit = self.memory_peak / 2**30, self.memory_limit / 2**30
+            lines.append(f"memory of all ranks at its peak: {peak:.1f} of {limit:.1f} GiB")
+        if self.device_holder:
+            lines.append(f"the device is held by {self.device_holder}")
+        return lines
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that speaks for a cause; the ranks that wrote it and the cell it names, if known."""
+
+    text: str
+    ranks: tuple[int, ...] = ()
+    cell: int | None = None
+
+    def __str__(self) -> str:
+        where = []
+        if self.ranks:
+            many = "s" if len(self.ranks) > 1 else ""
+            where.append(f"rank{many} {', '.join(map(str, self.ranks))}")
+        if self.cell is not None:
+            where.append(f"cell [{self.cell}]")
+        return f"{', '.join(where)}: {self.text}" if where else self.text
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One possible cause of a failure, with what speaks for it and what to do."""
+
+    id: str
+    """The rule's id, e.g. 'hbm-oom'."""
+    cause: str
+    fix: str
+    evidence: tuple[Evidence, ...]
+    confidence: float
+    """From 0 to 1: how sure the rule is that this is the cause, not a consequence."""
+    link: str
+    """Where this is reported or documented."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `tpunb diagnose --json` prints for this cause."""
+        return {
+            "id": self.id,
+            "cause": self.cause,
+            "fix": self.fix,
+            "evidence": [str(line) for line in self.evidence],
+            "confidence": self.confidence,
+        }
+
+    def __str__(self) -> str:
+        """Cause, evidence, fix and link: never more than 20 lines."""
+        lines = _wrapped(f"{self.cause} [{self.id}]", "", 4)
+        lines += [_cut(f"  | {line}") for line in self.evidence[:4]]
+        lines += _wrapped(self.fix, "  fix: ", 8)
+        return "\n".join([*lines, _cut(f"  see {self.link}")])
+
+
+def exit_name(code: int) -> str:
+    """'SIGKILL' for -9 and for a shell's 137, '17' for 17."""
+    if code < 0:
+        return signal_name(-code)
+    if 128 < code < 128 + 65 and not signal_name(code - 128).startswith("signal"):
+        return signal_name(code - 128)
+    return str(code)
+
+
+def _wrapped(text: str, label: str, most: int) -> list[str]:
+    """The text in at most this many lines, behind a label."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        max_lines=most,
+        placeholder=" …",
+    )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 2] + " …"
