@@ -46,6 +46,8 @@ class RankEnded:
     rank: int
     exitcode: int
     time: float = 0.0
+    peak: int = 0
+    """The most memory it has held at once, in bytes; pages shared with other ranks count."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,13 @@ class Snapshot:
     """One line each: what a person should know about differences to the file."""
     left_out: tuple[tuple[Cell, str], ...] = ()
     """Code cells above the train cell that are not part of it, in order, and why: 'it never ran
-    in this kernel', 'it failed'. The `index` of such a cell is that of the cell in `cells` which
-    it stood before; a cell that never ran has the number None."""
+    in this kernel', 'it failed', 'it was deleted'. The `index` of such a cell is that of the
+    cell in `cells` which it stood before; a cell that never ran has the number None."""
+    name: str = "notebook"
+    """What the notebook is called: as its file, without the ending, or as the front end says."""
+    content: str | None = field(default=None, repr=False)
+    """The notebook as JSON text, without outputs, where a front end sent it and no file holds
+    it."""
 
     def called(self, cell: Cell) -> str:
         """What to call a cell, of those left out too: 'cell [7]', or 'code cell 3' (from 1, all
@@ -215,6 +220,8 @@ class RunResult:
     attempts: int = 1
     failures: tuple[Failure, ...] = ()
     """Earliest first."""
+    peak_memory: tuple[int, ...] = ()
+    """The most memory that each rank has held at once, in bytes; shared pages count in each."""
     warm: bool = False
     replicated: bool = False
     """True if every rank ran the prelude itself."""
@@ -238,6 +245,7 @@ class RunResult:
         """What `to_json` wrote, without values of returns."""
         values = dict(data)
         del values["returns"]
+        values["peak_memory"] = tuple(values.get("peak_memory", ()))
         values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
         return cls(dir=folder, **values)
 

@@ -103,13 +103,17 @@ class ForkingAgent(SimpleElasticAgent):
 
     def _reap(self) -> None:
         for local_rank, pid in list(self._living.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            ended, status, used = os.wait4(pid, os.WNOHANG)
             if ended:
                 del self._living[local_rank]
                 code = os.waitstatus_to_exitcode(status)
                 self._codes[local_rank] = code
                 self._report.tell(
-                    "rank_exit", rank=self._ranks[local_rank], exitcode=code, at=time.time()
+                    "rank_exit",
+                    rank=self._ranks[local_rank],
+                    exitcode=code,
+                    at=time.time(),
+                    peak=used.ru_maxrss * 1024,  # Linux counts kilobytes
                 )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tpunb.models import Failure, RunResult, RunSpec, State, signal_name
 from tpunb.rundir import RunDir
+from tpunb.worker import memory
 
 Why = Literal["interrupt", "timeout", "hung", "closed", "peer"]
 """Why ranks were stopped: a person, the time-out, no sign of life, the kernel's end, another
@@ -28,9 +29,8 @@ CONSEQUENCES = ("PeerLostError", "WaitedTooLongError", "CollectiveError")
 
 _CRASH_WORDS = {
     "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
-    "SIGABRT": "crashed with SIGABRT (native code gave up; its last lines say why)",
+    "SIGABRT": "crashed with SIGABRT (native code gave up)",
     "SIGBUS": "crashed with SIGBUS (a memory mapping could not be read; is /dev/shm full?)",
-    "SIGKILL": "was killed with SIGKILL (most often because the machine ran out of memory)",
 }
 
 
@@ -42,6 +42,10 @@ class Exit:
     pid: int | None
     code: int
     time: float
+    peak: int = 0
+    """Bytes of memory, at most."""
+    memory: str = ""
+    """How it is known that it was killed for its memory."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         returncode=RETURNCODES[state],
         attempts=seen.attempt + 1,
         failures=tuple(failures),
+        peak_memory=_peaks(seen.exits),
         warm=spec.warm,
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",
@@ -131,8 +136,14 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
     cell, line, stack = _crash(run.attempt(seen.attempt, end.rank) / "crash.txt", spec)
     if end.rank is None:
         cell = seen.cell
-    if signal is not None:
+    if end.memory:
+        words = f"was killed because memory ran out ({_held(end)}; {end.memory})"
+    elif signal == "SIGKILL":
+        words = f"was killed with SIGKILL, most often because memory ran out ({_held(end)})"
+    elif signal is not None:
         words = _CRASH_WORDS.get(signal, f"was ended by {signal}")
+        if fatal := _fatal(run, seen, end.rank):
+            words += f": {fatal}"
     else:
         words = f"ended with exit code {end.code} (os._exit, or native code that calls exit)"
     return Failure(
@@ -147,6 +158,34 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
         traceback=stack or _last_lines(run, seen, end.rank),
         time=end.time,
     )
+
+
+def _peaks(exits: list[Exit]) -> tuple[int, ...]:
+    peaks = {end.rank: end.peak for end in exits if end.rank is not None}
+    return tuple(peaks.get(rank, 0) for rank in range(max(peaks, default=-1) + 1))
+
+
+def _held(end: Exit) -> str:
+    """'it held 3.1 GB of 13.6 GB at most'."""
+    total = memory.limit()
+    of = f" of {total}" if total else ""
+    return f"it held {memory.size(end.peak)}{of} at most" if end.peak else f"there are {total}"
+
+
+_FATAL = re.compile(
+    # glog's and abseil's fatal lines; C++'s terminate; asserts of C, glibc and Rust.
+    r"^F\d{4} .*|^.*\bCheck failed:.*|^\s*what\(\):.*|^terminate called.*|"
+    r"^.*: Assertion .* failed\.?$|^\*\*\* .* \*\*\*.*$|^(?:malloc|free|double free|corrupted)\b.*|"
+    r"^(?:LLVM ERROR|FATAL|Fatal glibc error)\b.*|^thread '.*' panicked at .*",
+    re.MULTILINE,
+)
+
+
+def _fatal(run: RunDir, seen: Observed, rank: int | None) -> str:
+    """The last line in which native code says why it gives up."""
+    lines = _FATAL.findall(_last_lines(run, seen, rank, most=200))
+    telling = [line for line in lines if not line.startswith("terminate called")] or lines
+    return telling[-1].strip()[:300] if telling else ""
 
 
 def _read(path: Path) -> dict[str, Any] | None:

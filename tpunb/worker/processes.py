@@ -54,7 +54,7 @@ def alive(process: Process) -> bool:
 
 
 def state(process: Process) -> str:
-    """One letter, as in /proc: R runs, S sleeps, D cannot be interrupted, T is stopped; '' if ended."""
+    """A letter of /proc: R runs, S sleeps, D cannot be interrupted, T is stopped; '' if ended."""
     stat = _stat(process.pid)
     return stat.state if stat is not None and stat.started == process.started else ""
 

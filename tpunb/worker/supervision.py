@@ -14,6 +14,7 @@ from tpunb.models import Failure, RunResult
 from tpunb.rundir import Outputs, RunDir
 from tpunb.worker import outcome, processes, stacks
 from tpunb.worker.ladder import Ladder
+from tpunb.worker.memory import Memory
 from tpunb.worker.outcome import Exit, Observed, Stop, Why
 from tpunb.worker.processes import Process
 from tpunb.worker.runlog import RunLog
@@ -43,6 +44,7 @@ class Supervision:
         self._deadline = None if self.spec.timeout is None else time.monotonic() + self.spec.timeout
         self._outputs = Outputs(run, self.spec.world_size)
         self._log = RunLog(run)
+        self._memory = Memory()
         self._attempt = 0
         self._begun = False
         self._replicate = self.spec.replicate
@@ -103,9 +105,11 @@ class Supervision:
             if process != self._runner and process not in runner:
                 processes.end(process, signal.SIGKILL)
 
-    def _on_rank_exit(self, rank: int, exitcode: int, at: float) -> None:
-        self._exits.append(Exit(rank, self._pids.get(rank), exitcode, at))
-        self.dir.emit(RankEnded(self._attempt, rank, exitcode, at))
+    def _on_rank_exit(self, rank: int, exitcode: int, at: float, peak: int) -> None:
+        pid = self._pids.get(rank)
+        killed = self._memory.killed(pid) if exitcode == -signal.SIGKILL and pid else ""
+        self._exits.append(Exit(rank, pid, exitcode, at, peak, killed))
+        self.dir.emit(RankEnded(self._attempt, rank, exitcode, at, peak))
 
     def _on_stop_ranks(self) -> None:
         """Torch elastic has seen a failed rank and wants the others ended."""

@@ -1,0 +1,116 @@
+"""What a run keeps of how a rank died."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import Driver
+from tpunb.worker import memory
+
+CGROUP = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    made = Driver(tmp_path_factory.mktemp("runs"))
+    made.warm()
+    yield made
+    made.launcher.close()
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A memory cgroup (version 1) of 300 MB."""
+    group = CGROUP / f"tpunb-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(300 * 2**20))
+    except OSError as error:
+        pytest.skip(f"memory cgroups cannot be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_kernel_has_killed_for_its_memory(
+    driver: Driver, small_group: Path
+) -> None:
+    train = f"""
+        import os
+        if os.environ["RANK"] == "1":
+            open("{small_group}/cgroup.procs", "w").write(str(os.getpid()))
+            print("eats", flush=True)
+            eaten = [bytearray(2**20) for _ in range(2000)]
+    """
+    seen = driver.run([], train)
+    failure = seen.result.failure
+    assert failure is not None
+    assert (failure.rank, failure.signal) == (1, "SIGKILL")
+    assert failure.message.startswith("was killed because memory ran out (it held ")
+    assert "Killed process" in failure.message or "since the run began" in failure.message
+    assert "[1] eats" in seen.log
+    assert 100e6 < seen.result.peak_memory[1] < 2e9
+
+
+def test_a_rank_that_somebody_has_killed(driver: Driver) -> None:
+    seen = driver.run([], "import os\nos.kill(os.getpid(), 9)", ranks=1)
+    failure = seen.result.failure
+    assert failure is not None
+    assert failure.message.startswith("was killed with SIGKILL, most often because memory ran out")
+    assert "MB of " in failure.message or "GB of " in failure.message
+
+
+def test_every_rank_s_peak_is_kept(driver: Driver) -> None:
+    seen = driver.run(
+        [], "import os\nx = b'1' * (400_000_000 if os.environ['RANK'] == '1' else 1)", ranks=2
+    )
+    assert seen.result.state == "succeeded"
+    small, large = seen.result.peak_memory
+    assert large - small > 300e6
+    kept = type(seen.result).from_json(seen.result.to_json(), seen.result.dir)
+    assert kept.peak_memory == seen.result.peak_memory
+
+
+@pytest.mark.parametrize(
+    ("dies", "said"),
+    [
+        (
+            "os.write(2, b'F0101 12:00:00.1 7 tpu.cc:5] Check failed: ok (0 vs. 1)\\nmore\\n')\n"
+            "os.abort()",
+            "crashed with SIGABRT (native code gave up): "
+            "F0101 12:00:00.1 7 tpu.cc:5] Check failed: ok (0 vs. 1)",
+        ),
+        (
+            "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_void_p\n"
+            "x = ctypes.c_void_p(libc.malloc(64))\nlibc.free(x)\nlibc.free(x)\nlibc.free(x)",
+            "crashed with SIGABRT (native code gave up): free(): double free detected in tcache 2",
+        ),
+        ("os.abort()", "crashed with SIGABRT (native code gave up)"),
+    ],
+    ids=["glog", "glibc", "silent"],
+)
+def test_native_code_s_last_words(driver: Driver, dies: str, said: str) -> None:
+    seen = driver.run([], f"import os\n{dies}", ranks=1)
+    assert seen.result.failure is not None
+    assert seen.result.failure.message == said
+
+
+def test_sizes() -> None:
+    assert [memory.size(n) for n in (5_400_000, 999_000_000, 13_640_000_000)] == [
+        "5 MB",
+        "999 MB",
+        "13.6 GB",
+    ]
+    assert memory.limit().endswith((" GB", " MB"))
+
+
+def test_nobody_was_killed_for_memory_yet() -> None:
+    watch = memory.Memory()
+    child = subprocess.Popen(["sleep", "100"])
+    child.kill()
+    child.wait()
+    assert watch.killed(child.pid) == ""
