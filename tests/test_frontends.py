@@ -189,7 +189,7 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.shows("load", "3 rehearsal cores")
     opened.shows("train", re.compile("training · 3 of 3 ranks · .* · step 7 · loss 0.75"))
     opened.shows("train", re.compile(r"\[\S+\] factor 3"))
-    opened.shows("train", "the file has another text for cell [2]: the text that ran is used")
+    opened.shows("train", "edited and not saved, the text that ran is used: cell [2]")
     assert opened.output("train").locator("text=training").count() == 1
     assert "rank 0 done" not in opened.output("train").inner_text()
     status = opened.output("train").locator(".jp-RenderedHTML div").first

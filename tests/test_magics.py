@@ -94,7 +94,7 @@ class TestATrainCell:
         nb.run("unsaved = 0", "prelude", saved=False).good()
         ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
         assert re.search(
-            r"the file has another text for cell \[\d+\]: the text that ran", ran.stdout
+            r"edited and not saved, the text that ran is used: cell \[\d+\]", ran.stdout
         )
         nb.run(PRELUDE, "prelude").good()
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ class Session:
             return None
         if pressed[0]:
             raise TpunbError("interrupted before the run began: nothing was started")
-        name = chosen.name or (Path(snapshot.path).stem if snapshot.path else "notebook")
+        name = chosen.name or snapshot.name
         folder = rundir.create(self.runs, name)
         spec = RunSpec(
             id=folder.id,
@@ -166,7 +167,7 @@ class Session:
             timeout=chosen.timeout,
             replicate=replicate,
         )
-        run = self.launcher.start(folder, spec, script, snapshot, env)
+        run = self.launcher.start(folder, spec, script, replace(snapshot, content=None), env)
         self._keep_notebook(snapshot, folder)
         result = self._follow(run, shown, snapshot, pressed)
         self.launcher.remember(script, result, spec)
@@ -182,8 +183,12 @@ class Session:
         return _checked(here, asked, "%%tpu_train --cores")
 
     def _keep_notebook(self, snapshot: Snapshot, folder: rundir.RunDir) -> None:
-        if snapshot.path is not None and Path(snapshot.path).is_file():
-            shutil.copyfile(snapshot.path, folder.path / "notebook.ipynb")
+        """The whole notebook, as it was found; `notebook.json` holds what was captured of it."""
+        kept = folder.path / "notebook.ipynb"
+        if snapshot.content is not None:
+            kept.write_text(snapshot.content, encoding="utf-8")
+        elif snapshot.path is not None and Path(snapshot.path).is_file():
+            shutil.copyfile(snapshot.path, kept)
 
     def _follow(
         self, run: Run, shown: frozenset[int], snapshot: Snapshot, pressed: list[int]

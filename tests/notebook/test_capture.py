@@ -134,7 +134,7 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     assert found["path"] == str(tmp_path / "lab.ipynb")
     assert found["notes"] == [
         "never ran in this kernel, so left out: code cell 4 (never = 1)",
-        "the file has another text for cell [4]: the text that ran is used",
+        "edited and not saved, the text that ran is used: cell [4]",
     ]
 
     # The train cell again, in the same kernel: edited, after one above it ran again.
@@ -150,6 +150,7 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     kernel.run(TRAIN, "t")
     found = written(tmp_path)
     assert found["origin"] == "executed cells"
+    assert found["notes"][0].startswith("the executed cells alone are used: ")
     assert "not valid JSON" in found["notes"][0]
     assert "unsaved = 1" in sources(found)
     assert found["train"] == sources(found).index(TRAIN)

@@ -33,7 +33,7 @@ CASES = [
         [("c0", "a = 2"), ("c1", TRAIN)],
         [("a = 2", 1), (TRAIN, 2)],
         1,
-        ["the file has another text for cell [1]: the text that ran is used"],
+        ["edited and not saved, the text that ran is used: cell [1]"],
     ),
     Case(
         "ids: the document's order, whatever the order of execution",
@@ -141,7 +141,7 @@ CASES = [
         ["rate = 0.25", "%load_ext tpunb", ("c0", "rate = 0.5"), ("c2", TRAIN)],
         [("rate = 0.5", 3), ("%load_ext tpunb", 2), (TRAIN, 4)],
         2,
-        ["the file has another text for cell [3]: the text that ran is used"],
+        ["edited and not saved, the text that ran is used: cell [3]"],
     ),
     Case(
         "before the hook: an older version of a cell that ran later is left out",
@@ -156,7 +156,7 @@ CASES = [
         ["import torch", "rate = 0.5", "%load_ext tpunb", ("c3", TRAIN)],
         [("import torch", 1), ("rate = 0.5", 2), ("%load_ext tpunb", 3), (TRAIN, 4)],
         3,
-        ["the file has another text for cell [2]: the text that ran is used"],
+        ["edited and not saved, the text that ran is used: cell [2]"],
     ),
     Case(
         "before the hook: an unsaved cell that is like no other stands where it ran",
@@ -185,7 +185,7 @@ CASES = [
         ["rate = 1", "# Parameters\nrate = 3", "a = 1", TRAIN],
         [("rate = 1", 1), ("# Parameters\nrate = 3", 2), ("a = 1", 3), (TRAIN, 4)],
         3,
-        ["the file has another text for cell [2]: the text that ran is used"],
+        ["edited and not saved, the text that ran is used: cell [2]"],
     ),
     Case(
         "no ids: a cell that ran again counts once, at the document's place",
@@ -207,7 +207,7 @@ CASES = [
         [("p", "a = 1"), ("q", "b = 3"), ("p", "a = 1"), ("r", TRAIN)],
         [("a = 1", 3), ("b = 3", 2), (TRAIN, 4)],
         2,
-        ["the file has another text for cell [2]: the text that ran is used"],
+        ["edited and not saved, the text that ran is used: cell [2]"],
     ),
     Case(
         "no document: the executed cells, as often as they ran",
@@ -260,7 +260,7 @@ def test_without_a_document_failed_cells_are_left_out() -> None:
     ]
     laid = overlay((), executed)
     assert [cell.source for cell in laid.cells] == ["import torch", TRAIN]
-    assert laid.notes == ("cell [1] failed and cannot be repeated: left out",)
+    assert laid.notes == ("failed and cannot be repeated, so left out: cell [1]",)
     assert [(cell.source, cell.number, cell.index, why) for cell, why in laid.left_out] == [
         ("improt torch", 1, 0, "it failed"),
         ("%%tpu_train\nwrong()", 3, 1, "it failed"),

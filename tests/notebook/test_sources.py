@@ -13,8 +13,17 @@ import pytest
 from nbformat import v4
 
 from tpunb.errors import NotebookNotFoundError
-from tpunb.notebook import sources
-from tpunb.notebook.sources import Found, Kernel, find
+from tpunb.notebook.history import Execution
+from tpunb.notebook.sources import Found, Kernel
+from tpunb.notebook.sources import find as search
+from tpunb.notebook.sources.jupyter import SessionName
+from tpunb.notebook.sources.runners import CommandLine, PapermillParameters
+
+
+def find(kernel: Kernel) -> Found | None:
+    found, missed = search(kernel)
+    assert missed == ()
+    return found
 
 
 def write(path: Path, *cells: str) -> Path:
@@ -28,7 +37,8 @@ def kernel(
     user_ns: dict[str, object] | None = None,
     **environ: str,
 ) -> Kernel:
-    return Kernel(notebook, environ, user_ns or {}, executed)
+    runs = tuple(Execution(source, number) for number, source in enumerate(executed, 1))
+    return Kernel(notebook, environ, user_ns or {}, runs)
 
 
 @contextmanager
@@ -78,24 +88,24 @@ def folder(tmp_path: Path) -> Path:
 def test_command_lines(folder: Path, command: str, found: str | None) -> None:
     with program(folder, *command.split()) as pid:
         executed = ("a = 1\n", "# Parameters\na = 2", "b = 2")
-        result = sources.command_line(kernel(JPY_PARENT_PID=pid, executed=executed))
+        result = CommandLine().find(kernel(JPY_PARENT_PID=pid, executed=executed))
     if found is None:
         assert result is None
     else:
         name, _, runner = found.partition(" by ")
-        assert result == Found(folder / name, f"the command line of {runner}")
+        assert result == Found(f"the command line of {runner}", folder / name)
 
 
 def test_a_command_line_whose_notebook_holds_none_of_the_cells(folder: Path) -> None:
     with program(folder, "papermill", "in.ipynb", "out.ipynb") as pid:
-        assert sources.command_line(kernel(JPY_PARENT_PID=pid, executed=("c = 3",))) is None
+        assert CommandLine().find(kernel(JPY_PARENT_PID=pid, executed=("c = 3",))) is None
 
 
 def test_a_runner_that_has_ended(folder: Path) -> None:
     with program(folder, "papermill", "in.ipynb", "out.ipynb") as pid:
         pass
-    assert sources.command_line(kernel(JPY_PARENT_PID=pid, executed=("a = 1",))) is None
-    assert sources.command_line(kernel(JPY_PARENT_PID="?", executed=("a = 1",))) is None
+    assert CommandLine().find(kernel(JPY_PARENT_PID=pid, executed=("a = 1",))) is None
+    assert CommandLine().find(kernel(JPY_PARENT_PID="?", executed=("a = 1",))) is None
 
 
 def test_papermill_parameters_are_relative_to_papermill(
@@ -105,22 +115,22 @@ def test_papermill_parameters_are_relative_to_papermill(
     names: dict[str, object] = {"PAPERMILL_INPUT_PATH": "in.ipynb"}
     with program(folder, "papermill", "in.ipynb", "out.ipynb") as pid:
         monkeypatch.chdir(folder / "elsewhere")
-        found = sources.papermill_parameters(kernel(user_ns=names, JPY_PARENT_PID=pid))
-        assert found == Found(folder / "in.ipynb", "PAPERMILL_INPUT_PATH")
-    assert sources.papermill_parameters(kernel(user_ns=names)) is None
+        found = PapermillParameters().find(kernel(user_ns=names, JPY_PARENT_PID=pid))
+        assert found == Found("PAPERMILL_INPUT_PATH", folder / "in.ipynb")
+    assert PapermillParameters().find(kernel(user_ns=names)) is None
     monkeypatch.chdir(folder)
     names = {"PAPERMILL_INPUT_PATH": "s3://bucket/in.ipynb", "PAPERMILL_OUTPUT_PATH": "out.ipynb"}
-    found = sources.papermill_parameters(kernel(user_ns=names))
-    assert found == Found(folder / "out.ipynb", "PAPERMILL_OUTPUT_PATH")
-    assert sources.papermill_parameters(kernel(user_ns={"PAPERMILL_INPUT_PATH": 3})) is None
+    found = PapermillParameters().find(kernel(user_ns=names))
+    assert found == Found("PAPERMILL_OUTPUT_PATH", folder / "out.ipynb")
+    assert PapermillParameters().find(kernel(user_ns={"PAPERMILL_INPUT_PATH": 3})) is None
 
 
 def test_session_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     path = folder / "in.ipynb"
-    assert sources.session(kernel(JPY_SESSION_NAME=str(path))) == Found(path, "JPY_SESSION_NAME")
+    assert SessionName().find(kernel(JPY_SESSION_NAME=str(path))) == Found("JPY_SESSION_NAME", path)
     for name in ("", "in.ipynb", str(folder), str(folder / "renamed.ipynb")):
-        assert sources.session(kernel(JPY_SESSION_NAME=name)) is None
+        assert SessionName().find(kernel(JPY_SESSION_NAME=name)) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +146,7 @@ def test_what_the_user_names(
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(folder)
     for name in ("in.ipynb", "~/in.ipynb", str(folder / "in.ipynb")):
-        assert find(make(name)) == Found(folder / "in.ipynb", origin)
+        assert find(make(name)) == Found(origin, folder / "in.ipynb")
     for name in ("gone.ipynb", "~/gone.ipynb", str(folder)):
         with pytest.raises(NotebookNotFoundError) as caught:
             find(make(name))

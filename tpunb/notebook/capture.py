@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tpunb.errors import NotebookError
 from tpunb.models import Snapshot
 from tpunb.notebook import sources
-from tpunb.notebook.files import cell_magics, load
+from tpunb.notebook.files import cell_magics, cells_of, load
 from tpunb.notebook.history import Execution, History
 from tpunb.notebook.overlay import overlay
+from tpunb.notebook.sources import Found
 
 
 def capture(
@@ -29,24 +35,26 @@ def capture(
     code is not the train cell itself. `notebook` is the path the user gave. `user_ns` and
     `environ` are those of the shell and of this process, unless given.
 
-    The document comes from the first of `tpunb.notebook.sources.SOURCES` that knows it:
-    `notebook`, TPUNB_NOTEBOOK, JPY_SESSION_NAME, the command line of the program that started
-    the kernel, papermill's injected paths. Without one, and where it cannot be read (a note
-    says so), the executed cells alone are the notebook, those that failed left out.
+    The document comes from the first of `tpunb.notebook.sources.SOURCES` that knows it: a file,
+    or what a front end sent. Without one, and where it cannot be read (a note says so), the
+    executed cells alone are the notebook, those that failed left out.
 
     What was executed is laid over it. A cell is known by the id that the front end sends
     with it, and where there is none by equal text, in order:
 
     - A cell that ran has the text and the number of its last execution, at its place in the
-      document, however often it ran. A note names cells whose text in the file differs.
+      document, however often it ran. A note names cells whose text in the document differs.
     - A code cell above the train cell that never ran in this kernel is left out, with a note.
       Cells below the train cell stay, but they are not part of a run.
-    - A cell that ran and is not in the file (unsaved, or injected by papermill) stands after
-      the cell that ran before it; so does the train cell itself.
-    - An execution without an id whose text is not in the file is of an edited cell if an
-      alike one at its place has not run. If it ran before `%load_ext tpunb`, and an alike
-      cell ran later, it is an older version of that one and is left out.
-    - Tags, markdown and raw cells come from the file.
+    - A cell that ran and is not in the document (unsaved, or injected by papermill) stands
+      after the cell that ran before it; so does the train cell itself.
+    - A cell that ran and was deleted is part of the run, as its effects are in the kernel,
+      until the document says that it is gone: it was saved, or sent, after the cell ran, holds
+      ids, and not this one. Then it is left out, with a note.
+    - An execution without an id whose text is not in the document is of an edited cell if an
+      alike one at its place has not run. Where a person works, and if an alike cell ran
+      later, it is an older version of that one and is left out; and so is one that failed.
+    - Tags, markdown and raw cells come from the document.
 
     Raises NotebookNotFoundError if the user named a file that does not exist, and
     NotebookError if nothing was executed.
@@ -54,30 +62,74 @@ def capture(
     executed = history.executions()
     if train_source is not None and not (executed and _is_train(executed[-1], train_source)):
         # The magic was called by code, or by a front end that keeps no history of it.
-        executed += (Execution(f"%%tpu_train\n{train_source}", None),)
+        executed += (Execution(f"%%tpu_train\n{train_source}", None, time=time.time()),)
     if not executed:
         raise NotebookError("no cell has been executed in this kernel")
-    found = sources.find(
+    found, missed = sources.find(
         sources.Kernel(
             notebook,
             os.environ if environ is None else environ,
             history.shell.user_ns if user_ns is None else user_ns,
-            tuple(run.source for run in executed),
+            executed,
+            history.shell,
+            _connection_file(),
         )
-    )
-    note = (
-        "no notebook file was found, so tags are not known: "
-        "name it with `%tpu_setup --notebook PATH`"
     )
     if found is not None:
         try:
-            laid = overlay(load(found.path), executed)
-            return replace(laid, path=str(found.path), origin=found.origin)
+            laid = _laid(found, executed, history.deleted())
         except NotebookError as error:
-            note = f"the executed cells alone are used: {error}"
+            missed = (*missed, str(error))
+        else:
+            return replace(laid, notes=(*missed, *laid.notes))
     laid = overlay((), executed)
-    path = None if found is None else str(found.path)
-    return replace(laid, path=path, notes=(note, *laid.notes))
+    if missed:
+        note = f"the executed cells alone are used: {'; '.join(missed)}"
+    else:
+        note = (
+            "no notebook file was found, so tags are not known: "
+            "name it with `%tpu_setup --notebook PATH`"
+        )
+    if found is not None:
+        laid = replace(laid, path=_path(found), name=found.name)
+    return replace(laid, notes=(note, *laid.notes))
+
+
+def _laid(found: Found, executed: Sequence[Execution], deleted: Mapping[str, float]) -> Snapshot:
+    """What was executed, over a notebook that was found."""
+    if found.path is not None:
+        cells, content = load(found.path), None
+        saved = found.path.stat().st_mtime
+    else:
+        cells, saved = cells_of(found.content, f"what {found.origin} sent"), math.inf
+        content = json.dumps(_without_outputs(found.content or {}))
+    laid = overlay(cells, executed, saved=saved, deleted=deleted)
+    return replace(laid, path=_path(found), origin=found.origin, name=found.name, content=content)
+
+
+def _path(found: Found) -> str | None:
+    return None if found.path is None else str(found.path)
+
+
+def _without_outputs(notebook: Mapping[str, Any]) -> dict[str, Any]:
+    """The notebook alone: what its cells have shown may be large, and is not what runs."""
+    cells = [
+        {**cell, "outputs": [], "execution_count": None} if "outputs" in cell else cell
+        for cell in notebook["cells"]
+    ]
+    return {**notebook, "cells": cells}
+
+
+def _connection_file() -> str | None:
+    """The absolute path of this kernel's connection file; None if this is not a kernel."""
+    if "ipykernel.kernelapp" not in sys.modules:
+        return None
+    from ipykernel.connect import get_connection_file
+
+    try:
+        return os.path.abspath(get_connection_file())
+    except (RuntimeError, OSError):  # the kernel of another program, or its file is gone
+        return None
 
 
 def _is_train(run: Execution, body: str) -> bool:

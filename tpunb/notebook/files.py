@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,6 @@ def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
     are not looked at. Raises NotebookNotFoundError, and NotebookError for a file that cannot
     be read or is not a notebook.
     """
-    import nbformat
-    from nbformat import reader
-
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -30,24 +28,46 @@ def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
         raise NotebookError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
-    # `nbformat.read` would validate too, and then warn and log about what does not matter here:
-    # missing cell ids, malformed outputs.
     try:
-        nb = reader.reads(text)
-        if nb.get("nbformat", 1) != 4:
-            nb = nbformat.convert(nb, 4)
-        return tuple(_cell(index, node) for index, node in enumerate(nb["cells"]))
-    except reader.NotJSONError as error:
-        where = error.__cause__
+        notebook = json.loads(text)
+    except ValueError as error:
         raise NotebookError(
-            f"{path} is not valid JSON ({where}). Save the notebook again, or name another file."
+            f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."
         ) from error
-    except (nbformat.ValidationError, ValueError, KeyError, TypeError, AttributeError) as error:
+    return cells_of(notebook, str(path))
+
+
+def cells_of(notebook: Any, name: str) -> tuple[Cell, ...]:
+    """The cells of a notebook that was decoded from JSON, in order, as `load` gives them.
+
+    Raises NotebookError, with `name` for the notebook, if it is none.
+    """
+    # Not by nbformat, which goes through all outputs, takes a while to import, and warns about
+    # what does not matter here: missing cell ids, malformed outputs.
+    try:
+        version = notebook.get("nbformat", 1)
+        if version in (1, 2, 3):
+            notebook = _upgraded(notebook)
+        elif version != 4:
+            raise ValueError(f"nbformat version {version} is not known")
+        return tuple(_cell(index, node) for index, node in enumerate(notebook["cells"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NotebookError(
-            f"{path} is JSON but not a notebook ({detail}). Save the notebook again, "
+            f"{name} is JSON but not a notebook ({detail}). Save the notebook again, "
             "or name another file."
         ) from error
+
+
+def _upgraded(notebook: Any) -> Any:
+    """A notebook of nbformat 1 to 3 (before 2015) as one of nbformat 4."""
+    import nbformat
+    from nbformat import reader
+
+    try:
+        return nbformat.convert(reader.reads(json.dumps(notebook)), 4)
+    except nbformat.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def _cell(index: int, node: Any) -> Cell:
@@ -55,16 +75,18 @@ def _cell(index: int, node: Any) -> Cell:
     if kind not in KINDS:
         raise ValueError(f"cell {index + 1} has the unknown type {kind!r}")
     source = node["source"]
+    if isinstance(source, list):  # on disk, and from Colab, a list of lines
+        source = "".join(source)
     if not isinstance(source, str):
         raise TypeError(f"the source of cell {index + 1} is not text")
-    tags = node.get("metadata", {}).get("tags", ())
+    metadata = node.get("metadata", {})
     return Cell(
         index,
         kind,
         source,
         number=node.get("execution_count") if kind == "code" else None,
-        id=node.get("id"),
-        tags=tuple(str(tag) for tag in tags),
+        id=node.get("id") or metadata.get("id"),  # Colab writes the second
+        tags=tuple(str(tag) for tag in metadata.get("tags", ())),
     )
 
 
@@ -103,6 +125,7 @@ def read(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
         train=trains[-1] if trains else None,
         path=str(Path(path).absolute()),
         origin="the notebook file",
+        name=Path(path).stem,
     )
 
 

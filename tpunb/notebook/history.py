@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,10 +20,12 @@ class Execution:
     number: int | None
     """The execution count that is shown beside the cell."""
     id: str | None = None
-    """The front end's cell id. JupyterLab and Notebook 7 send it, nbclient and papermill do
-    not, and nothing has it that ran before tpunb was loaded."""
+    """The front end's cell id. JupyterLab, Notebook 7, Colab and VS Code send one, nbclient and
+    papermill do not, and nothing has it that ran before tpunb was loaded."""
     failed: bool = False
     """It raised, or never began because it is not valid Python."""
+    time: float = field(default=0.0, compare=False)
+    """When it began, in seconds since the epoch; when tpunb was loaded, if it ran before."""
 
 
 class History:
@@ -37,14 +41,25 @@ class History:
         raw: list[str] = list(shell.history_manager.input_hist_raw)  # type: ignore[union-attr]
         # The shell's list begins with an empty entry, so that In[1] is the first cell.
         self._executions = [
-            Execution(source, number) for number, source in enumerate(raw) if source.strip()
+            Execution(source, number, time=time.time())
+            for number, source in enumerate(raw)
+            if source.strip()
         ]
+        self._deleted: dict[str, float] = {}
         shell.events.register("pre_run_cell", self._begin)
         shell.events.register("post_run_cell", self._end)
 
     def executions(self) -> tuple[Execution, ...]:
         """All of them in order; the last one is the cell that is running now, if one is."""
         return tuple(self._executions)
+
+    def deleted(self) -> Mapping[str, float]:
+        """Ids of cells that were deleted and not executed since, and when that was heard of.
+
+        JupyterLab and Notebook 7 tell with the next execution, in seconds since the epoch. They
+        tell it too of a cell that was cut and put back elsewhere, and may still be there.
+        """
+        return dict(self._deleted)
 
     def close(self) -> None:
         """Stop listening. What was remembered stays."""
@@ -57,8 +72,12 @@ class History:
         # `shell.execution_count` is this cell's number until IPython 9.7 and the next one's
         # since 9.8 (it is counted up before the hook); the display hook knows in both.
         number = self.shell.displayhook.prompt_count
-        id = getattr(info, "cell_id", None)  # IPython 8.0 knows no ids
-        self._executions.append(Execution(info.raw_cell, number, id or None))
+        metadata = _metadata(self.shell)
+        id = _id(info, metadata)
+        now = time.time()
+        self._deleted.update((gone, now) for gone in _texts(metadata.get("deletedCells")))
+        self._deleted.pop(id or "", None)
+        self._executions.append(Execution(info.raw_cell, number, id, time=now))
 
     def _end(self, result: Any) -> None:
         # IPython passes None where the machinery itself failed.
@@ -68,3 +87,25 @@ class History:
             if self._executions[index].number == result.execution_count:
                 self._executions[index] = replace(self._executions[index], failed=True)
                 return
+
+
+def _metadata(shell: InteractiveShell) -> Mapping[str, Any]:
+    """What the front end sent beside the code of the cell that is running; empty if nothing."""
+    # Shells of ipykernel have the request, others do not. IPython 9 gives this to hooks too.
+    message = getattr(shell, "parent_header", None)
+    metadata = message.get("metadata") if isinstance(message, Mapping) else None
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _id(info: Any, metadata: Mapping[str, Any]) -> str | None:
+    """The cell's id: `cellId` of the metadata, which IPython 8.1 and later pass on, or Colab's
+    own (googlecolab/colabtools 3c07d77, google/colab/_history.py).
+    """
+    colab = metadata.get("colab")
+    own = colab.get("cell_id") if isinstance(colab, Mapping) else None
+    id = getattr(info, "cell_id", None) or metadata.get("cellId") or own
+    return id if isinstance(id, str) and id else None
+
+
+def _texts(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
