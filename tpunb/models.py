@@ -55,8 +55,9 @@ class Snapshot:
     """One line each: what a person should know about differences to the file."""
     left_out: tuple[tuple[Cell, str], ...] = ()
     """Code cells that ran or stand above the train cell and are not in `cells`, in order, and
-    why: 'it never ran in this kernel', 'it failed', 'it was deleted'. The `index` of such a cell is that of the
-    cell in `cells` which it stood before; a cell that never ran has the number None."""
+    why: 'it never ran in this kernel', 'it failed', 'it was deleted'. The `index` of such a cell
+    is that of the cell in `cells` which it stood before; one that never ran has the number None.
+    """
     name: str = "notebook"
     """What the notebook is called: as its file, without the ending, or as the front end says."""
     content: str | None = field(default=None, repr=False)
