@@ -12,9 +12,9 @@ from tpunb.models import Failure, RunResult, RunSpec, State, signal_name
 from tpunb.rundir import RunDir
 from tpunb.worker import memory
 
-Why = Literal["interrupt", "timeout", "hung", "closed", "peer"]
-"""Why ranks were stopped: a person, the time-out, no sign of life, the kernel's end, another
-rank's failure."""
+Why = Literal["interrupt", "timeout", "hung", "closed", "lost", "peer"]
+"""Why ranks were stopped: a person, the time-out, no sign of life, the kernel's end, the
+machine's, another rank's failure."""
 
 RETURNCODES: dict[State, int] = {
     "succeeded": 0,

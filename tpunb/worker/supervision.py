@@ -15,6 +15,7 @@ from tpunb.rundir import Outputs, RunDir
 from tpunb.worker import outcome, processes, stacks
 from tpunb.worker.ladder import Ladder
 from tpunb.worker.memory import Memory
+from tpunb.worker.notice import Notice
 from tpunb.worker.outcome import Exit, Observed, Stop, Why
 from tpunb.worker.processes import Process
 from tpunb.worker.runlog import RunLog
@@ -45,6 +46,7 @@ class Supervision:
         self._outputs = Outputs(run, self.spec.world_size)
         self._log = RunLog(run)
         self._memory = Memory()
+        self._notice = Notice()
         self._attempt = 0
         self._begun = False
         self._replicate = self.spec.replicate
@@ -188,6 +190,8 @@ class Supervision:
                 self._vigil.sign()
             if self._vigil.hangs():
                 self._call_hung()
+        if self._notice.text and self._stop is None:
+            self.stop("lost", f"this machine is about to be taken away: {self._notice.text}")
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             self.stop("timeout", f"--timeout {self.spec.timeout:g} s")
@@ -224,6 +228,7 @@ class Supervision:
         # What ranks wrote last is in the files by now: they are gone.
         while pieces := self._outputs.read():
             self._log.add(pieces)
+        self._notice.close()
         self._outputs.close()
         self._log.close()
         result = self._result()
