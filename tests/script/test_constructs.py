@@ -163,7 +163,13 @@ CASES = [
     Case("display", "x = 'shown'", "display(x)", "shown"),
     Case("a display of one's own", "def display(x):\n    print('own', x)", "display(1)", "own 1"),
     Case("get_ipython", "x = 'google.colab' in str(get_ipython())", "print(x)", "False"),
-    Case("get_ipython in a function", "def f():\n    get_ipython().system('ls')", "print(1)", "1"),
+    Case(
+        "get_ipython in a function",
+        "def f():\n    get_ipython().system('false')\n    return 1",
+        "print(f())",
+        "1",
+        ("get_ipython().system('false')",),
+    ),
     Case("input in a function", "def ask():\n    return input()", "print(1)", "1"),
     Case("input of one's own", "def input(x):\n    return x", "y = input(4)\nprint(y)", "4"),
     # Cells that are left out
@@ -208,15 +214,15 @@ REFUSED = {
     "an unknown feature": ("from __future__ import nope", 1, "nope is not defined", "from __"),
     "a null character": ("x = '\0'", None, "null", ""),
     "a lone surrogate": ("x = '\ud800'", None, "surrogates", ""),
-    "%run": ("x = 1\n%run other.ipynb", 2, "import what you need.*tpu-skip", "%run other.ipynb"),
+    "%run": ("x = 1\n%run other.ipynb", 2, "no such file in.*tpu-skip", "_run_notebook("),
     "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
     "x = %who_ls": ("x = %who_ls", 1, "the value of `%who_ls` cannot be had", "x = %who_ls"),
     "input": ("x = 1\nname = input('?')", 2, "nobody to ask", "name = input('?')"),
     "get_ipython()": (
-        "get_ipython().run_line_magic('matplotlib', 'inline')",
+        "get_ipython().set_next_input('x')",
         1,
-        r"get_ipython\(\)\.run_line_magic needs a notebook.*tpu-skip",
-        "get_ipython().run_line_magic('matplotlib', 'inline')",
+        r"get_ipython\(\)\.set_next_input needs a notebook.*tpu-skip",
+        "get_ipython().set_next_input('x')",
     ),
 }
 

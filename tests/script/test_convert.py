@@ -294,7 +294,8 @@ cells = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(cells, min_size=1, max_size=4))
 def test_random_notebooks_compile_and_keep_their_lines(sources: list[str]) -> None:
-    snapshot = notebook(*sources, f"%%tpu_train\n{sources[0]}")
+    names = "x = y = u = 1; f = print"  # what they read and not every one of them makes
+    snapshot = notebook(names, *sources, f"%%tpu_train\n{sources[0]}")
     script = convert(snapshot)
     compile(script.text, "script.py", "exec", dont_inherit=True)
     cells = {block.cell: block for block in script.blocks if block.cell is not None}
@@ -304,7 +305,7 @@ def test_random_notebooks_compile_and_keep_their_lines(sources: list[str]) -> No
             continue
         source, made = cell.source.split("\n"), lines_of(script, cell.index)
         assert len(made) == len(source)
-        plain = {line for piece in PYTHON for line in piece.split("\n")}
+        plain = {line for piece in [*PYTHON, names] for line in piece.split("\n")}
         for line, new in zip(source, made, strict=True):
             if line in plain:
                 assert new == line or (not line.strip() and not new.strip())

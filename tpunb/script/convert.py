@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpunb.models import Block, Cell, Omission, Role, Script, Snapshot
+from tpunb.models import Block, Cell, CellKind, Omission, Role, Script, Snapshot
 from tpunb.script import syntax
+from tpunb.script.embedding import Files
 from tpunb.script.preprocessors import STEPS
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ def convert(snapshot: Snapshot) -> Script:
         "notebook": snapshot.path,
         "omissions": [],
         "features": [],
+        "lost": [],
+        "elsewhere": [
+            (snapshot.called(cell), reason, cell.source) for cell, reason in snapshot.left_out
+        ],
+        "files": Files(_folders(snapshot.path)),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
@@ -74,14 +81,19 @@ def exporter() -> PythonExporter:
 def warm_up() -> None:
     """Import and build what makes the first conversion slow (seconds); the result is kept."""
     syntax.warm_up()
-    resources: dict[str, Any] = {"train": None, "notebook": None, "omissions": [], "features": []}
-    exporter().from_notebook_node(_notebook([]), resources)
+    convert(Snapshot((), None, None, "nothing"))
+
+
+def _folders(notebook: str | None) -> list[str]:
+    """Where the files are that a notebook names: where it works now, then where it lies."""
+    folders = [os.getcwd()]
+    return [*folders, os.path.dirname(os.path.abspath(notebook))] if notebook else folders
 
 
 def _positions(cells: tuple[Cell, ...]) -> list[int]:
     """For each cell, how many code cells there are up to it: the number of one that never ran."""
     seen = 0
-    return [seen := seen + (cell.kind == "code") for cell in cells]
+    return [seen := seen + (_kind(cell) == "code") for cell in cells]
 
 
 def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
@@ -94,13 +106,18 @@ def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
     return notebook
 
 
+def _kind(cell: Cell) -> CellKind:
+    """What a cell is in a script: jupytext's tag makes code of a raw cell there."""
+    return "code" if cell.kind == "raw" and "active-py" in cell.tags else cell.kind
+
+
 def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
     """A cell for nbconvert, with what its steps need to know in the metadata."""
     role: Role = "train" if cell.index == train else "prelude"
     code: dict[str, Any] = {"execution_count": None, "outputs": []}
-    return (code if cell.kind == "code" else {}) | {
+    return (code if _kind(cell) == "code" else {}) | {
         "id": f"cell-{cell.index}",
-        "cell_type": cell.kind,
+        "cell_type": _kind(cell),
         # A carriage return ends a line in a Python file, as it does in the kernel.
         "source": cell.source.replace("\r\n", "\n").replace("\r", "\n"),
         "metadata": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
 from tpunb import __version__
@@ -24,15 +24,18 @@ PREPARE = """\
 # torch_xla and accelerate run their function on this core.
 import importlib.util as _util
 
-if _util.find_spec("tpunb"):
-    from tpunb.worker import standalone as _standalone
+try:
+    if _util.find_spec("tpunb"):
+        from tpunb.worker import standalone as _standalone
 
-    _standalone.prepare()
-    del _standalone
-del _util
+        _standalone.prepare()
+        del _standalone
+finally:
+    del _util
 """
 
-# What a notebook has without an import, and how a script gets it.
+# What a notebook has without an import, and how a script gets it. All within `try`, because
+# linters want imports above other code, and imports follow in the cells.
 BUILTINS = {
     "display": """\
 try:
@@ -41,18 +44,84 @@ except ImportError:
     display = print
 """,
     "get_ipython": """\
+try:
+    from IPython import get_ipython
+except ImportError:
 
-
-def get_ipython():
-    \"\"\"Return None, as IPython's own does outside a notebook.\"\"\"
+    def get_ipython():
+        \"\"\"Return None, as IPython's own does outside a notebook.\"\"\"
 """,
 }
 
 
-def text(notebook: str | None, features: Sequence[str], missing: Sequence[str]) -> str:
+# The functions of `tpunb.script.running`, where a cell needs them.
+RUNNING = {
+    "_run_notebook": """\
+
+
+def _run_notebook(path):
+    \"\"\"Run the code cells of another notebook here, as `%run` did.\"\"\"
+    import linecache
+
+    for place, source in _NOTEBOOKS[path]:
+        linecache.cache[place] = (len(source), None, source.splitlines(True), place)
+        exec(compile(source, place, "exec", dont_inherit=True), globals())
+""",
+    "_run_file": """\
+
+
+def _run_file(path, *arguments, name="__main__", shared=False):
+    \"\"\"Run a Python file with these arguments, as `%run` did; its names come here.\"\"\"
+    import os
+    import sys
+
+    own = {"__name__": name or os.path.splitext(os.path.basename(path))[0], "__file__": path}
+    names = globals() if shared else own
+    argv, folder = sys.argv, os.path.dirname(os.path.abspath(path))
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, folder)
+    try:
+        with open(path, "rb") as file:
+            exec(compile(file.read(), path, "exec", dont_inherit=True), names)
+    except SystemExit as error:
+        if error.code:
+            raise
+    finally:
+        sys.argv = argv
+        sys.path.remove(folder)
+    if not shared:
+        globals().update((key, value) for key, value in own.items() if key[:2] != "__")
+""",
+    "_run_module": """\
+
+
+def _run_module(name, *arguments):
+    \"\"\"Run a module with these arguments, as `%run -m` did; its names come here.\"\"\"
+    import runpy
+    import sys
+
+    argv = sys.argv
+    sys.argv = [name, *arguments]
+    try:
+        own = runpy.run_module(name, run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv = argv
+    globals().update((key, value) for key, value in own.items() if key[:2] != "__")
+""",
+}
+
+
+def text(
+    notebook: str | None,
+    features: Sequence[str],
+    missing: Sequence[str],
+    helpers: Collection[str] = (),
+    notebooks: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+) -> str:
     """The header, with its newline at the end.
 
-    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`.
+    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` of
+    `RUNNING`; `notebooks` are the cells of those that `%run` runs.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     parts = [ABOUT.format(version=__version__, notebook=" ".join(name.split()))]
@@ -60,4 +129,21 @@ def text(notebook: str | None, features: Sequence[str], missing: Sequence[str]) 
         parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
     parts.append(PREPARE)
     parts += [f"\n{BUILTINS[name]}" for name in missing]
+    if notebooks:
+        parts.append(f"\n# What `%run` runs.\n_NOTEBOOKS = {{\n{_listed(notebooks)}}}\n")
+    parts += [RUNNING[name] for name in RUNNING if name in helpers]
     return "".join(parts)
+
+
+def _listed(notebooks: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+    """The cells of notebooks, with their lines as lines."""
+    lines = []
+    for path, cells in notebooks.items():
+        lines.append(f"    {path!r}: [")
+        for place, source in cells:
+            texts = [f"            {line!r}" for line in source.splitlines(keepends=True)]
+            lines += ["        (", f"            {place!r},", *(texts or ["            ''"])]
+            lines[-1] += ","
+            lines.append("        ),")
+        lines.append("    ],")
+    return "".join(f"{line}\n" for line in lines)

@@ -9,6 +9,9 @@ from tpunb.script import statements
 
 Statement = ast.ImportFrom | ast.Global
 
+WORDS = ("__future__", "global ")
+"""Cells without these words hold no such statement."""
+
 
 def take_out(source: str, tree: ast.Module) -> tuple[str, list[str]]:
     """A cell without `from __future__` imports and `global` outside functions; the features.
@@ -18,7 +21,7 @@ def take_out(source: str, tree: ast.Module) -> tuple[str, list[str]]:
     """
     features: list[str] = []
     found: list[Statement] = []
-    if "__future__" not in source and "global" not in source:
+    if not any(word in source for word in WORDS):
         return source, features
     for node in statements.executed(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
@@ -31,7 +34,11 @@ def take_out(source: str, tree: ast.Module) -> tuple[str, list[str]]:
             found.append(node)
     lines = source.split("\n")
     for node in reversed(found):
-        _replace(lines, node)
+        if alone(lines, node) and not node.col_offset:
+            for index in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[index] = f"# {lines[index]}"
+        else:
+            take_away(lines, node)
     return "\n".join(lines), features
 
 
@@ -41,16 +48,16 @@ def _in_class(tree: ast.Module, node: ast.Global) -> bool:
     return any(node in statements.executed(one) for one in classes)
 
 
-def _replace(lines: list[str], node: Statement) -> None:
-    """Turn a statement into a comment, or into `pass` where it shares lines with others."""
+def alone(lines: list[str], node: ast.stmt) -> bool:
+    """Whether a statement shares no line with others."""
+    before, after = _around(lines, node)
+    return not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
+
+
+def take_away(lines: list[str], node: ast.stmt) -> None:
+    """Put `pass` in the place of a statement."""
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-    # Columns count bytes of UTF-8.
-    before = lines[first].encode()[: node.col_offset].decode()
-    after = lines[last].encode()[node.end_col_offset :].decode()
-    if not before and (not after.strip() or after.lstrip().startswith("#")):
-        for index in range(first, last + 1):
-            lines[index] = f"# {lines[index]}"
-        return
+    before, after = _around(lines, node)
     lines[first] = f"{before}pass" + (after if first == last else "")
     for index in range(first + 1, last + 1):
         lines[index] = "#"
@@ -58,3 +65,11 @@ def _replace(lines: list[str], node: Statement) -> None:
         rest = after.lstrip().removeprefix(";").lstrip()
         indent = before if not before.strip() else before[: len(before) - len(before.lstrip())]
         lines[last] = f"{indent}{rest}" if rest else "#"
+
+
+def _around(lines: list[str], node: ast.stmt) -> tuple[str, str]:
+    """What stands on a statement's first line before it, and on its last line after it."""
+    # Columns count bytes of UTF-8.
+    before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
+    after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode()
+    return before, after

@@ -8,13 +8,15 @@ documented for people who write transformers; not documented, and watched by a t
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tokenize
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-Kind = Literal["magic", "shell", "capture", "help", "call"]
+Kind = Literal["magic", "shell", "capture", "help", "call", "cell"]
 
 
 METHODS: dict[str, Kind] = {"system": "shell", "getoutput": "capture", "show_usage": "help"}
@@ -27,7 +29,7 @@ class Special:
 
     kind: Kind
     """`%magic`, `!command`, a command whose output is wanted, `help?`, or an automatic call
-    (`,f a b`), which is plain Python once it is translated."""
+    (`,f a b`), which is plain Python once it is translated. A call of a cell magic is "cell"."""
     line: int
     """Index of its first line, from 0."""
     count: int
@@ -115,6 +117,67 @@ def first(lines: list[str]) -> Special | None:
         count = len(ended) - len(changed) + 1
         return _special(lines, one.start_line, one.start_col, count, changed[one.start_line])
     return None
+
+
+_STATEMENT = re.compile(r"(\s*)")
+_ASSIGNED = re.compile(r"([^#\n]*?[^=!<>]=[ \t]*)[%!]")
+
+
+def every(lines: list[str]) -> list[Special] | None:
+    """All uses of special syntax, if they are lines of their own or assigned; else None.
+
+    `first` reads the tokens of the whole cell for each. This puts Python in the place of what
+    looks like special syntax, and has the parser say whether a statement is there: in strings
+    and brackets there is none. None: it is not as simple as that, and `first` must look.
+    """
+    shown = list(lines)
+    places: dict[tuple[int, int], type[ast.stmt]] = {}
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        alone = line.lstrip()[:1] in ("%", "!", "?")
+        if found := (_STATEMENT if alone else _ASSIGNED).match(line):
+            before, count = found[1], _continued(lines, index)
+            shown[index : index + count] = [before + ("pass" if alone else "...")] + [""] * (
+                count - 1
+            )
+            places[index + 1, len(before.encode())] = ast.Pass if alone else ast.Assign
+            index += count - 1
+        index += 1
+    try:
+        tree = ast.parse("\n".join(shown))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    if not places or not places.items() <= dict(_placed(tree)).items():
+        return None
+    specials = []
+    for row, _ in sorted(places):
+        special = first(lines[row - 1 :][: _continued(lines, row - 1)])
+        if special is None or special.line != 0:
+            return None
+        specials.append(replace(special, line=row - 1))
+    return specials
+
+
+def _continued(lines: list[str], start: int) -> int:
+    """How many lines from `start` on backslashes make one."""
+    count = 1
+    while lines[start + count - 1].endswith("\\") and start + count < len(lines):
+        count += 1
+    return count
+
+
+def _placed(tree: ast.Module) -> Iterator[tuple[tuple[int, int], type[ast.stmt]]]:
+    """Where there is a `pass`, or `...` that is assigned."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Pass):
+            yield (node.lineno, node.col_offset), ast.Pass
+        elif isinstance(node, ast.Assign):
+            yield (node.value.lineno, node.value.col_offset), ast.Assign
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            todo += getattr(node, part, ()) if not isinstance(node, ast.expr) else ()
 
 
 def _special(lines: list[str], line: int, column: int, count: int, changed: str) -> Special:

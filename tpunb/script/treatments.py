@@ -19,6 +19,7 @@ UNWRAPPED = {
     "time": None,
     "capture": None,
     "tpu_train": None,
+    "wandb": None,
     "timeit": "n:r:tcp:qov:",
     "prun": "D:l:rs:T:q",
 }
@@ -30,31 +31,42 @@ STATEMENTS = {"time": "", "timeit": "n:r:tcp:qov:", "prun": "D:l:rs:T:q"}
 CELLS = {
     "writefile": WRITTEN,
     "file": WRITTEN,
-    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "!", "cmd"), SHELL),
+    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "!", "cmd", "perl"), SHELL),
+    **dict.fromkeys(("ruby", "pypy", "python", "python2", "python3"), SHELL),
     **dict.fromkeys(("html", "HTML", "javascript", "js", "svg", "SVG", "latex", "markdown"), SHOWN),
 }
 """Cell magics that are left out whole."""
 
 LINES = {
-    **dict.fromkeys(("system", "sx", "sc", "ls", "ll", "mkdir", "rm", "cp", "mv", "cat"), SHELL),
+    **dict.fromkeys(("system", "sx", "sc", "ls", "ll", "lf", "lk", "ldir", "lx", "mkdir"), SHELL),
+    **dict.fromkeys(("rm", "rmdir", "cp", "mv", "cat", "less", "more", "man", "rehashx"), SHELL),
     **dict.fromkeys(("pip", "conda", "mamba", "micromamba", "uv"), INSTALL),
-    **dict.fromkeys(("env", "set_env", "cd", "pushd", "popd", "dhist"), STATE),
+    **dict.fromkeys(("env", "set_env", "cd", "pushd", "popd", "dhist", "dirs", "bookmark"), STATE),
     **dict.fromkeys(
         (
             *("matplotlib", "config", "load_ext", "reload_ext", "unload_ext", "autoreload", "pdb"),
             *("debug", "xmode", "precision", "who", "whos", "who_ls", "history", "hist", "pwd"),
-            *("tensorboard", "lsmagic", "magic", "quickref", "reset", "load", "gui"),
+            *("tensorboard", "lsmagic", "magic", "quickref", "reset", "load", "gui", "store"),
+            *("aimport", "alias", "alias_magic", "unalias", "autoawait", "autocall", "automagic"),
+            *("clear", "cls", "code_wrap", "colors", "connect_info", "doctest_mode", "edit", "ed"),
+            *("killbgscripts", "loadpy", "logoff", "logon", "logstart", "logstate", "logstop"),
+            *("macro", "notebook", "page", "pastebin", "pdef", "pdoc", "pfile", "pinfo", "pinfo2"),
+            *("pprint", "profile", "psearch", "psource", "pycat", "qtconsole", "recall", "rep"),
+            *("reset_selective", "save", "subshell", "tb", "xdel"),
         ),
         SHOWN,
     ),
 }
-"""Line magics that are left out."""
+"""Line magics that are left out: all of IPython's own but those below."""
 
 REFUSED = {
-    "run": "`%run` does not work in a script: import what you need from the file as a module",
     "pylab": "`%pylab` does not work in a script: write the imports that you need",
+    "rerun": "`%rerun` does not work in a script: write the code that is to run again",
 }
-"""Line magics that bind names which later cells need."""
+"""Line magics that run code, or bind names that later cells need."""
+
+AUTOMAGIC = {*LINES, *REFUSED, *STATEMENTS, "run"}
+"""Line magics that IPython knows without their % in a cell of one line."""
 
 OTHERWISE = "Or tag the cell tpu-skip to leave it out of runs."
 
@@ -78,6 +90,14 @@ def statement(argument: str, options: str) -> str:
         return argument.strip()
     taken = len(words) - len(code)
     return re.sub(r"\s*\S+", "", argument, count=taken).strip() if taken else argument.strip()
+
+
+def imported(argument: str) -> str:
+    """The imports that `%aimport a, b` does beside telling what is to be reloaded."""
+    names = [name.strip() for name in argument.split(",")]
+    wanted = [name for name in names if name and not name.startswith("-")]
+    dotted = all(part.isidentifier() for name in wanted for part in name.split("."))
+    return f"import {', '.join(wanted)}" if wanted and dotted else ""
 
 
 def value(name: str, argument: str, expand: str) -> str | None:
