@@ -1,0 +1,27 @@
+"""The rules, by topic. Importing them fills the table in the order that the docs show."""
+
+from tpunb.lint.topics import (
+    cells,
+    collectives,
+    data,
+    environment,
+    hardware,
+    loops,
+    old_names,
+    saving,
+    shapes,
+    starting,
+)
+
+__all__ = [
+    "cells",
+    "collectives",
+    "data",
+    "environment",
+    "hardware",
+    "loops",
+    "old_names",
+    "saving",
+    "shapes",
+    "starting",
+]

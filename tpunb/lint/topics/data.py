@@ -1,0 +1,277 @@
+"""Data loaders: the last batch, the part of each rank, workers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpunb.lint.book import Book
+from tpunb.lint.expressions import argument, call, last, words
+from tpunb.lint.rules import Hit, rule
+from tpunb.lint.walk import Site
+
+EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
+SAMPLERS = {
+    "torch.utils.data.distributed.DistributedSampler",
+    "torch.utils.data.DistributedSampler",
+}
+
+
+def _given(node: ast.expr | None) -> bool:
+    """Whether an argument is given, and is not None or False."""
+    return node is not None and not (isinstance(node, ast.Constant) and not node.value)
+
+
+def _spread(node: ast.Call) -> bool:
+    return any(word.arg is None for word in node.keywords) or any(
+        isinstance(part, ast.Starred) for part in node.args
+    )
+
+
+def _training(book: Book, site: Site) -> bool:
+    """Whether a DataLoader is for training, as far as names tell."""
+    node = call(site)
+    names = words(node.args[0]) if node.args else set()
+    dataset = argument(node, "dataset")
+    names |= words(dataset) if dataset is not None else set()
+    names |= {
+        name.lower()
+        for name, values in book.assigned.items()
+        for value in values
+        if value.node is node
+    }
+    shuffle = argument(node, "shuffle", 2)
+    in_order = isinstance(shuffle, ast.Constant) and shuffle.value is False
+    function = site.frame.function
+    if function is not None and not in_order:
+        names.add(function.name.lower())
+    if not _handed_on(book, site):
+        return False
+    if any("train" in name for name in names):
+        return not any(EVALUATION.search(name) for name in names if "train" not in name)
+    if any(EVALUATION.search(name) for name in names):
+        return False
+    return _given(argument(node, "shuffle", 2)) or _given(argument(node, "sampler", 3))
+
+
+def _handed_on(book: Book, site: Site) -> bool:
+    """Whether a loader goes to a loop or a function, and not just to `next(iter(loader))`."""
+    names = [n for n, values in book.assigned.items() for v in values if v.node is call(site)]
+    if not names:
+        return True
+    for name in names:
+        if "." in name:
+            return True
+        for load in book.sites.loads.get(name, ()):
+            takers = [
+                call(other)
+                for other in book.sites.calls_on(load.page, load.line)
+                if any(load.node is part for part in call(other).args)
+            ]
+            if not takers or last(takers[0].func) not in ("iter", "len", "print"):
+                return True
+            if any(getattr(loop.node, "iter", None) is takers[0] for loop in book.sites.loops):
+                return True
+    return False
+
+
+def _drops(book: Book, site: Site) -> bool:
+    """Whether the last, smaller batch is left out, or may be."""
+    node = call(site)
+    value = argument(node, "drop_last", 8)
+    if value is not None:
+        return not (isinstance(value, ast.Constant) and value.value is False)
+    if _spread(node) or _given(argument(node, "batch_sampler", 4)):
+        return True
+    size = argument(node, "batch_size", 1)
+    # One sample a batch: the default, or written.
+    if size is None or (isinstance(size, ast.Constant) and size.value in (1, None)):
+        return True
+    sampler = argument(node, "sampler", 3)
+    values = [sampler]
+    if isinstance(sampler, ast.Name):
+        values = [v.node for v in book.values(sampler.id, site.frame)]  # type: ignore[misc]
+    return any(
+        isinstance(v, ast.Call)
+        and last(v.func) in ("RandomSampler", "WeightedRandomSampler")
+        and (_given(argument(v, "num_samples")) or len(v.args) > 1)
+        for v in values
+    )
+
+
+@rule(
+    "last-batch",
+    "warning",
+    what="a training DataLoader that keeps the last, smaller batch",
+    fact="its shape compiles a second program, which takes as long as the first; with ranks that "
+    "have unequal batches the collectives do not fit",
+    source="pytorch/xla issues on recompilation and on hangs at the end of an epoch",
+    fix="write drop_last=True",
+)
+def _last_batch(book: Book) -> Iterator[Hit]:
+    if not book.xla or not book.device_uses or not book.loops:
+        return
+    for site in book.data_loaders:
+        if _training(book, site) and not _drops(book, site) and site.page.part != "kernel":
+            yield Hit(site, "the last batch of an epoch has another shape than the others")
+
+
+@rule(
+    "no-sampler",
+    "warning",
+    what="a training DataLoader on several cores without a DistributedSampler",
+    fact="every core goes through all of the data, so an epoch takes as long as on one core",
+    source="torch.utils.data; 8 cores shuffle with 8 seeds or with the same one",
+    fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
+    "rank=xr.global_ordinal())`, and no `shuffle`",
+)
+def _no_sampler(book: Book) -> Iterator[Hit]:
+    if not (book.multi and book.xla) or book.managed or not book.loops:
+        return
+    if (
+        "DistributedSampler" in book.called
+        or "use_spmd" in book.called
+        or "mark_sharding" in book.called
+    ):
+        return
+    if any(
+        word in {"world_size", "xrt_world_size", "num_replicas", "shard", "get_world_size"}
+        for word in book.called
+    ):
+        return  # it divides the data itself
+    for site in book.data_loaders:
+        node = call(site)
+        own = _given(argument(node, "sampler", 3)) or _given(argument(node, "batch_sampler", 4))
+        if own or _spread(node) or not _training(book, site) or not _launched(book, site):
+            continue
+        yield Hit(site, "every core loads all of the data")
+
+
+def _launched(book: Book, site: Site) -> bool:
+    """Whether what is loaded is trained on by ranks: made there, or read by them."""
+    if book.in_rank(site):
+        return True
+    names = [n for n, values in book.assigned.items() for v in values if v.node is site.node]
+    return any(book.in_rank(load) for name in names for load in book.sites.loads.get(name, ()))
+
+
+@rule(
+    "sampler-and-shuffle",
+    "error",
+    what="a DataLoader with `shuffle=True` and a sampler",
+    fact="ValueError: sampler option is mutually exclusive with shuffle",
+    source="torch 2.9.0 utils/data/dataloader.py",
+    fix="leave `shuffle` to the sampler: `DistributedSampler(..., shuffle=True)`",
+)
+def _sampler_and_shuffle(book: Book) -> Iterator[Hit]:
+    for site in book.data_loaders:
+        node = call(site)
+        shuffle = argument(node, "shuffle", 2)
+        sampler = argument(node, "sampler", 3)
+        if not (isinstance(shuffle, ast.Constant) and shuffle.value is True) or sampler is None:
+            continue
+        values: list[ast.AST] = [sampler]
+        if isinstance(sampler, ast.Name):
+            values = [value.node for value in book.values(sampler.id, site.frame)]
+        if values and all(isinstance(value, ast.Call) for value in values):
+            yield Hit(
+                site,
+                "shuffle=True and a sampler exclude each other",
+                certain=isinstance(sampler, ast.Call),
+            )
+
+
+@rule(
+    "set-epoch",
+    "hint",
+    what="a DistributedSampler whose `set_epoch` is never called",
+    fact="every epoch then has the same order of the data",
+    source="torch 2.9.0 utils/data/distributed.py",
+    fix="call `sampler.set_epoch(epoch)` at the beginning of each epoch",
+)
+def _set_epoch(book: Book) -> Iterator[Hit]:
+    if "set_epoch" in book.called or book.managed or not book.loops:
+        return
+    for site in book.calls_of(*sorted(SAMPLERS)):
+        node = call(site)
+        shuffle = argument(node, "shuffle", 3)
+        if isinstance(shuffle, ast.Constant) and shuffle.value is False:
+            continue
+        names = {n.lower() for n, values in book.assigned.items() for v in values if v.node is node}
+        names |= words(node.args[0]) if node.args else set()
+        if any(EVALUATION.search(name) and "train" not in name for name in names):
+            continue
+        yield Hit(site, "without set_epoch all epochs have the same order")
+
+
+@rule(
+    "unequal-batches",
+    "warning",
+    what="data cut for the ranks with `data[rank::world_size]`",
+    fact="the parts differ by one where the division leaves a rest; if that makes a batch more, "
+    "the ranks with fewer never come to its collectives: the run hangs",
+    source="XLA's collectives; DistributedSampler pads for this reason",
+    fix="use DistributedSampler, or cut to `len(data) // world_size * world_size` first",
+)
+def _unequal_batches(book: Book) -> Iterator[Hit]:
+    if not book.multi:
+        return
+    for site in book.sites.subscripts:
+        cut = site.node
+        assert isinstance(cut, ast.Subscript)
+        if not isinstance(cut.slice, ast.Slice) or not isinstance(cut.ctx, ast.Load):
+            continue
+        if cut.slice.step is None or cut.slice.lower is None or cut.slice.upper is not None:
+            continue
+        start, step = cut.slice.lower, cut.slice.step
+        if not book.asks_rank(start, site) or not (_counts(step) or isinstance(step, ast.Name)):
+            continue
+        if book.in_rank(site):
+            yield Hit(site, f"`{ast.unparse(cut)}` may be one longer on some ranks")
+
+
+def _counts(node: ast.expr) -> bool:
+    return any("world" in word or "replicas" in word for word in words(node))
+
+
+@rule(
+    "many-workers",
+    "warning",
+    what="a DataLoader with 8 or more workers on each of several cores",
+    fact="every rank starts as many: 8 ranks with 8 workers are 64 processes, which share the "
+    "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer)",
+    source="pytorch/xla#2690 and others like it",
+    fix="write num_workers=2 or less per core",
+)
+def _many_workers(book: Book) -> Iterator[Hit]:
+    if not book.multi or not book.runs_on_tpu:
+        return
+    for site in book.data_loaders:
+        value = argument(call(site), "num_workers", 5)
+        if isinstance(value, ast.Name):
+            found = [v.node for v in book.values(value.id, site.frame)]
+            value = found[0] if len(found) == 1 and isinstance(found[0], ast.Constant) else None
+        count = value.value if isinstance(value, ast.Constant) else None
+        everywhere = isinstance(value, ast.Call) and last(value.func) == "cpu_count"
+        if ((type(count) is int and count >= 8) or everywhere) and _launched(book, site):
+            shown = "as many as there are CPUs" if everywhere else str(count)
+            yield Hit(site, f"each rank starts its own workers ({shown})")
+
+
+@rule(
+    "pin-memory",
+    "hint",
+    what="`pin_memory=True` in a notebook for TPUs",
+    fact="it warns that no accelerator is found, and copies nothing faster",
+    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    fix="leave it out",
+)
+def _pin_memory(book: Book) -> Iterator[Hit]:
+    if not book.xla:
+        return
+    for site in book.data_loaders:
+        value = argument(call(site), "pin_memory", 7)
+        if isinstance(value, ast.Constant) and value.value is True:
+            yield Hit(site, "pinned memory is for GPUs")
+            return

@@ -1,0 +1,284 @@
+"""Environment variables and shell commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpunb import retired
+from tpunb.lint.book import Book
+from tpunb.lint.expressions import argument, call, literal
+from tpunb.lint.findings import Severity
+from tpunb.lint.pages import Page
+from tpunb.lint.rules import Hit, rule
+from tpunb.lint.walk import Site
+
+SET = re.compile(
+    r"(?:^\s*%(?:env|set_env)\s+|\bexport\s+|^\s*!\s*|\s)([A-Z][A-Z0-9_]{3,})\s*=\s*(\S*)"
+)
+MAGIC = re.compile(r"^\s*%(?:env|set_env)\s+([A-Z][A-Z0-9_]{3,})\s+(\S+)")
+EXPORT = re.compile(r"^\s*(?:!\s*)?export\s+([A-Za-z_]\w*)=(\S*)\s*$")
+OFF = {"0", "", "false", "False"}
+
+Place = Site | tuple[Page, int]
+
+
+def _variables(book: Book) -> Iterator[tuple[Place, str, str | None]]:
+    """Each environment variable that is set: where, which, and to what (None: not known)."""
+    for page in book.pages:
+        lost = {line for line, _, _ in _lost_exports(page)}
+        for line, text in page.commands():
+            # An export that nothing uses is a finding of its own: see shell-export.
+            if text.lstrip().startswith("#") or line in lost:
+                continue
+            for match in [*SET.finditer(text), *MAGIC.finditer(text)]:
+                yield (page, line), match[1], match[2].strip("\"'")
+    for site in book.sites.assigns:
+        node = site.node
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and _is_environ(book, target.value, site):
+                name = _text(target.slice)
+                if name is not None:
+                    yield site, name, _text(node.value)
+    for site in book.sites.calls:
+        node = call(site)
+        if not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr in ("setdefault", "putenv") and len(node.args) > 1:
+            if _is_environ(book, node.func.value, site) or node.func.attr == "putenv":
+                name = _text(node.args[0])
+                if name is not None:
+                    yield site, name, _text(node.args[1])
+        elif node.func.attr == "update" and _is_environ(book, node.func.value, site):
+            for word in node.keywords:
+                if word.arg:
+                    yield site, word.arg, _text(word.value)
+            for given in node.args:
+                if isinstance(given, ast.Dict):
+                    for key, value in zip(given.keys, given.values, strict=True):
+                        name = _text(key) if key is not None else None
+                        if name is not None:
+                            yield site, name, _text(value)
+
+
+def _is_environ(book: Book, node: ast.expr, site: Site) -> bool:
+    return book.full(node, site) == "os.environ"
+
+
+def _text(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
+        return str(node.value)
+    return None
+
+
+@rule(
+    "shell-export",
+    "warning",
+    what="`!export NAME=value`",
+    fact="it sets the variable for a shell that ends with the line: neither the notebook nor a run "
+    "sees it",
+    source="IPython: every `!` line is a shell of its own",
+    fix="write `%env NAME=value`",
+)
+def _shell_export(book: Book) -> Iterator[Hit]:
+    for page in book.pages:
+        for line, name, value in _lost_exports(page):
+            bad = retired.variable(name) is not None
+            fix = "take it out" if bad else f"write `%env {name}={value}`"
+            yield Hit((page, line), f"{name} is set in a shell that ends at once", fix)
+
+
+def _lost_exports(page: Page) -> Iterator[tuple[int, str, str]]:
+    """Variables that a shell exports and nothing in that shell can use: line, name, value."""
+    commands = list(page.commands())
+    in_cell = bool(commands) and commands[0][1].startswith("%%")
+    for at, (line, text) in enumerate(commands):
+        match = EXPORT.match(text)
+        rest = commands[at + 1 :] if in_cell else []
+        used = any(
+            other.strip() and not other.startswith("#") and not EXPORT.match(other)
+            for _, other in rest
+        )
+        if match is not None and not used:
+            yield line, match[1], match[2]
+
+
+@rule(
+    "bf16-variable",
+    "warning",
+    what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
+    fact="every float32 tensor is bfloat16 then, while `dtype` says float32: 1 * 1.001 gives 1.0, "
+    "sums of losses stop growing, and `torch.finfo(torch.float32).min` becomes -inf, hence NaN",
+    source="measured with torch_xla 2.9.0; pytorch/xla#2425",
+    fix="take it out, and write `model.to(torch.bfloat16)` or "
+    "`with torch.autocast('xla', dtype=torch.bfloat16):`",
+)
+def _bf16_variable(book: Book) -> Iterator[Hit]:
+    for at, name, value in _variables(book):
+        if name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16") and value not in OFF:
+            yield Hit(at, f"{name} makes all float32 tensors bfloat16, and hides it")
+
+
+@rule(
+    "retired-variable",
+    "hint",
+    what="an environment variable of the XRT runtime, or one that has no effect",
+    fact="torch_xla 2.9 does not read it",
+    source="torch_xla 2.9.0; the XRT runtime was removed in 2.1",
+    fix="take it out",
+)
+def _retired_variable(book: Book) -> Iterator[Hit]:
+    for at, name, _ in _variables(book):
+        row = retired.variable(name)
+        if row is None or name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+            continue
+        if row.state == "deprecated":
+            yield Hit(at, f"{name} is deprecated", row.advice)
+        else:
+            yield Hit(at, f"{name} has no effect in torch_xla 2.9", row.advice)
+    for site in book.sites.subscripts:
+        node = site.node
+        assert isinstance(node, ast.Subscript)
+        if not isinstance(node.ctx, ast.Load) or not _is_environ(book, node.value, site):
+            continue
+        row = retired.variable(_text(node.slice) or "")
+        if row is not None and row.old in ("COLAB_TPU_ADDR", "XRT_TPU_CONFIG"):
+            guarded = any(True for _ in site.conditions()) or not site.simple()
+            yield Hit(
+                site,
+                f"{row.old} is not set on today's TPU machines: KeyError",
+                row.advice,
+                severity="warning" if guarded else "error",
+            )
+
+
+@rule(
+    "retired-command",
+    "warning",
+    what="an install or launch command of older torch_xla",
+    fact="it fails, or puts a torch_xla in place that does not fit today's torch, Python or TPU",
+    source="pytorch/xla's release notes; PyPI",
+    fix="use the torch and torch_xla that the machine brings, or install a pair that fits",
+)
+def _retired_command(book: Book) -> Iterator[Hit]:
+    for page in book.pages:
+        for line, text in page.commands():
+            if text.lstrip().startswith("#"):
+                continue
+            for row in retired.COMMANDS:
+                if row.old in text:
+                    yield Hit(
+                        (page, line), f"`{row.old}` belongs to an older torch_xla", row.advice
+                    )
+                    break
+
+
+@rule(
+    "tensorflow-import",
+    "warning",
+    what="tensorflow imported beside torch_xla",
+    fact="a tensorflow built for TPUs takes the chips or aborts the process when torch_xla loads "
+    "its own libtpu; importing it also starts threads, so ranks cannot be forked after it",
+    source="torch_xla 2.9.0 __init__.py warns for it; pytorch/xla#6560, tensorflow#87383",
+    fix="leave it out of the run (tag the cell tpu-skip), or install tensorflow-cpu in its place",
+)
+def _tensorflow_import(book: Book) -> Iterator[Hit]:
+    if not book.runs_on_tpu:
+        return
+    light = any("tensorflow-cpu" in text for page in book.pages for _, text in page.commands())
+    for site in book.sites.imports:
+        if site.page.part == "kernel":
+            continue
+        node = site.node
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom) and node.level:
+            continue
+        if any(module.partition(".")[0] == "tensorflow" for module in modules):
+            severity: Severity | None = "hint" if light else None
+            yield Hit(site, "tensorflow is imported beside torch_xla", severity=severity)
+            return
+
+
+JAX = {
+    *("jax.devices", "jax.local_devices", "jax.device_count", "jax.local_device_count"),
+    *("jax.default_backend", "jax.numpy.array", "jax.numpy.zeros", "jax.numpy.ones"),
+}
+TF = {
+    "tensorflow.tpu.experimental.initialize_tpu_system",
+    "tensorflow.distribute.cluster_resolver.TPUClusterResolver",
+    "tensorflow.distribute.TPUStrategy",
+    "tensorflow.distribute.experimental.TPUStrategy",
+}
+
+
+@rule(
+    "tpu-taken",
+    "warning",
+    what="jax or tensorflow starting the TPU in a notebook that trains with torch_xla",
+    fact="a chip belongs to one process: while the kernel holds it, every run fails with "
+    "'Device or resource busy'",
+    source="libtpu; seen as 'open(/dev/vfio/0): Device or resource busy'",
+    fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
+)
+def _tpu_taken(book: Book) -> Iterator[Hit]:
+    if not book.xla and not book.has_train:
+        return
+    if any(name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") for _, name, _ in _variables(book)):
+        return
+    for site in book.calls_of(*sorted(JAX | TF)):
+        package = book.full(call(site).func, site).partition(".")[0]
+        yield Hit(site, f"this makes {package} take the TPU, which a run then cannot have")
+        return
+
+
+@rule(
+    "late-variable",
+    "warning",
+    what="PJRT_DEVICE set after the XLA device was used",
+    fact="the runtime reads it once, when the first device is used",
+    source='measured with torch_xla 2.9.0: "Can\'t change device type after"',
+    fix="set it in the first cell, before torch_xla is imported",
+)
+def _late_variable(book: Book) -> Iterator[Hit]:
+    first = min(
+        (
+            (site.page.index, site.line)
+            for site in book.device_uses
+            if site.frame.function is None and site.page.part != "train"
+        ),
+        default=None,
+    )
+    if first is None:
+        return
+    for at, name, _ in _variables(book):
+        if name != "PJRT_DEVICE":
+            continue
+        hit = Hit(at, "PJRT_DEVICE is set after an XLA device was used: it has no effect")
+        if isinstance(at, Site) and at.frame.function is not None:
+            continue
+        if hit.page.part != "train" and (hit.page.index, hit.line) > first:
+            yield hit
+
+
+@rule(
+    "workers-spawned",
+    "hint",
+    what="DataLoader workers that are spawned, not forked",
+    fact="each worker of each rank gets a pickled copy of the whole data set: minutes to start, "
+    "and as many copies in memory as there are workers, times the number of cores",
+    source="torch.utils.data: the start method decides how the data set gets to the workers",
+    fix="leave the start method at fork, or read the data from files in `__getitem__`",
+)
+def _workers_spawned(book: Book) -> Iterator[Hit]:
+    for site in book.data_loaders:
+        context = argument(call(site), "multiprocessing_context")
+        workers = argument(call(site), "num_workers", 5)
+        if not isinstance(context, ast.Constant) or workers is None:
+            continue
+        if context.value in ("spawn", "forkserver") and literal(workers) != 0:
+            yield Hit(site, f"the workers are started with {context.value!r}")

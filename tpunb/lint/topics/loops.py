@@ -1,0 +1,353 @@
+"""Training loops: steps that are cut wrong, read too often, or not shared between cores."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpunb.lint.book import DEVICE_LOADERS, XM, Book
+from tpunb.lint.expressions import argument, call, dotted, for_other_hardware, last, words
+from tpunb.lint.rules import Hit, rule
+from tpunb.lint.training import Loop
+from tpunb.lint.walk import LOOPS, Site
+
+SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
+READS = ("item", "tolist", "numpy", "cpu")
+REDUCTIONS = {
+    f"{XM}.reduce_gradients",
+    f"{XM}.all_reduce",
+    f"{XM}.all_reduce_bucketized_gradients",
+    "torch.distributed.all_reduce",
+}
+WRAPPERS = {
+    *("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "XlaFullySharded"),
+    *("XlaFullyShardedDataParallel", "SpmdFullyShardedDataParallel", "FSDPv2", "fully_shard"),
+    *("ZeroRedundancyOptimizer", "mark_sharding", "DistributedOptimizer"),
+}
+
+
+def _now_and_then(book: Book, site: Site, loop: Loop | None) -> bool:
+    """Whether it runs in some steps only: under `if step % n == 0`, on one rank, at the end."""
+    up_to = loop.frame if loop and loop.frame.function is site.frame.function else None
+    for test, _ in site.conditions(up_to):
+        for node in ast.walk(test):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                return True
+        if words(test) & {"step", "i", "idx", "batch_idx", "it", "log", "verbose", "debug"}:
+            return True
+        if any("log" in word or "print" in word or "report" in word for word in words(test)):
+            return True
+        if book.asks_rank(test, site):
+            return True
+        if isinstance(test, ast.Name):
+            for value in book.values(test.id, site.frame):
+                if any(isinstance(part, ast.Mod) for part in ast.walk(value.node)):
+                    return True
+    return False
+
+
+def _syncs(book: Book, site: Site) -> bool:
+    node = call(site)
+    full, name = book.full(node.func, site), last(node.func)
+    if name == "optimizer_step":
+        return argument(node, "barrier", 1) is not None
+    return full in SYNCS or (not full and name in ("mark_step", "sync"))
+
+
+@rule(
+    "no-step-sync",
+    "warning",
+    what="a training loop without a step boundary: no torch_xla.sync(), no MpDeviceLoader",
+    fact="operations on XLA tensors are only recorded until the step is cut: the graph grows over "
+    "all batches, and compiling it takes longer and longer, until memory ends",
+    source="torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch",
+    fix="call `torch_xla.sync()` at the end of each step, or loop over "
+    "`pl.MpDeviceLoader(loader, device)`",
+)
+def _no_step_sync(book: Book) -> Iterator[Hit]:
+    if not book.xla or book.managed or not book.device_uses:
+        return
+    if book.mentions("torch_xla.compile", "torch_xla.step", "torch_xla.experimental.eager_mode"):
+        return
+    for loop in book.loops:
+        sites = [*loop.sites, *loop.called]
+        if any(_syncs(book, site) for site in sites) or _on_other_hardware(loop):
+            continue
+        if _loads_to_device(book, loop) or any(_reads_always(book, s, loop) for s in sites):
+            continue
+        yield Hit((loop.frame.page, loop.node.lineno), "no step of this loop is ever cut")
+
+
+def _on_other_hardware(loop: Loop) -> bool:
+    function = loop.frame.function
+    return function is not None and any("cuda" in name or "gpu" in name for name in function.loads)
+
+
+def _loads_to_device(book: Book, loop: Loop) -> bool:
+    """Whether the loop may be over one of torch_xla's own loaders."""
+    if not book.device_loader():
+        return False
+    if isinstance(loop.node, ast.While):
+        return True
+    names = words(loop.node.iter)
+    if names & {name.lower() for name in DEVICE_LOADERS}:
+        return True
+    known = {id(site.node) for site in book.data_loaders}
+    for node in ast.walk(loop.node.iter):
+        if isinstance(node, ast.Name):
+            values = book.values(node.id, loop.frame)
+            if values and all(id(value.node) in known for value in values):
+                return False
+    return True
+
+
+def _reads_always(book: Book, site: Site, loop: Loop) -> bool:
+    """Whether a call waits for a tensor's value in every step."""
+    return _is_read(site) and not _now_and_then(book, site, loop)
+
+
+def _is_read(site: Site) -> bool:
+    node = call(site)
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in READS:
+        return False
+    return not node.args and not node.keywords
+
+
+@rule(
+    "host-sync-in-step",
+    "warning",
+    what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
+    fact="each waits until the device has computed everything recorded so far, and cuts the step "
+    "in two graphs: the device idles while Python prepares the next",
+    source="torch_xla's docs, troubleshooting; aten::_local_scalar_dense in its metrics report",
+    fix="read values every n steps, `if step % 100 == 0:`, or in "
+    "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
+)
+def _host_sync_in_step(book: Book) -> Iterator[Hit]:
+    if not book.xla or not book.device_uses:
+        return
+    for loop in book.loops:
+        tensors = _tensors(book, loop)
+        for site in [*loop.sites, *_called_once(book, loop)]:
+            if _now_and_then(book, site, loop) or for_other_hardware(site):
+                continue
+            if any(
+                isinstance(f.node, ast.Lambda | ast.ExceptHandler) for f in site.frame.outward()
+            ):
+                continue
+            node = call(site)
+            name = last(node.func)
+            if _is_read(site):
+                assert isinstance(node.func, ast.Attribute)
+                if _from_host(book, node.func.value, site):
+                    continue
+                yield Hit(site, f"`.{name}()` waits for the device in every step")
+            elif book.full(node.func, site) == f"{XM}.mesh_reduce":
+                yield Hit(site, "`xm.mesh_reduce` waits for the device and all ranks in every step")
+            elif name in ("print", "float", "int") and isinstance(node.func, ast.Name):
+                shown = [n for part in node.args for n in _plain_uses(part) if n in tensors]
+                if shown and site.frame.function is loop.frame.function:
+                    yield Hit(site, f"`{name}` of `{shown[0]}` waits for the device in every step")
+
+
+def _called_once(book: Book, loop: Loop) -> list[Site]:
+    """The calls in the function that holds the step, where the loop only calls it."""
+    functions = [one for site in loop.sites for one in book.targets(site)]
+    return [
+        site
+        for function in functions
+        if any(last(call(s).func) == "backward" for s in function.calls)
+        for site in function.calls
+        if site.loop() is None
+    ]
+
+
+def _tensors(book: Book, loop: Loop) -> set[str]:
+    """Names that surely hold tensors of the device in a loop: what `.backward()` is called on."""
+    found = set()
+    for site in loop.sites:
+        function = call(site).func
+        if last(function) == "backward" and isinstance(function, ast.Attribute):
+            found.add(dotted(function.value))
+    return found - {""}
+
+
+def _plain_uses(node: ast.expr) -> Iterator[str]:
+    """Names whose value itself is shown: `loss`, `loss / n`, `f'{loss}'`, `'%f' % loss`; not
+    `loss.item()` and not `f(loss)`.
+    """
+    todo: list[ast.AST] = [node]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Call):
+            if isinstance(part.func, ast.Attribute) and part.func.attr in ("format", "detach"):
+                todo += [*part.args, *(word.value for word in part.keywords)]
+                if part.func.attr == "detach":
+                    todo.append(part.func.value)
+        elif isinstance(part, ast.JoinedStr | ast.FormattedValue | ast.BinOp | ast.Tuple):
+            todo += ast.iter_child_nodes(part)
+
+
+def _from_host(book: Book, node: ast.expr, site: Site) -> bool:
+    """Whether a value is known to be no tensor of the device: numpy's, or read before."""
+    if isinstance(node, ast.Call):
+        if last(node.func) in READS:
+            return True
+        full = book.full(node.func, site)
+        if full.startswith(("numpy.", "sklearn.", "scipy.", "pandas.", f"{XM}.mesh_reduce")):
+            return True
+        if any(_is_read(s) for one in book.targets(Site(node, site.frame)) for s in one.calls):
+            return True
+        if isinstance(node.func, ast.Attribute):
+            return _from_host(book, node.func.value, site)
+    if isinstance(node, ast.Attribute | ast.Subscript):
+        return _from_host(book, node.value, site)
+    if isinstance(node, ast.Name):
+        values = book.values(node.id, site.frame)
+        return bool(values) and all(
+            isinstance(v.node, ast.Call) and _from_host(book, v.node, v) for v in values
+        )
+    return False
+
+
+@rule(
+    "branch-on-tensor",
+    "warning",
+    what="`if` or `while` over the value of a tensor in a training loop",
+    fact="Python has to know the value, so it waits for the device in every step",
+    source="torch_xla's docs, troubleshooting",
+    fix="compute both and choose with `torch.where`, or decide every n steps",
+)
+def _branch_on_tensor(book: Book) -> Iterator[Hit]:
+    if not book.xla or not book.device_uses:
+        return
+    for loop in book.loops:
+        tensors = _tensors(book, loop)
+        for site in book.sites.branches:
+            if not any(frame is loop.frame for frame in site.frame.outward()):
+                continue
+            node = site.node
+            assert isinstance(node, ast.If)
+            asks = _asks_value(book, node.test, tensors, site)
+            if asks and not _now_and_then(book, site, loop):
+                yield Hit(site, "the branch depends on the value of a tensor")
+
+
+def _asks_value(book: Book, test: ast.expr, tensors: set[str], site: Site) -> bool:
+    if isinstance(test, ast.UnaryOp):
+        return _asks_value(book, test.operand, tensors, site)
+    if isinstance(test, ast.BoolOp):
+        return any(_asks_value(book, part, tensors, site) for part in test.values)
+    if isinstance(test, ast.Compare):
+        if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in test.ops):
+            return False
+        return any(
+            isinstance(part, ast.Name) and part.id in tensors
+            for part in (test.left, *test.comparators)
+        )
+    if isinstance(test, ast.Call) and book.full(test.func, site) in (
+        *("torch.isnan", "torch.isinf", "torch.isfinite", "torch.any", "torch.all"),
+        *("torch.equal", "torch.allclose"),
+    ):
+        return bool({n.id for n in ast.walk(test) if isinstance(n, ast.Name)} & tensors)
+    return False
+
+
+def _is_optimizer(book: Book, node: ast.expr, site: Site) -> bool:
+    name = dotted(node)
+    values = book.values(name, site.frame) if name else []
+    made = {
+        book.full(value.node.func, value) for value in values if isinstance(value.node, ast.Call)
+    }
+    if any("lr_scheduler" in full or "GradScaler" in full for full in made):
+        return False
+    if any(full.startswith("torch.optim.") for full in made):
+        return True
+    return "optim" in name.rpartition(".")[2].lower() or name.rpartition(".")[2] == "opt"
+
+
+@rule(
+    "no-gradient-reduction",
+    "warning",
+    what="`optimizer.step()` on every core, and gradients that are never averaged over the cores",
+    fact="each core trains a model of its own on its part of the data; the one that is saved has "
+    "seen a part of it only",
+    source="torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients and step",
+    fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
+)
+def _no_gradient_reduction(book: Book) -> Iterator[Hit]:
+    if not (book.multi and book.xla) or book.managed:
+        return
+    if any(name in REDUCTIONS for name in book.named) or WRAPPERS & set(book.called):
+        return
+    if "use_spmd" in book.called:
+        return
+    elsewhere = {
+        dotted(call(site).args[0])
+        for site in book.called.get("optimizer_step", ())
+        if call(site).args
+    }
+    for site in book.called.get("step", ()):
+        function = call(site).func
+        if not isinstance(function, ast.Attribute) or not book.in_rank(site):
+            continue
+        if dotted(function.value) in elsewhere or for_other_hardware(site):
+            continue
+        if _is_optimizer(book, function.value, site) and book.loops:
+            yield Hit(site, "every core steps with its own gradients: nothing averages them")
+
+
+@rule(
+    "optimizer-before-device",
+    "error",
+    what="an optimizer made before its model is moved to the XLA device",
+    fact="the move makes new parameters, and the optimizer goes on with the old ones: nothing is "
+    "ever trained, without an error",
+    source="measured with torch_xla 2.9.0: after model.to(device) the optimizer's parameters are "
+    "on the CPU and are not the model's",
+    fix="move the model to the device first, then make the optimizer",
+)
+def _optimizer_before_device(book: Book) -> Iterator[Hit]:
+    made: dict[tuple[int, str], Site] = {}
+    for name, sites in book.named.items():
+        if not name.startswith("torch.optim.") or "lr_scheduler" in name:
+            continue
+        for site in sites:
+            for model in _parameters_of(call(site)):
+                made.setdefault((id(site.frame.function), model), site)
+    for site in book.called.get("to", ()):
+        function = call(site).func
+        if not isinstance(function, ast.Attribute) or not call(site).args:
+            continue
+        key = (id(site.frame.function), dotted(function.value))
+        optimizer = made.get(key)
+        if optimizer is None or not book.is_xla_device(call(site).args[0], site):
+            continue
+        earlier = (optimizer.page.index, optimizer.line) < (site.page.index, site.line)
+        apart = any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
+        before = [
+            other
+            for other in book.called["to"]
+            if other is not site
+            and isinstance(call(other).func, ast.Attribute)
+            and dotted(call(other).func.value) == key[1]  # type: ignore[attr-defined]
+            and (other.page.index, other.line) <= (optimizer.page.index, optimizer.line)
+        ]
+        again = [
+            value
+            for value in book.values(key[1], site.frame)
+            if (optimizer.page.index, optimizer.line) < (value.page.index, value.line)
+            and value.node is not site.node
+        ]
+        if earlier and not apart and not before and not again:
+            yield Hit(optimizer, f"the optimizer is made before `{key[1]}` is on the device")
+
+
+def _parameters_of(node: ast.Call) -> Iterator[str]:
+    for part in node.args[:1]:
+        if isinstance(part, ast.Call) and last(part.func) == "parameters":
+            assert isinstance(part.func, ast.Attribute) or True
+            if isinstance(part.func, ast.Attribute) and dotted(part.func.value):
+                yield dotted(part.func.value)

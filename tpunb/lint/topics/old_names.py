@@ -1,0 +1,96 @@
+"""Names of older torch_xla: gone, deprecated, or with a better way by now."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpunb import retired
+from tpunb.lint.book import Book
+from tpunb.lint.rules import Hit, rule
+from tpunb.lint.walk import Site
+
+GONE = ("missing",)
+
+
+def _uses(book: Book) -> Iterator[tuple[Site, retired.Retired]]:
+    """Every use of a name of the table: an import, or an attribute or name that is read."""
+    for site in book.sites.imports:
+        for full in _imported(site.node):
+            row = retired.lookup(full)
+            if row is not None:
+                yield site, row
+                break
+    for site in book.sites.attributes:
+        node = site.node
+        assert isinstance(node, ast.Attribute)
+        if isinstance(node.ctx, ast.Load) and node.attr in _LASTS:
+            full = book.full(node, site)
+            row = retired.lookup(full) if full else None
+            # A module's own name is found where it is imported, and again in what follows it.
+            if row is not None and not (row in retired.MODULES or _is_module(full)):
+                yield site, row
+    for name, targets in book.names.imported.items():
+        row = retired.lookup(targets[-1]) if targets[-1] else None
+        if row is not None and row.state != "missing" and row not in retired.MODULES:
+            for site in book.names.loads.get(name, ()):
+                yield site, row
+
+
+_LASTS = {row.old.rpartition(".")[2] for row in retired.NAMES}
+
+
+def _is_module(full: str) -> bool:
+    return any(full == row.old for row in retired.MODULES)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if any(node.module == row.old for row in retired.MODULES):
+            return [node.module]
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def _short(full: str) -> str:
+    return full.removeprefix("torch_xla.core.").removeprefix("torch_xla.distributed.")
+
+
+@rule(
+    "retired-name",
+    "error",
+    what="a module or function that torch_xla 2.9 has not got",
+    fact="ImportError or AttributeError where the line runs",
+    source="each name was looked up in torch_xla 2.9.0",
+    fix="use what replaced it; `tpunb migrate` rewrites the notebook",
+)
+def _retired_name(book: Book) -> Iterator[Hit]:
+    for site, row in _uses(book):
+        if row.state == "missing":
+            yield Hit(
+                site,
+                f"`{_short(row.old)}` does not exist in torch_xla 2.9",
+                f"{row.advice} `tpunb migrate` does it for the whole notebook.",
+                certain=True,
+            )
+
+
+@rule(
+    "old-name",
+    "hint",
+    what="a name of torch_xla that still works and has a successor",
+    fact="deprecated names warn, and may be gone in the next release",
+    source="torch_xla 2.9.0, core/xla_model.py: `@deprecated`",
+    fix="use the current name; `tpunb migrate` rewrites the notebook",
+)
+def _old_name(book: Book) -> Iterator[Hit]:
+    seen = set()
+    for site, row in _uses(book):
+        if row.state in ("deprecated", "legacy") and row.old not in seen:
+            if isinstance(site.node, ast.ImportFrom):
+                continue  # it is shown where it is used
+            seen.add(row.old)
+            word = "is deprecated" if row.state == "deprecated" else "is the old way"
+            yield Hit(site, f"`{_short(row.old)}` {word}", row.advice)

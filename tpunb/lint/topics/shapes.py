@@ -1,0 +1,122 @@
+"""Shapes that change from step to step: XLA compiles a program for each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpunb.lint.book import Book
+from tpunb.lint.expressions import argument, call, dotted, last
+from tpunb.lint.rules import Hit, rule
+from tpunb.lint.walk import Site
+
+CHANGING = {"torch.nonzero", "torch.masked_select", "torch.unique", "torch.unique_consecutive"}
+METHODS = {"nonzero", "masked_select", "unique", "unique_consecutive"}
+
+
+def _on_device(book: Book) -> list[Site]:
+    """The calls that surely run with XLA tensors: in training loops and in `forward`."""
+    found = {id(site): site for loop in book.loops for site in (*loop.sites, *loop.called)}
+    for function in book.functions.get("forward", ()):
+        if function.method_of is not None:
+            found |= {id(site): site for site in function.calls}
+    return list(found.values())
+
+
+@rule(
+    "changing-shape",
+    "warning",
+    what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
+    fact="the size of the result depends on the values: the device is waited for, and every new "
+    "size compiles a new program",
+    source="measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic shapes",
+    fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
+    "`(x * mask).sum() / mask.sum()`",
+)
+def _changing_shape(book: Book) -> Iterator[Hit]:
+    if not book.xla:
+        return
+    for site in _on_device(book):
+        node = call(site)
+        full = book.full(node.func, site)
+        name = last(node.func)
+        alone = len(node.args) == 1 and not node.keywords
+        if full in CHANGING or (full == "torch.where" and alone):
+            yield Hit(site, f"the size of what `{full}` gives depends on the values")
+        elif name in METHODS and not full and isinstance(node.func, ast.Attribute):
+            host = _of_host(book, node.func.value, site)
+            if not host and (name == "masked_select" or not node.args):
+                yield Hit(site, f"the size of what `.{name}()` gives depends on the values")
+    loops = {id(loop.frame) for loop in book.loops}
+    for site in book.sites.subscripts:
+        subscript = site.node
+        assert isinstance(subscript, ast.Subscript)
+        if not isinstance(subscript.ctx, ast.Load):
+            continue
+        if not _is_mask(book, subscript.slice, site) or _of_host(book, subscript.value, site):
+            continue
+        function = site.frame.function
+        forward = function and function.name == "forward" and function.method_of
+        if forward or any(id(frame) in loops for frame in site.frame.outward()):
+            yield Hit(site, "the size of `x[mask]` depends on the values")
+
+
+def _is_mask(book: Book, index: ast.expr, site: Site) -> bool:
+    """Whether an index is a comparison with a tensor: `x[y > 0]`, `x[mask]` with `mask = y > 0`."""
+    if isinstance(index, ast.Compare):
+        return len(index.ops) == 1 and isinstance(
+            index.ops[0], ast.Gt | ast.GtE | ast.Lt | ast.LtE | ast.Eq | ast.NotEq
+        )
+    if isinstance(index, ast.Name):
+        values = book.values(index.id, site.frame)
+        return bool(values) and all(
+            isinstance(v.node, ast.Compare) and _is_mask(book, v.node, v) for v in values
+        )
+    return False
+
+
+def _of_host(book: Book, node: ast.expr, site: Site) -> bool:
+    """Whether a value is of numpy or pandas, as far as can be seen."""
+    name = dotted(node)
+    if isinstance(node, ast.Call):
+        full = book.full(node.func, site)
+        return full.startswith(("numpy.", "pandas.")) or last(node.func) in ("numpy", "tolist")
+    if isinstance(node, ast.Subscript | ast.Attribute) and not name:
+        return _of_host(book, node.value, site)
+    if any(part in ("df", "self.df", "np", "pd") or part.endswith("_df") for part in (name,)):
+        return True
+    values = book.values(name, site.frame) if name else []
+    return any(isinstance(v.node, ast.Call) and _of_host(book, v.node, v) for v in values)
+
+
+@rule(
+    "dynamic-padding",
+    "warning",
+    what="a tokenizer or collator that pads to the longest of a batch",
+    fact="every new length compiles a new program: one report was 54 minutes of compiling for "
+    "34 s of work",
+    source="pytorch/xla issues on recompilation; transformers' own advice for TPUs",
+    fix="write `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
+    "for a few lengths",
+)
+def _dynamic_padding(book: Book) -> Iterator[Hit]:
+    if not book.runs_on_tpu:
+        return
+    for site in book.sites.calls:
+        node = call(site)
+        padding = argument(node, "padding") if node.keywords else None
+        fixed = {word.arg for word in node.keywords} & {"max_length", "pad_to_multiple_of"}
+        collator = book.full(node.func, site).startswith("transformers.DataCollator")
+        if last(node.func) == "DataCollatorWithPadding" and collator:
+            if not fixed:
+                yield Hit(site, "each batch is padded to its own longest text")
+        elif isinstance(padding, ast.Constant) and padding.value in (True, "longest"):
+            text = last(node.func).lower()
+            pads = "tokeniz" in text or text in ("pad", "batch_encode_plus", "encode_plus")
+            if pads and "pad_to_multiple_of" not in fixed and not _one_shot(site):
+                yield Hit(site, "each batch is padded to its own longest text")
+
+
+def _one_shot(site: Site) -> bool:
+    """Whether it runs once, at cell level: the whole data set gets one length then."""
+    return site.frame.function is None and site.loop() is None
