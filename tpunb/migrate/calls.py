@@ -1,0 +1,226 @@
+"""Retired names and calls in code, other than imports."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from tpunb import retired
+from tpunb.migrate.cells import CodeCell
+from tpunb.migrate.imports import Imports
+from tpunb.migrate.loaders import Loaders
+from tpunb.migrate.names import Names, Use, root_of
+from tpunb.migrate.statements import Retirements
+
+BY_HAND = ("ParallelLoader", "DataParallel")
+FROM_ZERO = (
+    "Devices count from 0 now, and in a run each rank has one of its own: `torch_xla.device()`."
+)
+WAITS = "The launch always waits for the ranks, and returns nothing."
+UNSURE = "`{name}` may be torch_xla's or your own: if it is torch_xla's, {advice}"
+DEVICES = f"{retired.XM}.get_xla_supported_devices"
+
+
+class Calls:
+    """Rewrites names and the arguments of calls."""
+
+    def __init__(
+        self, names: Names, imports: Imports, retirements: Retirements, loaders: Loaders
+    ) -> None:
+        self.names = names
+        self.imports = imports
+        self.retirements = retirements
+        self.loaders = loaders
+
+    def apply(self) -> None:
+        """Make all edits."""
+        done: set[cst.CSTNode] = set()
+        for cell, node in self.names.walk():
+            if node in done or isinstance(node, (cst.Import, cst.ImportFrom)):
+                done.update(node.children)
+                continue
+            if isinstance(node, cst.Call):
+                self._devices(cell, node)
+            if isinstance(node, (cst.Name, cst.Attribute)) and self._is_read(node):
+                use = self.names.use(cell, node)
+                if use is not None:
+                    done.update(node.children)
+                    if node not in self.retirements:
+                        self._use(use)
+
+    def _is_read(self, node: cst.Name | cst.Attribute) -> bool:
+        """Whether a name stands for a value here, and is no argument's or attribute's name."""
+        parent = self.names.parents[node]
+        if isinstance(parent, cst.Attribute):
+            return parent.value is node
+        if isinstance(parent, cst.Arg):
+            return parent.value is node
+        return not isinstance(
+            parent, (cst.Param, cst.FunctionDef, cst.ClassDef, cst.AssignTarget, cst.AsName)
+        )
+
+    def _use(self, use: Use) -> None:
+        cell, node, row = use.cell, use.node, use.row
+        line = self.names.line(node)
+        call = self.names.parents[node]
+        leaf = row.old.rpartition(".")[2]
+        if leaf in BY_HAND:
+            if use.certain and self.loaders.handled(node):
+                return
+            if isinstance(call, cst.Call):
+                cell.mark(line, row.advice, before=cell.code(node))
+            return
+        if not use.certain:
+            advice = row.advice[0].lower() + row.advice[1:]
+            cell.mark(line, UNSURE.format(name=cell.code(node), advice=advice))
+            return
+        if row.new is None:
+            cell.mark(line, row.advice, before=cell.code(node))
+            return
+        arguments = call if isinstance(call, cst.Call) and call.func is node else None
+        what = ""
+        if row.new == "torch_xla.launch":
+            if arguments is None or not self._launch(cell, arguments, line):
+                cell.mark(line, row.advice, before=cell.code(node))
+                return
+        elif row.new == "torch_xla.device" and arguments is not None:
+            self._device(cell, arguments, line)
+        elif row.new in (
+            f"{retired.XR}.{name}" for name in ("world_size", "global_ordinal", "local_ordinal")
+        ):
+            if arguments is not None and arguments.args:
+                first, last = arguments.args[0], arguments.args[-1]
+                cell.replace(cell.span(first)[0], _after(cell, last), "")
+        elif row.new == "torch.autocast" and not (arguments and self._autocast(cell, arguments)):
+            cell.mark(line, row.advice, before=cell.code(node))
+            return
+        written = self._written(use, row.new)
+        if written is not None and written != cell.code(node):
+            cell.replace_node(node, written)
+            what = f"{cell.code(node)} → {written}"
+        cell.note(line, what or row.advice, before=cell.lines[cell.line_of(node)])
+
+    def _written(self, use: Use, new: str) -> str | None:
+        """What stands for a name now; None: its import was rewritten, and it stays."""
+        imported = retired.lookup(use.imported)
+        current = imported.new if imported is not None and imported.new else use.imported
+        if isinstance(use.node, cst.Name):
+            return None
+        reached = current + use.row.old[len(use.imported) :]
+        if reached == new:
+            return new if use.plain else None
+        self.imports.release(use.node)
+        return self.imports.spelled(new, use.cell, use.node)
+
+    # Calls
+
+    def _devices(self, cell: CodeCell, call: cst.Call) -> None:
+        """`get_xla_supported_devices(devkind='TPU')`: the kind of device is no argument now."""
+        row = {retired.lookup(name) for name in self.names.called(call)} - {None}
+        found = {one.new for one in row if one is not None} | set(self.names.called(call))
+        if DEVICES not in found or call in self.retirements:
+            return
+        for index, arg in enumerate(call.args):
+            by_name = arg.keyword is not None and arg.keyword.value == "devkind"
+            by_place = (
+                index == 0 and arg.keyword is None and isinstance(arg.value, cst.SimpleString)
+            )
+            if by_name or by_place:
+                _remove(cell, call, index)
+                cell.note(self.names.line(call), "without the kind of device: PJRT_DEVICE says it")
+
+    def _device(self, cell: CodeCell, call: cst.Call, line: int) -> None:
+        for index, arg in enumerate(call.args):
+            name = arg.keyword.value if arg.keyword else ("n", "devkind")[min(index, 1)]
+            if name == "devkind":
+                _remove(cell, call, index)
+                continue
+            if arg.keyword is not None:
+                cell.replace(cell.span(arg)[0], cell.span(arg.value)[0], "")
+            if cell.code(arg.value) not in ("0", "None"):
+                cell.mark(line, FROM_ZERO)
+
+    def _launch(self, cell: CodeCell, call: cst.Call, line: int) -> bool:
+        """The arguments of `xmp.spawn` as `torch_xla.launch` takes them; False: they are hidden."""
+        if any(arg.star for arg in call.args) or not call.args:
+            return False
+        order = ("fn", "args", "nprocs", "join", "daemon", "start_method")
+        given: dict[str, cst.Arg] = {}
+        for index, arg in enumerate(call.args):
+            name = arg.keyword.value if arg.keyword else order[min(index, 5)]
+            given[name] = arg
+            if name == "nprocs":
+                single = _single(cell, arg.value)
+                if single is None:
+                    _remove(cell, call, index)
+                else:
+                    start, end = cell.span(arg)
+                    cell.replace(start, end, f"debug_single_process={single}")
+            elif name in ("join", "daemon"):
+                _remove(cell, call, index)
+                if name == "join" and cell.code(arg.value) != "True":
+                    cell.mark(line, WAITS)
+            elif name == "start_method" and arg.keyword is None:
+                at = cell.span(arg)[0]
+                cell.replace(at, at, "start_method=")
+        if "fn" not in given:
+            return False
+        if "start_method" not in given and self.names.defined_here(given["fn"].value):
+            # A function of a notebook cannot be found by the processes that `spawn` starts.
+            last = call.args[-1]
+            at = cell.span(last)[1]
+            cell.replace(at, at, ", start_method='fork'")
+        return True
+
+    def _autocast(self, cell: CodeCell, call: cst.Call) -> bool:
+        if not call.args or any(arg.star for arg in call.args):
+            return False
+        first = call.args[0]
+        if first.keyword is not None and first.keyword.value != "device":
+            return False
+        cell.replace(*cell.span(first), "'xla'")
+        names = [arg.keyword.value if arg.keyword else "" for arg in call.args]
+        if "dtype" not in names and len([name for name in names if not name]) < 3:
+            at = cell.span(call.args[-1])[1]
+            cell.replace(at, at, ", dtype=torch.bfloat16")
+        # Its second argument was `enabled`; that of torch.autocast is `dtype`.
+        for name, arg in zip(("enabled=", "dtype=", "cache_enabled="), call.args[1:], strict=False):
+            if arg.keyword is None:
+                cell.replace(cell.span(arg)[0], cell.span(arg)[0], name)
+        return root_of(call.func) is not None
+
+
+def _single(cell: CodeCell, value: cst.BaseExpression) -> str | None:
+    """What `debug_single_process` is for a value of `nprocs`; None: it is left out."""
+    text = cell.code(value)
+    if text == "1":
+        return "True"
+    if isinstance(value, cst.Integer) or text == "None":
+        return None
+    simple = isinstance(value, (cst.Name, cst.Attribute, cst.Subscript, cst.Call))
+    return f"{text} == 1" if simple or value.lpar else f"({text}) == 1"
+
+
+def _after(cell: CodeCell, arg: cst.Arg) -> int:
+    """Where an argument ends, with the comma behind it."""
+    end = cell.span(arg)[1]
+    if isinstance(arg.comma, cst.Comma):
+        end = max(end, cell.span(arg.comma)[0] + 1)
+    return end
+
+
+def _remove(cell: CodeCell, call: cst.Call, index: int) -> None:
+    """Take an argument out of a call; comments stay."""
+    arg = call.args[index]
+    start, end = cell.span(arg)[0], cell.span(arg)[1]
+    if index:
+        before = cell.span(call.args[index - 1])[1]
+        if "#" not in cell.text[before:start]:
+            cell.replace(before, end, "")
+        else:
+            cell.replace(start, _after(cell, arg), "")
+    elif len(call.args) > 1:
+        after = cell.span(call.args[1])[0]
+        between = cell.text[end:after]
+        cell.replace(start, after if "#" not in between else _after(cell, arg), "")
+    else:
+        cell.replace(start, _after(cell, arg), "")
