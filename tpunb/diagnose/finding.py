@@ -93,8 +93,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Cause, evidence, fix and link: never more than 20 lines."""
-        lines = _wrapped(f"{self.cause} [{self.id}]", "", 4)
-        lines += [_cut(f"  | {line}") for line in self.evidence[:4]]
+        lines = _wrapped(f"{self.cause} [{self.id}]", "", 5)
+        lines += [_cut(f"  | {line}") for line in self.evidence[:6]]
         lines += _wrapped(self.fix, "  fix: ", 8)
         return "\n".join([*lines, _cut(f"  see {self.link}")])
 
