@@ -60,6 +60,9 @@ class Names:
         self.parents = cast(
             "Mapping[cst.CSTNode, cst.CSTNode]", wrapper.resolve(ParentNodeProvider)
         )
+        self._order = [
+            (cell, node) for top, cell in self._cell_of.items() for node in nodes_of(top)
+        ]
 
     def walk(self) -> list[tuple[CodeCell, cst.CSTNode]]:
         """Every node with its cell, outer nodes first, in the order of the text."""
