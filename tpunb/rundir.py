@@ -16,6 +16,7 @@ reader does can slow or block a rank.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -33,6 +34,9 @@ from tpunb.models import RunResult, RunSpec
 
 PRELUDE = "prelude"
 """Name of the folder, in the place of a rank, for the prelude that runs once for all."""
+ROOM = 1 << 16
+"""Bytes that are set aside for a file that must be written even when the disk is full."""
+_libc = ctypes.CDLL(None)
 STREAMS = ("stdout", "stderr", PRELUDE)
 
 
@@ -206,12 +210,42 @@ def append(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file that is whole whenever it exists."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1)
-        file.write("\n")
+    """Write a JSON file that is whole whenever it exists.
+
+    Into the room that `keep_room` has kept for it, if it has: then also on a full disk.
+    """
+    text = (json.dumps(data, indent=1) + "\n").encode("utf-8", "replace")
+    try:
+        handle, name = os.open(_room(path), os.O_WRONLY | os.O_CLOEXEC), str(_room(path))
+    except FileNotFoundError:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
     os.replace(name, path)
+
+
+def keep_room(path: Path, *, appended: bool = False) -> None:
+    """Have the file system set blocks aside for a file that must be written in the end.
+
+    Either for `write_json`, or for what is `appended`. Where it cannot (the disk is full
+    already, or the file system does not know how), nothing is kept.
+    """
+    file = path if appended else _room(path)
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # os.posix_fallocate would make the file longer; the 1 is FALLOC_FL_KEEP_SIZE.
+        _libc.fallocate(fd, 1, ctypes.c_long(0), ctypes.c_long(ROOM))
+    finally:
+        os.close(fd)
+
+
+def give_up_room(path: Path) -> None:
+    """What was kept for a file that is not needed."""
+    _room(path).unlink(missing_ok=True)
+
+
+def _room(path: Path) -> Path:
+    return path.with_name(f".{path.name}.room")
 
 
 class Tail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import Driver
+from tpunb import rundir
+from tpunb.events import Note
+from tpunb.rundir import RunDir
 from tpunb.worker import memory
 
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -97,6 +101,50 @@ def test_native_code_s_last_words(driver: Driver, dies: str, said: str) -> None:
     seen = driver.run([], f"import os\n{dies}", ranks=1)
     assert seen.result.failure is not None
     assert seen.result.failure.message == said
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
+    )
+    if made.returncode:
+        pytest.skip(f"file systems cannot be mounted here: {made.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk(driver: Driver, small_disk: Path) -> None:
+    """Who fills it fails, says why, and nothing that was written before is lost."""
+    other = Driver(small_disk)
+    other.launcher = driver.launcher
+    flood = "print('first', flush=True)\nfor _ in range(100_000):\n    print('x' * 50)"
+    seen = other.run([], flood)
+    assert seen.result.state == "failed"
+    assert seen.result.failure is not None
+    assert seen.result.failure.headline().endswith(
+        "failed in cell [1], line 3: OSError: [Errno 28] No space left on device"
+    )
+    assert RunDir(seen.result.dir).read_result() == seen.result
+    assert any(line.endswith("] first") for line in seen.log)
+    assert any("run.log is not complete: No space left" in note.text for note in seen.of(Note))
+    assert not list(seen.result.dir.rglob("*.room"))
+    assert driver.run([], "print('next')").result.state == "succeeded"
+
+
+def test_room_is_kept_for_what_must_be_written(small_disk: Path) -> None:
+    kept, other = small_disk / "kept.json", small_disk / "other.json"
+    rundir.keep_room(kept)
+    rundir.keep_room(small_disk / "lines", appended=True)
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "rest").write_bytes(bytes(2**20))
+    with pytest.raises(OSError, match="No space left"):
+        rundir.write_json(other, {"a": "b" * 5000})
+    rundir.write_json(kept, {"a": "b" * 50_000})
+    rundir.append(small_disk / "lines", "c" * 50_000)
+    assert len(json.loads(kept.read_text())["a"]) == 50_000
+    assert (small_disk / "lines").read_text() == "c" * 50_000
 
 
 def test_sizes() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tpunb import rundir
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
 from tpunb.worker import (
@@ -86,6 +87,7 @@ def _become(task: Assignment, report: Reporter) -> None:
     first = "prelude.log" if task.replicate else "stdout.log"
     stdio.redirect(folder / first, folder / (first if task.replicate else "stderr.log"))
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    rundir.keep_room(task.run.error(task.attempt, task.rank))
     written = open(task.run.stacks(task.attempt, task.rank), "w")  # noqa: SIM115
     faulthandler.register(stacks.DUMP, written, all_threads=True)
     pulse.start(task.run.pulse(task.attempt, task.rank))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tpunb.events import Output
 from tpunb.rundir import PRELUDE, RunDir
 
@@ -15,6 +17,8 @@ class RunLog:
 
     def __init__(self, run: RunDir) -> None:
         self._file = open(run.log, "a", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.problem = ""
+        """Why lines are missing; empty while none is."""
         self._parts: dict[tuple[int | None, str], list[str]] = {}
 
     @staticmethod
@@ -36,20 +40,30 @@ class RunLog:
             text = "".join([*parts, head])
             self._parts[source] = [rest] if rest else []
             self._write(source, text)
-        self._file.flush()
+        self._guarded(self._file.flush)
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        """A log that cannot be written must not end the run: every rank has files of its own."""
+        try:
+            act()
+        except OSError as error:
+            self.problem = self.problem or (error.strerror or str(error))
 
     def _write(self, source: tuple[int | None, str], text: str) -> None:
+        if self.problem:
+            return
         prefix = self.prefix(*source)
         if "\r" in text:
             text = "\n".join(_last_state(line) for line in text.split("\n"))
-        self._file.write(prefix + text.replace("\n", f"\n{prefix}") + "\n")
+        line = prefix + text.replace("\n", f"\n{prefix}") + "\n"
+        self._guarded(lambda: self._file.write(line))
 
     def close(self) -> None:
         """Write what never got its newline."""
         for source, parts in self._parts.items():
             if text := "".join(parts):
                 self._write(source, text)
-        self._file.close()
+        self._guarded(self._file.close)
 
 
 def _last_state(line: str) -> str:

@@ -14,6 +14,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from tpunb import rundir
 from tpunb.events import Phase
 from tpunb.models import THREAD_VARIABLES, Block, RunSpec
 from tpunb.rundir import RunDir
@@ -48,6 +49,7 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
     folder = run.attempt(0, None)
     stdio.redirect(folder / "prelude.log", folder / "prelude.log")
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    rundir.keep_room(run.error(0, None))
     env: dict[str, str] = order["env"]
     # One thread for the libraries that the prelude loads, as for torch in the agent: what
     # starts threads of its own when it is loaded cannot be forked after.

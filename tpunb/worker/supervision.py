@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -9,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tpunb.events import Ended, Note, Phase, RankEnded, RanksStarted, Stopping
+from tpunb import rundir
+from tpunb.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.models import Failure, RunResult
 from tpunb.rundir import Outputs, RunDir
 from tpunb.worker import outcome, processes, stacks
@@ -43,6 +45,12 @@ class Supervision:
         self._order = order
         self._started = time.time()
         self._deadline = None if self.spec.timeout is None else time.monotonic() + self.spec.timeout
+        self.problem = ""
+        """Why the run folder does not hold everything; empty while it does."""
+        self.unwritten: RunResult | None = None
+        """The result, where it could not be written."""
+        rundir.keep_room(run.result)
+        rundir.keep_room(run.events, appended=True)
         self._outputs = Outputs(run, self.spec.world_size)
         self._log = RunLog(run)
         self._memory = Memory()
@@ -63,6 +71,13 @@ class Supervision:
         self._agent_said = ""
         self._vigil: Vigil | None = None
         self._hang: Failure | None = None
+
+    def _emit(self, event: Event) -> None:
+        """Tell of an event in the run folder. That it cannot be written ends nothing here."""
+        try:
+            self.dir.emit(event)
+        except OSError as error:
+            self.problem = self.problem or f"{self.dir.path}: {error.strerror}"
 
     def begin(self) -> None:
         """Have the agent start the run; nothing if it was stopped before."""
@@ -88,7 +103,7 @@ class Supervision:
         self._pids = dict(enumerate(pids))
         self._ranks = {rank: processes.find(pid) for rank, pid in enumerate(pids)}
         self._vigil = Vigil(self.dir, attempt, len(pids), self.spec.hang_timeout)
-        self.dir.emit(RanksStarted(attempt, tuple(pids)))
+        self._emit(RanksStarted(attempt, tuple(pids)))
         if self._stop is not None:
             # Stopped while they were being forked: the ladder that runs does not know them.
             self._climb_from(list(self._ranks.values()))
@@ -97,7 +112,7 @@ class Supervision:
         """The ranks were started again: what ended the attempt before is told, and over."""
         failed = self._result().failure
         headline = "a rank failed" if failed is None else failed.headline()
-        self.dir.emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
+        self._emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
         self._exits.clear()
         if self._stop is not None and self._stop.why == "peer":
             self._stop, self._steps, self._ladder = None, set(), None
@@ -111,7 +126,7 @@ class Supervision:
         pid = self._pids.get(rank)
         killed = self._memory.killed(pid) if exitcode == -signal.SIGKILL and pid else ""
         self._exits.append(Exit(rank, pid, exitcode, at, peak, killed))
-        self.dir.emit(RankEnded(self._attempt, rank, exitcode, at, peak))
+        self._emit(RankEnded(self._attempt, rank, exitcode, at, peak))
 
     def _on_stop_ranks(self) -> None:
         """Torch elastic has seen a failed rank and wants the others ended."""
@@ -129,7 +144,7 @@ class Supervision:
         self._runner = None
         spoiled = self._replicate is not None and self.spec.replicate is None and not self._ranks
         if spoiled and code == 0 and self._stop is None:
-            self.dir.emit(
+            self._emit(
                 Note(f"{self._replicate}: every rank runs the cells above itself (replicate)")
             )
             self._cell = None
@@ -151,7 +166,8 @@ class Supervision:
         """End the run, with time to save; at once with `now`, or when asked again with it."""
         if self._stop is None or self._stop.why == "peer":
             self._stop = Stop(why, reason, time.time())
-        self.dir.stopping.touch()
+        with contextlib.suppress(OSError):  # then there is one more attempt, which is stopped too
+            self.dir.stopping.touch()
         if not self._begun:
             self._over = True
         elif self._ladder is None and not self._over:
@@ -175,7 +191,7 @@ class Supervision:
         """Once a run: a ladder that is begun anew for ranks just forked is not news."""
         if step not in self._steps:
             self._steps.add(step)
-            self.dir.emit(Stopping(step, self._stop.reason if self._stop else ""))
+            self._emit(Stopping(step, self._stop.reason if self._stop else ""))
 
     def _everyone(self) -> list[Process]:
         """Every process of the run: all below the guard but the agent, which waits for more."""
@@ -210,7 +226,7 @@ class Supervision:
 
     def _call_hung(self) -> None:
         """Say who waits where, while they still do, and stop them."""
-        self.dir.emit(Phase("no sign of life: reading the stacks of all ranks"))
+        self._emit(Phase("no sign of life: reading the stacks of all ranks"))
         living = {r: p for r, p in self._ranks.items() if p is not None and processes.alive(p)}
         stacks.collect(self.dir, self._attempt, living)
         where, place = stacks.describe(self.dir, self.spec, self._attempt, self._ranks)
@@ -231,12 +247,20 @@ class Supervision:
         self._notice.close()
         self._outputs.close()
         self._log.close()
+        if self._log.problem:
+            self._emit(Note(f"run.log is not complete: {self._log.problem}"))
         result = self._result()
-        self.dir.write_result(result)
+        try:
+            self.dir.write_result(result)
+        except OSError:
+            self.unwritten = result
+        for attempt in range(self._attempt + 1):
+            for rank in (None, *range(self.spec.world_size)):
+                rundir.give_up_room(self.dir.error(attempt, rank))
         self._lock.close()
         processes.reap_adopted(self._agent)
-        self.dir.emit(Phase(result.state))
-        self.dir.emit(Ended(result.state))
+        self._emit(Phase(result.state))
+        self._emit(Ended(result.state))
 
     def _result(self) -> RunResult:
         """How it ended, or how the present attempt did."""
