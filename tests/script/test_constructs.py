@@ -59,6 +59,15 @@ CASES = [
         ("%%writefile",),
     ),
     Case("%%html", "%%html\n<b>x</b>\n", "", "", ("%%html",)),
+    Case(
+        "%aimport", "%aimport os, json\n%aimport -re", "print(json.dumps(1))", "1", ("%aimport -",)
+    ),
+    Case("%store", "x = 1\n%store x", "print(x)", "1", ("%store x",)),
+    Case("%load", "# %load other.py\nx = 1\n%load y.py", "print(x)", "1", ("%load y.py",)),
+    Case("%%writefile -a", "%%writefile -a made/x.py\nx = (", "", "", ("%%writefile -a",)),
+    Case("%env without a value", "%env HOME\nx = 1", "print(x)", "1", ("%env HOME",)),
+    Case("a name that is not needed", "%%capture out\nx = 1", "print(x)", "1"),
+    Case("%%bash --out", "%%bash --out listing\nls", "", "", ("%%bash --out listing …",)),
     # Shell
     Case("!cmd", "!echo no\n!echo \\\n  no\nx = 1", "print(x)", "1", ("!echo no", "!echo \\ …")),
     Case("!!cmd", "!!echo no", "", "", ("!!echo no",)),
@@ -87,6 +96,14 @@ CASES = [
         "True True",
     ),
     Case("x += !cmd is not special", "x = '!echo a'", "print(x)", "!echo a"),
+    Case(
+        "what assigns, in a function",
+        "def f():\n    x = !echo a\n    !false\n    return x",
+        "print(f())",
+        "['a']",
+        ("!false",),
+    ),
+    Case("x = !cmd in a chain is not special", "x = ['= !a']\ny = '= %b'", "print(x)", "['= !a']"),
     # Blocks and other places
     Case(
         "in a block alone",
@@ -170,8 +187,100 @@ CASES = [
         "1",
         ("get_ipython().system('false')",),
     ),
+    Case(
+        "get_ipython().run_line_magic",
+        "get_ipython().run_line_magic('matplotlib', 'inline')\nx = 1",
+        "print(x)",
+        "1",
+        ("get_ipython().run_line_magic",),
+    ),
+    Case(
+        "get_ipython().magic and an assigned shell",
+        "ip = get_ipython()\nif ip:\n    ip.magic('load_ext autoreload')\nip.system('false')",
+        "print(1)",
+        "1",
+        ("ip.magic", "ip.system"),
+    ),
+    Case(
+        "get_ipython().getoutput",
+        "x = get_ipython().getoutput('echo a')",
+        "print(x)",
+        "['a']",
+    ),
+    Case(
+        "get_ipython().run_cell_magic",
+        "get_ipython().run_cell_magic('bash', '',\n  'ls\\n')\nx = 1",
+        "print(x)",
+        "1",
+        ("get_ipython().run_cell_magic",),
+    ),
+    Case("the shell's class", "x = get_ipython().__class__.__name__", "print(x)", "NoneType"),
     Case("input in a function", "def ask():\n    return input()", "print(1)", "1"),
     Case("input of one's own", "def input(x):\n    return x", "y = input(4)\nprint(y)", "4"),
+    # What talks to the front end, or to the person
+    Case(
+        "drive.mount",
+        "from google.colab import drive\ndrive.mount('/content/drive')\nx = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import drive", "drive.mount"),
+    ),
+    Case(
+        "drive.mount on one line",
+        "from google.colab import drive; drive.mount('/content/drive'); x = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import drive", "drive.mount"),
+    ),
+    Case(
+        "google.colab in a block",
+        "import sys\nif 'google.colab' in sys.modules:\n    from google.colab import files as f\n"
+        "    f.upload()\nx = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import files as f", "f.upload()"),
+    ),
+    Case(
+        "google.colab that is tried",
+        "try:\n    import google.colab\n    IN_COLAB = True\nexcept ImportError:\n"
+        "    IN_COLAB = False",
+        "print(IN_COLAB)",
+        "False",
+    ),
+    Case(
+        "a secret in the environment",
+        "import os\nfrom google.colab import userdata\nfrom getpass import getpass\n"
+        "os.environ['A'] = userdata.get('A')\nos.environ['B'] = getpass()\n"
+        "os.environ['C'] = input('C?')",
+        "print(os.environ.get('A'))",
+        "None",
+        ("from google.colab import userdata", "os.environ['A']", "os.environ['B']", "os.environ"),
+    ),
+    Case(
+        "an authentication",
+        "from google.colab import auth\nauth.authenticate_user()\nx = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import auth", "auth.authenticate_user()"),
+    ),
+    Case(
+        "a directory that the notebook went to",
+        "import os\nos.chdir('data')\nos.chdir('/')",
+        "print(os.getcwd())",
+        "/",
+        ("os.chdir('data')",),
+    ),
+    Case("forms", "#@title A form\nx = 3 #@param {type: 'integer'}", "print(x)", "3"),
+    Case("nbdev", "#| default_exp core\n#| export\n#|hide\n#hide\nx = 1", "print(x)", "1"),
+    # Waiting
+    Case(
+        "await",
+        "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
+        "a, b = await asyncio.gather(f(1), f('ä'))",
+        "c = 'é', await (f(\n  await asyncio.create_task(f(3)))), [await f(i) for i in (4, 5)]\n"
+        "if c: print(a, b, c)",
+        "1 ä ('é', 3, [4, 5])",
+    ),
     # Cells that are left out
     Case("# tpu: skip", "# tpu: skip\nprint(1)\nnot python", "", "", ("# tpu: skip",)),
     Case("%%tpu_debug", "%%tpu_debug --no-report\nprint(1)", "", "", ("%%tpu_debug",)),
@@ -207,17 +316,41 @@ REFUSED = {
     "a bracket": ("x = (1,\ny = 2", 1, r"invalid syntax: .*\(|was never closed", "x = (1,"),
     "indentation": ("if x:\ny = 1", 2, "expected an indented block", "y = 1"),
     "no end": ("x = '''\n\n", 1, "unterminated triple-quoted string", "x = '''"),
-    "a bare shell cell": ("ls -la /tmp\ncat x", 2, "invalid syntax", "cat x"),
+    "a bare shell cell": (
+        "gcloud compute tpus ssh x \\\n  --zone y",
+        1,
+        "begin shell commands with !; or tag the cell tpu-skip",
+        "gcloud",
+    ),
     "return": ("x = 1\nreturn x", 2, "'return' outside function", "return x"),
-    "await": ("import a\nawait a.b()", 2, "asyncio.run", "await a.b()"),
-    "async for": ("async for x in y:\n    pass", 1, "asyncio.run", "async for x in y:"),
+    "await that names": ("import a\nawait (b := a.c())", 2, "async def f", "await (b :="),
+    "async for": ("async for x in y:\n    pass", 1, "async def f.*tpu-skip", "async for x in y:"),
     "an unknown feature": ("from __future__ import nope", 1, "nope is not defined", "from __"),
     "a null character": ("x = '\0'", None, "null", ""),
     "a lone surrogate": ("x = '\ud800'", None, "surrogates", ""),
     "%run": ("x = 1\n%run other.ipynb", 2, "no such file in.*tpu-skip", "_run_notebook("),
     "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
     "x = %who_ls": ("x = %who_ls", 1, "the value of `%who_ls` cannot be had", "x = %who_ls"),
-    "input": ("x = 1\nname = input('?')", 2, "nobody to ask", "name = input('?')"),
+    "input for a name": ("x = 1\nname = input('?')", 2, "nobody to ask", "name = input('?')"),
+    "getpass": (
+        "import getpass\nx = getpass.getpass()",
+        2,
+        "nobody to ask.*environ",
+        "x = getpass",
+    ),
+    "a secret": (
+        "from google.colab import userdata\nlogin(userdata.get('A'))",
+        2,
+        r"userdata.get\(\) has nobody to ask in a run: .*os.environ",
+        "login(userdata",
+    ),
+    "code in a text": (
+        "get_ipython().run_cell_magic('time', '', 'x = 1')",
+        1,
+        "begins with %%time",
+        "get_ipython()",
+    ),
+    "%rerun": ("%rerun 3", 1, "write the code that is to run again.*tpu-skip", "%rerun"),
     "get_ipython()": (
         "get_ipython().set_next_input('x')",
         1,

@@ -47,11 +47,12 @@ def _in_words(error: SyntaxError, source: str, number: int) -> ConversionError:
     message = error.msg or "invalid syntax"
     if message.startswith(ASYNC):
         reason = (
-            "`await` outside a function works in a notebook only: put it into an "
-            f"`async def` and call that with `asyncio.run`, {SKIP}"
+            "outside functions, `async for`, `async with` and the like work in a notebook only: "
+            f"put it into an `async def f()` and write `await f()`, {SKIP}"
         )
     else:
-        reason = message if message.startswith("invalid") else f"invalid syntax: {message}"
+        what = message if message.startswith("invalid") else f"invalid syntax: {message}"
+        reason = f"{what}. Mend the cell; begin shell commands with !; {SKIP}"
     return ConversionError(reason, number, line, text)
 
 
@@ -62,12 +63,10 @@ def refuse_kernel_only(tree: ast.Module, number: int, source: str, known: set[st
     """
     for node in statements.unconditional(tree):
         reason = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id == "input" and "input" not in known:
-                reason = f"input() has nobody to ask in a run: assign the value, {SKIP}"
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
             made = node.value.func
-            if isinstance(made, ast.Name) and made.id == "get_ipython" and made.id not in known:
+            special = node.attr.startswith("__")  # the class's name tells what kind of shell it is
+            if isinstance(made, ast.Name) and made.id == "get_ipython" not in known and not special:
                 reason = (
                     f"get_ipython().{node.attr} needs a notebook: there is no IPython in a "
                     f"run. Write it in Python, {SKIP}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,8 @@ def convert(snapshot: Snapshot) -> Script:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
         body, made = exporter().from_notebook_node(_notebook(cells), resources)
-    omissions: list[tuple[int, Omission]] = sorted(made["omissions"], key=itemgetter(0))
+    omissions: list[tuple[int, Omission]] = made["omissions"]
+    omissions.sort(key=lambda one: (one[0], one[1].line))
     return Script(
         body,
         _blocks(body, made["header"], made["cells"]),
@@ -124,7 +124,7 @@ def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
             "index": cell.index,
             "number": position if cell.number is None else cell.number,
             "role": role,
-            "tags": list(cell.tags),
+            "tags": cell.tags,
         },
     }
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import os.path
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tpunb.script import hoist, treatments
+from tpunb.errors import ConversionError
+from tpunb.script import compiling, hoist, statements, treatments
 from tpunb.script.leaving import Cell
 
 DONE = "it was done in the notebook"
@@ -30,7 +32,11 @@ ASKING = {
 }
 """Other functions that ask the person. The logins keep what they got in a file."""
 
-_WORDS = ("google.colab", "chdir", "input", "getpass", "_login", "login")
+_ASSIGN = (
+    "assign the value, or put it into os.environ in a cell tagged tpu-skip (a run has the "
+    "kernel's environment)"
+)
+_WORDS = re.compile(r"google\.colab|\bchdir\b|\binput\s*\(|getpass|login\s*\(")
 
 
 class Statement(NamedTuple):
@@ -43,14 +49,14 @@ class Statement(NamedTuple):
 
 def concerns(source: str) -> bool:
     """Whether a cell may hold anything of this; quick."""
-    return any(word in source for word in _WORDS)
+    return _WORDS.search(source) is not None
 
 
 class FrontEnd:
     """The names by which the cells of a run know what talks to the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self.known = {name: name for name in ("input",)}
+        self.known = {"input": "input"}
         self.colab: set[str] = set()
         nodes = [node for tree in trees for node in ast.walk(tree)]
         for node in nodes:
@@ -58,6 +64,8 @@ class FrontEnd:
                 self.known[name] = full
                 if full.startswith(f"{COLAB}."):
                     self.colab.add(name)
+        if any("input" in statements.bound(tree) for tree in trees):
+            del self.known["input"]
         dropped = {id(one.node) for tree in trees for one in self._calls(tree)}
         inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}
         self.needed = {
@@ -72,6 +80,7 @@ class FrontEnd:
         found = [*self._calls(tree), *self._imports(tree)]
         if prelude:
             found += self._directories(tree)
+        start = len(cell.left_out)
         for one in sorted(found, key=lambda one: (one.node.lineno, one.node.col_offset))[::-1]:
             first, last = one.node.lineno - 1, one.node.end_lineno or one.node.lineno
             text = cell.lines[first]
@@ -82,6 +91,18 @@ class FrontEnd:
                 shown = ast.unparse(one.node)
                 cell.left_out.append((first + 1, shown, one.reason))
                 hoist.take_away(cell.lines, one.node)
+        cell.left_out[start:] = cell.left_out[start:][::-1]
+
+    def refuse(self, source: str, number: int) -> None:
+        """Raise ConversionError for what asks and is still there, if it is certain to run."""
+        if not concerns(source):
+            return
+        for node in statements.unconditional(compiling.parsed(source, number)):
+            if isinstance(node, ast.Call) and self.asks(node):
+                what = f"{ast.unparse(node.func)}() has nobody to ask in a run"
+                line = source.split("\n")[node.lineno - 1]
+                reason = f"{what}: {_ASSIGN}, {compiling.SKIP}"
+                raise ConversionError(reason, number, node.lineno, line)
 
     def dotted(self, node: ast.AST) -> str:
         """The full name of what is called: 'google.colab.drive.mount'."""

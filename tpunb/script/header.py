@@ -54,8 +54,27 @@ except ImportError:
 }
 
 
-# The functions of `tpunb.script.running`, where a cell needs them.
-RUNNING = {
+# The functions of `tpunb.script.running` and `awaiting`, where a cell needs them.
+HELPERS = {
+    "_await": """\
+
+_LOOPS = {}
+
+
+def _await(what):
+    \"\"\"Wait for something, or for what a function makes, on this process's one event loop.\"\"\"
+    import asyncio
+    import os
+
+    async def wait():
+        return await (what() if callable(what) else what)
+
+    process = os.getpid()  # a loop does not survive a fork
+    if process not in _LOOPS:
+        _LOOPS[process] = asyncio.new_event_loop()
+        asyncio.set_event_loop(_LOOPS[process])
+    return _LOOPS[process].run_until_complete(wait())
+""",
     "_run_notebook": """\
 
 
@@ -121,7 +140,7 @@ def text(
     """The header, with its newline at the end.
 
     `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` of
-    `RUNNING`; `notebooks` are the cells of those that `%run` runs.
+    `HELPERS`; `notebooks` are the cells of those that `%run` runs.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     parts = [ABOUT.format(version=__version__, notebook=" ".join(name.split()))]
@@ -131,7 +150,7 @@ def text(
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
         parts.append(f"\n# What `%run` runs.\n_NOTEBOOKS = {{\n{_listed(notebooks)}}}\n")
-    parts += [RUNNING[name] for name in RUNNING if name in helpers]
+    parts += [HELPERS[name] for name in HELPERS if name in helpers]
     return "".join(parts)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tpunb.errors import ConversionError
 from tpunb.models import Omission
-from tpunb.script import compiling, elsewhere, header, hoist, names, statements
+from tpunb.script import awaiting, compiling, elsewhere, header, hoist, names, statements
 from tpunb.script.cells import SKIP_LINE, SKIP_TAGS, NotPythonError, magics, plain
 from tpunb.script.embedding import Files
 from tpunb.script.frontend import FrontEnd, concerns
@@ -21,7 +21,7 @@ from tpunb.script.leaving import Cell
 Notebook = Any
 Resources = dict[str, Any]
 
-KERNEL_ONLY = (*header.BUILTINS, "input", "getpass")
+KERNEL_ONLY = tuple(header.BUILTINS)
 """Names that mean something else, or nothing, outside a notebook."""
 
 
@@ -112,6 +112,7 @@ def without_front_end(nb: Notebook, resources: Resources) -> tuple[Notebook, Res
             cell.source = "\n".join(made.lines)
             cell.metadata.compiles = False
             resources["lost"] += [(cell.metadata.number, lost) for lost in made.lost]
+        front.refuse(cell.source, cell.metadata.number)
     return nb, resources
 
 
@@ -122,6 +123,11 @@ def as_one_file(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources
         named = any(name in cell.source for name in KERNEL_ONLY)
         if not cell.metadata.compiles or named or any(w in cell.source for w in hoist.WORDS):
             tree = compiling.parsed(cell.source, cell.metadata.number)
+            if not cell.metadata.compiles and "await" in cell.source:
+                written = awaiting.written_out(cell.source, tree)
+                if written != cell.source:
+                    resources["files"].helpers.add(awaiting.HELPER)
+                    cell.source, tree = written, compiling.parsed(written, cell.metadata.number)
             source, features = hoist.take_out(cell.source, tree)
             cell.metadata.compiles &= source == cell.source
             cell.source = source

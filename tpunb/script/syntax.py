@@ -176,8 +176,9 @@ def _placed(tree: ast.Module) -> Iterator[tuple[tuple[int, int], type[ast.stmt]]
             yield (node.lineno, node.col_offset), ast.Pass
         elif isinstance(node, ast.Assign):
             yield (node.value.lineno, node.value.col_offset), ast.Assign
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            todo += getattr(node, part, ()) if not isinstance(node, ast.expr) else ()
+        elif hasattr(node, "body") or hasattr(node, "cases"):
+            for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+                todo += getattr(node, part, ())
 
 
 def _special(lines: list[str], line: int, column: int, count: int, changed: str) -> Special:
