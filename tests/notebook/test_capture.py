@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager
 from nbformat import v4
 
+from tests.notebook.fronts import LOAD, TRAIN, code, environ, sources, started, write, written
 from tpunb.errors import NotebookError, NotebookNotFoundError
 from tpunb.notebook.capture import capture
 from tpunb.notebook.history import History
-
-ROOT = Path(__file__).parents[2]
-LOAD = "%load_ext capture_probe"
-TRAIN = "%%tpu_train --cores 2\nloop(rate)"
-
-
-def environ(tmp_path: Path, **more: str) -> dict[str, str]:
-    """For a kernel that finds tpunb and the probe, and none of our own Jupyter's variables."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JPY_")}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    paths = f"{ROOT}{os.pathsep}{Path(__file__).parent}"
-    env |= {"PYTHONPATH": paths, "TPUNB_PROBE": str(tmp_path / "snapshot.json")}
-    env |= {"IPYTHONDIR": str(tmp_path / "ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    return env | more
-
-
-def code(source: str, *tags: str, id: str | None = None) -> Any:
-    cell = v4.new_code_cell(source, metadata={"tags": list(tags)})
-    if id is not None:
-        cell.id = id
-    return cell
-
-
-def write(path: Path, *cells: Any) -> Path:
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(v4.new_notebook(cells=list(cells), metadata={"kernelspec": kernel}), path)
-    return path
-
-
-def written(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "snapshot.json").read_text(encoding="utf-8"))
-    return found
-
-
-def sources(snapshot: dict[str, Any]) -> list[str]:
-    return [cell["source"] for cell in snapshot["cells"]]
 
 
 class Kernel:
@@ -80,19 +41,8 @@ class Kernel:
 @pytest.fixture
 def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kernel]:
     path = tmp_path / "lab.ipynb"
-    manager = KernelManager()
-    manager.start_kernel(
-        cwd=str(tmp_path), env=environ(tmp_path, JPY_SESSION_NAME=str(path), JPY_PARENT_PID="1")
-    )
-    client = manager.blocking_client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=60)
+    with started(tmp_path, JPY_SESSION_NAME=str(path), JPY_PARENT_PID="1") as client:
         yield Kernel(client)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
 
 
 def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Execution:
     """The execution count that is shown beside the cell."""
     id: str | None = None
     """The front end's cell id. JupyterLab, Notebook 7, Colab and VS Code send one, nbclient and
-    papermill do not, and nothing has it that ran before tpunb was loaded."""
+    papermill do not, and but for Colab nothing has it that ran before tpunb was loaded."""
     failed: bool = False
     """It raised, or never began because it is not valid Python."""
     time: float = field(default=0.0, compare=False)
@@ -32,8 +32,9 @@ class History:
     """Remembers every execution in a shell, from the moment it is made until `close`.
 
     What ran before, and the cell that makes it, comes from the shell's own history, which
-    knows texts and numbers but no ids. Executions with `store_history=False` or `silent=True`
-    are the front end's, not the user's, and do not count. Works with IPython 7.34 to 9.x.
+    knows texts and numbers but no ids (Colab's does). Executions with `store_history=False` or
+    `silent=True` are the front end's, not the user's, and do not count. Works with IPython 7.34
+    to 9.x.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -41,8 +42,8 @@ class History:
         raw: list[str] = list(shell.history_manager.input_hist_raw)  # type: ignore[union-attr]
         # The shell's list begins with an empty entry, so that In[1] is the first cell.
         self._executions = [
-            Execution(source, number, time=time.time())
-            for number, source in enumerate(raw)
+            Execution(source, number, id, time=time.time())
+            for number, (source, id) in enumerate(zip(raw, _ids_before(shell, raw), strict=True))
             if source.strip()
         ]
         self._deleted: dict[str, float] = {}
@@ -105,6 +106,14 @@ def _id(info: Any, metadata: Mapping[str, Any]) -> str | None:
     own = colab.get("cell_id") if isinstance(colab, Mapping) else None
     id = getattr(info, "cell_id", None) or metadata.get("cellId") or own
     return id if isinstance(id, str) and id else None
+
+
+def _ids_before(shell: InteractiveShell, raw: list[str]) -> list[str | None]:
+    """The ids of what ran before, which Colab's shell keeps beside the texts (same source)."""
+    kept = getattr(shell.history_manager, "_input_hist_cells", None)
+    if not isinstance(kept, list) or [one.get("code") for one in kept] != raw:
+        return [None] * len(raw)
+    return [one.get("cell_id") or None for one in kept]
 
 
 def _texts(value: object) -> list[str]:

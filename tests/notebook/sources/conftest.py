@@ -1,0 +1,19 @@
+"""What the tests of sources share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.fronts import write
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("papermill", "papermill.py", "jupyter-nbconvert", "jupyter", "jupyter-lab"):
+        (tmp_path / name).write_text("print(flush=True); input()", encoding="utf-8")
+    write(tmp_path / "in.ipynb", "a = 1", "b = 2")
+    write(tmp_path / "out.ipynb", "a = 1", "# Parameters\na = 2", "b = 2")
+    write(tmp_path / "other.ipynb", "a = 1")
+    return tmp_path
