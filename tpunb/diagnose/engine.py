@@ -149,9 +149,7 @@ def _evidence(numbers: Sequence[int], log: Log) -> list[Evidence]:
         rank = log.rank(number)
         if rank is not None and rank not in ranks[line]:
             ranks[line].append(rank)
-    return [
-        Evidence(_shortened(line), tuple(sorted(ranks[line])), cells[line]) for line in ranks
-    ]
+    return [Evidence(_shortened(line), tuple(sorted(ranks[line])), cells[line]) for line in ranks]
 
 
 def _shortened(line: str, most: int = 400) -> str:

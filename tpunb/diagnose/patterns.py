@@ -24,6 +24,8 @@ class LinePattern:
     regex: re.Pattern[str]
     fixed: tuple[str, ...]
     """In lower case: a line that matches holds at least one of these."""
+    digits: bool
+    """True if it may tell apart lines that differ in digits only."""
 
     @classmethod
     def of(cls, source: str) -> LinePattern:
@@ -37,7 +39,12 @@ class LinePattern:
             raise PatternError(
                 f"{source!r} needs {_SHORTEST} fixed characters in a row, in each alternative"
             )
-        return cls(source, regex, tuple(sorted({text.lower() for text in fixed})))
+        return cls(source, regex, tuple(sorted({text.lower() for text in fixed})), _digits(source))
+
+
+def _digits(source: str) -> bool:
+    """True if the pattern names a digit, other than in how often something may come."""
+    return any(char.isdigit() for char in _REPEAT.sub("", source))
 
 
 def _fixed(source: str) -> tuple[str, ...]:
@@ -50,7 +57,9 @@ def _best(tokens: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     pieces: list[tuple[str, ...]] = []
     run = ""
     for at, (kind, text) in enumerate(tokens):
-        optional = at + 1 < len(tokens) and tokens[at + 1][0] == "times" and tokens[at + 1][1] != "+"
+        optional = (
+            at + 1 < len(tokens) and tokens[at + 1][0] == "times" and tokens[at + 1][1] != "+"
+        )
         if kind == "char" and not optional:
             run += text
             continue

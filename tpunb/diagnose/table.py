@@ -173,4 +173,6 @@ def _sign(entry: Any, confidence: float) -> Sign:
 
 
 def _lines(sources: str | Iterable[str]) -> tuple[LinePattern, ...]:
-    return tuple(LinePattern.of(text) for text in ([sources] if isinstance(sources, str) else sources))
+    return tuple(
+        LinePattern.of(text) for text in ([sources] if isinstance(sources, str) else sources)
+    )

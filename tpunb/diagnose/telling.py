@@ -8,8 +8,9 @@ from tpunb.diagnose.log import Log
 
 _FRAME = re.compile(r"Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(
-    r"^\s*(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure)"
-    r"|Exception|StopIteration|Empty|Killed)\b(?!Warning)(?::|$|\s*$)"
+    r"^\s*(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)"
+    r"|Exception|StopIteration|Empty|Killed)(?::|$|\s*$)"
+    r"|^(?:[a-z_]\w*\.)+[A-Z]\w+(?<!Warning): "
 )
 _FATAL = re.compile(
     r"^F\d{4} |^\S+ \S+: F |\bCheck fail(?:ed|ure)\b|terminate called|what\(\): "
@@ -17,6 +18,8 @@ _FATAL = re.compile(
     r"|^\*\*\* Aborted|\b[A-Z_]*(?:EXHAUSTED|INTERNAL|UNAVAILABLE|PRECONDITION|UNKNOWN): "
 )
 _KILLED = re.compile(r"^(?:.*: )?Killed(?:\s+\S+)?$|exit(?:ed)? (?:with )?(?:code|status) [1-9]")
+_LONGEST = 400
+"""Characters of a line that are looked at."""
 _SCANNED = 20_000
 """Lines from the end of a log that are looked at: the end is where it failed."""
 
@@ -31,7 +34,7 @@ def telling_lines(text: str, most: int = 8) -> list[str]:
     start = max(0, len(log.lines) - _SCANNED)
     weights: dict[str, tuple[int, int]] = {}
     for number in range(start, len(log.lines)):
-        line = log.body(number).rstrip()
+        line = log.body(number)[:_LONGEST].rstrip()
         weight = _weight(line)
         if weight and line.strip() not in weights:
             weights[line.strip()] = (weight, number)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpunb.diagnose import Facts, diagnose
+
+REPORTS = Path(__file__).parents[2].parent / "shared" / "failures"
+
+FULL = "[2] OSError: [Errno 28] No space left on device\n"
+CLOSED = "[0] RuntimeError: UNAVAILABLE: Socket closed\n"
+
+
+def ids(text: str, returncode: int | None = None, facts: Facts | None = None) -> list[str]:
+    return [found.id for found in diagnose(text, returncode, facts=facts)]
+
+
+def test_a_cause_comes_before_its_consequences_wherever_they_stand() -> None:
+    pool = "BrokenProcessPool: A process in the process pool was terminated abruptly\n"
+    for text in (FULL + CLOSED + pool, pool + CLOSED + FULL):
+        found = diagnose(text, 17)
+        assert found[0].id == "disk-full"
+        assert {"tpu-lost", "broken-process-pool", "child-exit-17"} <= {one.id for one in found}
+        confidences = [one.confidence for one in found]
+        assert confidences == sorted(confidences, reverse=True)
+        assert confidences[1] < 0.5
+
+
+def test_of_two_causes_the_first_in_the_log_wins() -> None:
+    hbm = "[1] RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\n"
+    assert ids(FULL + hbm) == ["disk-full", "hbm-oom"]
+    assert ids(hbm + FULL) == ["hbm-oom", "disk-full"]
+
+
+def test_a_symptom_alone_is_the_answer() -> None:
+    assert ids(CLOSED) == ["tpu-lost"]
+    assert ids("", 17) == ["child-exit-17"]
+    assert ids("", 139) == ids("", -11) == ["child-sigsegv"]
+
+
+def test_the_same_text_counts_by_how_the_run_ended() -> None:
+    held = "libtpu.so already in used by another process. Not attempting to load libtpu.so here.\n"
+    assert ids(held) == []
+    assert ids(held, 0) == []
+    assert ids(held, 1) == ["tpu-busy"]
+    assert ids(held, facts=Facts(state="succeeded")) == []
+    assert ids(held, facts=Facts(state="failed")) == ["tpu-busy"]
+    assert ids(held, facts=Facts(exits={0: 0, 1: 0})) == []
+    assert ids(held, facts=Facts(exits={0: 0, 1: 1})) == ["tpu-busy"]
+    assert ids(FULL, 1, facts=Facts(state="succeeded")) == []
+
+
+def test_a_log_that_stops_after_the_greeting_is_told_from_one_that_goes_on() -> None:
+    greeting = "I0000 00:00:1.2 7 pjrt_api.cc:79] PJRT_Api is set for device type tpu\n"
+    assert ids(greeting) == []
+    assert ids(greeting, facts=Facts(state="hung")) == ["multi-host-single-launch"]
+    assert ids(greeting + "KeyError: 3\n", facts=Facts(state="failed")) == []
+
+
+def test_what_the_run_observed_is_evidence() -> None:
+    facts = Facts(
+        state="failed",
+        exits={0: -15, 3: -9},
+        oom_killed=True,
+        memory_peak=15 * 2**30,
+        memory_limit=16 * 2**30,
+    )
+    found = diagnose("[3] reading shard 9\n", facts=facts)
+    assert [one.id for one in found] == ["host-oom", "sibling-killed"]
+    assert found[0].confidence > 0.9
+    shown = str(found[0])
+    assert "rank 3: ended by SIGKILL" in shown
+    assert "out-of-memory killer" in shown
+    assert "15.0 of 16.0 GiB" in shown
+    assert "rank 0: ended by SIGTERM" in str(found[1])
+    # A killed process alone is less sure: a person may have killed it.
+    assert diagnose("", -9)[0].confidence < 0.7
+
+
+def test_who_held_the_device_is_shown() -> None:
+    text = "TPU initialization failed: open(/dev/vfio/0): Device or resource busy\n"
+    found = diagnose(text, 1, facts=Facts(device_holder="process 4711 (python3)"))
+    assert found[0].id == "tpu-busy"
+    assert "the device is held by process 4711 (python3)" in str(found[0])
+
+
+def test_evidence_names_ranks_and_cell_and_folds_equal_lines() -> None:
+    error = "RuntimeError: The size of tensor a (32) must match the size of tensor b (31) at dim 0"
+    lines = [
+        "[1] Traceback (most recent call last):",
+        "[1]   cell [7], line 3, in step",
+        f"[1] {error}",
+    ]
+    text = "\n".join([*lines, f"[3 err] {error}", f"[0] {error}"])
+    (found,) = diagnose(text, 1)
+    (line,) = found.evidence
+    assert (line.text, line.ranks, line.cell) == (error, (0, 1, 3), 7)
+    assert f"ranks 0, 1, 3, cell [7]: {error}"[:90] in str(found)
+    assert found.to_json()["evidence"] == [f"ranks 0, 1, 3, cell [7]: {error}"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    ["Cell In[12], line 4", "<ipython-input-12-0a1b2c> in <module>()", "File In [12], in f"],
+)
+def test_cells_of_every_ipython_are_read(frame: str) -> None:
+    text = f"{frame}\n----> 4 x.cuda()\nAssertionError: Torch not compiled with CUDA enabled\n"
+    assert diagnose(text)[0].evidence[0].cell == 12
+
+
+def test_json_has_the_keys_that_programs_read() -> None:
+    (found,) = diagnose(FULL)
+    data = json.loads(json.dumps(found.to_json()))
+    assert list(data) == ["id", "cause", "fix", "evidence", "confidence"]
+    assert 0 < data["confidence"] <= 1
+    assert all(isinstance(line, str) for line in data["evidence"])
+
+
+def test_nothing_is_made_up_for_an_unknown_failure() -> None:
+    assert ids("", 1) == []
+    assert ids("Traceback (most recent call last):\nKeyError: 'lr'\n", 1) == []
+
+
+def test_at_most_five_causes_and_a_screen_each() -> None:
+    examples = Path(__file__).parent / "examples"
+    everything = "".join(path.read_text(encoding="utf-8") for path in examples.glob("*.log"))
+    found = diagnose(everything * 20, 1)
+    assert len(found) == 5
+    assert all(len(str(one).split("\n")) <= 20 for one in found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(), st.one_of(st.none(), st.integers(-300, 300)))
+def test_any_text_gets_an_answer_without_an_error(text: str, returncode: int | None) -> None:
+    for found in diagnose(text, returncode):
+        assert str(found)
+
+
+def test_a_long_log_and_a_line_of_ten_megabytes_hide_nothing() -> None:
+    steps = "".join(f"[{n % 4}] step {n} loss 0.{n} error rate 0.1\n" for n in range(100_000))
+    assert ids(steps + FULL, 1) == ["disk-full"]
+    assert ids("x" * 10_000_000 + "\n" + FULL, 1) == ["disk-full"]
+    assert ids("word " * 400_000 + "No space left on device " + "word " * 400_000) == ["disk-full"]
+
+
+# -- reports of users, where the folder with them is beside the repository --------------------
+
+reports = pytest.mark.skipif(
+    not REPORTS.exists(), reason="the reports of users are not beside the repository"
+)
+
+
+def load(name: str) -> list[dict[str, str]]:
+    records: list[dict[str, str]] = json.loads((REPORTS / name).read_text(encoding="utf-8"))
+    return records
+
+
+@reports
+def test_the_reports_of_users_get_their_cause_first() -> None:
+    usable = [record for record in load("failures.json") if record["log_usable"]]
+    assert len(usable) > 100
+    wrong = [
+        (record["id"], ids(record["symptom"]))
+        for record in usable
+        # This one hung without a word of its own: the log is that of a healthy start.
+        if record["id"] != "pod-subset-hangs-host-bounds"
+        and ids(record["symptom"])[:1] != [record["family"]]
+    ]
+    assert wrong == []
+    hung = next(one for one in usable if one["id"] == "pod-subset-hangs-host-bounds")
+    assert ids(hung["symptom"], facts=Facts(state="hung")) == [hung["family"]]
+
+
+@reports
+def test_harmless_lines_have_no_cause() -> None:
+    records = load("harmless.json")
+    assert records
+    assert [(one["id"], ids(one["symptom"])) for one in records if ids(one["symptom"])] == []
+    assert [one["id"] for one in records if ids(one["symptom"], 0)] == []

@@ -1,0 +1,39 @@
+"""The page that shows how to add a rule: its rule and its log are tried."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tpunb.diagnose import diagnose
+from tpunb.diagnose.finding import Facts
+from tpunb.diagnose.table import _REPORT_KEYS, _SIGN_KEYS, read_rules, rules
+
+PAGE = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return str(text)
+
+
+def test_the_rule_of_the_page_works_as_the_page_says() -> None:
+    text = block("yaml")
+    assert len(text.splitlines()) == 10
+    package = Path(__file__).parents[2] / "tpunb" / "diagnose" / "rules"
+    files = {path.name: path.read_text(encoding="utf-8") for path in package.glob("*.yaml")}
+    table = read_rules({**files, "new.yaml": text})
+    log = block("text")
+    assert [found.id for found in diagnose(log)] == ["loader-worker-died"]
+    first, second = diagnose(log, table=table)
+    assert (first.id, second.id) == ("dataset-moved", "loader-worker-died")
+    assert (first.evidence[0].ranks, first.evidence[0].cell) == ((2,), 5)
+    assert second.confidence < first.confidence / 2
+    assert len(table) == len(rules()) + 1
+
+
+def test_the_page_names_every_key() -> None:
+    for key in _SIGN_KEYS | {"kind", "explains", "confidence", "source", "versions", "patterns"}:
+        assert f"`{key}`" in PAGE, key
+    assert {"compiles", "share"} <= _REPORT_KEYS
+    assert "oom_killed" in Facts.__dataclass_fields__
