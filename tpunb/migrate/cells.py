@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import cast
 
 import libcst as cst
 from libcst.metadata import (
@@ -43,9 +46,6 @@ class CodeCell:
     specials: dict[int, Special] = field(default_factory=dict)
     """Magics and shell lines by their first line, from 0."""
     changes: list[Change] = field(default_factory=list)
-    positions: dict[cst.CSTNode, CodeRange] = field(default_factory=dict)
-    _wide: dict[cst.CSTNode, CodeRange] = field(default_factory=dict)
-    """Positions that include the parentheses around an expression."""
     _shift: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int, str]] = field(default_factory=list)
     _retired: set[int] = field(default_factory=set)
@@ -88,9 +88,22 @@ class CodeCell:
         except cst.ParserSyntaxError:
             self._skip("it is not Python")
             return
+
+    @cached_property
+    def positions(self) -> Mapping[cst.CSTNode, CodeRange]:
+        """Where nodes stand in the Python that was parsed."""
+        assert self.module is not None
         wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        self.positions = dict(wrapper.resolve(PositionProvider))
-        self._wide = dict(wrapper.resolve(WhitespaceInclusivePositionProvider))
+        return cast("Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
+
+    @cached_property
+    def _wide(self) -> Mapping[cst.CSTNode, CodeRange]:
+        """Positions that include the parentheses around an expression."""
+        assert self.module is not None
+        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
+        return cast(
+            "Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(WhitespaceInclusivePositionProvider)
+        )
 
     def _cover(self, lines: list[str], special: Special) -> None:
         """Put Python in the place of special syntax, line for line."""

@@ -49,6 +49,8 @@ class Migration:
     changes: tuple[Change, ...]
     original: Mapping[str, Any]
     """The notebook as it was."""
+    added: int | None = None
+    """Index of the cell that was added, in the new notebook."""
 
     def report(self) -> str:
         """What was done and what is left to do, as text; cells are counted from 1."""
@@ -63,39 +65,32 @@ class Migration:
 
     def diff(self) -> str:
         """A unified diff, cell by cell; empty if nothing changed."""
-        return "".join(_diffs(self.original["cells"], self.notebook["cells"]))
+        return "".join(self._diffs())
+
+    def pairs(self) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any]]]:
+        """Each cell of the new notebook with what it was; None for the cell that was added."""
+        old = iter(self.original["cells"])
+        for index, cell in enumerate(self.notebook["cells"]):
+            yield (None if index == self.added else next(old)), cell
+
+    def _diffs(self) -> Iterator[str]:
+        for index, (old, new) in enumerate(self.pairs()):
+            before, after = "" if old is None else text_of(old), text_of(new)
+            if before != after:
+                # A person counts the cells that are there, the new one not among them.
+                place = index + (self.added is None or index < self.added)
+                name = "a new cell" if old is None else f"cell {place}"
+                lines = difflib.unified_diff(
+                    before.split("\n") if before else [], after.split("\n"), name, name, lineterm=""
+                )
+                yield "\n".join(lines) + "\n"
+
+
+LOAD = "%load_ext tpunb"
+"""What the cell holds that makes a notebook one for tpunb."""
 
 
 def text_of(cell: Mapping[str, Any]) -> str:
     """A cell's source as one string (in files it is often a list of lines)."""
     source = cell.get("source", "")
     return source if isinstance(source, str) else "".join(source)
-
-
-def _diffs(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> Iterator[str]:
-    # At most one cell was added; what is before it has the same index in both.
-    added = len(new) - len(old)
-    place = 0
-    for index, cell in enumerate(new):
-        if added and (place == len(old) or cell is not new[-1]) and _is_added(cell, old, place):
-            before, name, added = "", f"new cell {index + 1}", 0
-        else:
-            before, name = text_of(old[place]), f"cell {place + 1}"
-            place += 1
-        after = text_of(cell)
-        if before != after:
-            lines = difflib.unified_diff(
-                before.split("\n") if before else [], after.split("\n"), name, name, lineterm=""
-            )
-            yield "\n".join(lines) + "\n"
-
-
-def _is_added(cell: Mapping[str, Any], old: list[Mapping[str, Any]], place: int) -> bool:
-    return (
-        place == len(old)
-        or cell.get("cell_type") != old[place].get("cell_type")
-        or (text_of(cell) == LOAD and text_of(old[place]) != LOAD)
-    )
-
-
-LOAD = "%load_ext tpunb"

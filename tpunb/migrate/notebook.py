@@ -45,9 +45,11 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
     changes = rewrite(cells)
     for cell in cells:
         _put(result["cells"][cell.index], cell.result())
+    added = None
     if train:
-        changes += make_training(result)
-    return Migration(result, tuple(changes), notebook)
+        made, added = make_training(result)
+        changes += made
+    return Migration(result, tuple(changes), notebook, added)
 
 
 def rewrite(cells: Sequence[CodeCell]) -> list[Change]:

@@ -38,7 +38,7 @@ class Setup:
         """Global names whose assignment is taken out."""
         self._lines: dict[tuple[int, int], cst.SimpleStatementLine] = {}
         for cell, node in names.walk():
-            if isinstance(node, cst.SimpleStatementLine):
+            if cell.specials and isinstance(node, cst.SimpleStatementLine):
                 self._lines[cell.index, cell.line_of(node.body[0])] = node
         self.old = any(self._is_setup(cell) for cell in names.cells)
 

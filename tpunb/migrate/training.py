@@ -13,8 +13,12 @@ STARTERS = frozenset(("launch", "spawn", "notebook_launcher"))
 """The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
 
 
-def make_training(notebook: dict[str, Any]) -> list[Change]:
-    """Put `%load_ext tpunb` at the top and `%%tpu_train` over the cells that start ranks."""
+def make_training(notebook: dict[str, Any]) -> tuple[list[Change], int | None]:
+    """Put `%load_ext tpunb` at the top and `%%tpu_train` over the cells that start ranks.
+
+    What was done, and the index of the cell that was added.
+    """
+    added = None
     changes = []
     codes = [
         index for index, cell in enumerate(notebook["cells"]) if cell.get("cell_type") == "code"
@@ -33,19 +37,18 @@ def make_training(notebook: dict[str, Any]) -> list[Change]:
             ("%%tpu_train", "%%tpu_debug")
         ):
             continue
-        added = "%%tpu_train\n"
-        cell["source"] = (
-            added + text if isinstance(cell["source"], str) else [added, *cell["source"]]
-        )
+        line = "%%tpu_train\n"
+        cell["source"] = line + text if isinstance(cell["source"], str) else [line, *cell["source"]]
         changes.append(
             Change(index, 1, "rewritten", text.lstrip().partition("\n")[0], "%%tpu_train above it")
         )
     if changes and not any(
         "%load_ext tpunb" in text_of(notebook["cells"][index]) for index in codes
     ):
+        added = codes[0]
         notebook["cells"].insert(codes[0], _loading(notebook, codes[0]))
         changes.insert(0, Change(codes[0], 1, "rewritten", "", f"a new cell: {LOAD}"))
-    return changes
+    return changes, added
 
 
 def _functions(trees: list[ast.Module]) -> frozenset[str]:
