@@ -4,7 +4,8 @@
     %tpu_setup
     %%tpu_train          the notebook above, and this cell on every core
 
-In cells: `tpunb.log(step=…, loss=…)`; after a run: `tpunb.last_run`.
+In cells: `tpunb.log(step=…, loss=…)`, `tpunb.save(state, step)` and `tpunb.load()`; after a run:
+`tpunb.last_run`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from tpunb.models import RunResult
+    from tpunb.training.checkpoint import load, save
     from tpunb.training.log import log
 
 __version__ = "0.1.0"
-__all__ = ["RunResult", "last_run", "log"]
+__all__ = ["RunResult", "last_run", "load", "log", "save"]
 
 last_run: RunResult | None = None
 """The result of the last run of this kernel."""
@@ -30,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from tpunb.training.log import log
 
         return log
+    if name in ("load", "save"):
+        from tpunb.training import checkpoint
+
+        return getattr(checkpoint, name)
     if name == "RunResult":
         from tpunb.models import RunResult
 

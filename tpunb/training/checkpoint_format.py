@@ -1,0 +1,199 @@
+"""One checkpoint file: what torch.save writes, and at its end a name and a checksum.
+
+The end is the comment of the zip archive that torch.save makes, so that plain `torch.load`
+reads the file as well. It is written last: a file that was cut off anywhere has none, and a
+byte that changed anywhere does not fit the checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import IO, Any
+
+from tpunb.training import checkpoint_device
+
+END = 256
+"""Bytes of the comment, always the same number."""
+_EOCD = 22
+"""Bytes of a zip archive's last record, which ends with the length of its comment."""
+_CHUNK = 1 << 22
+
+
+def label(name: str) -> bytes:
+    """The comment of a file without its last eight digits: the format (1) and the file's name.
+
+    The digits are the CRC-32 of all bytes before them. It finds every change of up to 32 bits
+    in a row and costs next to nothing, also on processors without instructions for SHA.
+    """
+    return f"tpunb checkpoint 1 {name} crc32 ".encode().rjust(END - 8)
+
+
+class Writer:
+    """The file that torch.save writes to: passes bytes on, sums them, adds the end."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file = file
+        self._name = name
+        self._crc = 0
+        self._last = b""
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+
+    def write(self, data: bytes) -> int:
+        """Called by torch, also for hundreds of megabytes at once. The last bytes wait."""
+        if len(data) < _EOCD:
+            waiting = self._last + data
+            self._put(waiting[:-_EOCD])
+            self._last = waiting[-_EOCD:]
+        else:
+            self._put(self._last)
+            self._put(memoryview(data)[:-_EOCD])
+            self._last = bytes(memoryview(data)[-_EOCD:])
+        return len(data)
+
+    def flush(self) -> None:
+        """Called by torch; the folder flushes when the file is complete."""
+
+    def finish(self) -> None:
+        """Add the end. Raises RuntimeError if this is not the archive that it was in torch 2.9."""
+        if len(self._last) != _EOCD or self._last[:4] != b"PK\x05\x06" or any(self._last[-2:]):
+            raise RuntimeError("torch.save did not write a zip archive without a comment")
+        self._put(self._last[:-2] + END.to_bytes(2, "little"))
+        self._put(label(self._name))
+        self._put(f"{self._crc:08x}".encode())
+
+
+def write(state: Any, file: IO[bytes], name: str, to_cpu: checkpoint_device.ToCpu) -> None:
+    """Write a state to a file, with its end.
+
+    Raises what writing to the file raises, and what pickling raises.
+    """
+    import torch
+
+    writer = Writer(file, name)
+    try:
+        torch.save(state, writer, pickle_module=pickler(to_cpu))
+    except RuntimeError as error:
+        # torch closes its archive on the way out, which fails for this reason and hides ours.
+        if isinstance(error.__context__, OSError | KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
+    writer.finish()
+
+
+def pickler(to_cpu: checkpoint_device.ToCpu) -> ModuleType:
+    """What torch.save takes as its pickle module: the standard one, with tensors on the CPU."""
+    import torch
+
+    class ToCpu(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                return to_cpu(value).__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+            return NotImplemented
+
+    module = ModuleType("tpunb_pickle")
+    module.__dict__.update(vars(pickle), Pickler=ToCpu)
+    return module
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def culprit(state: Any, to_cpu: checkpoint_device.ToCpu) -> tuple[str, Any] | None:
+    """Which part of a state cannot be pickled: `['optimizer']['hook']`, and what it is.
+
+    The innermost part that dicts, lists and tuples lead to. None if all of it can.
+    """
+    import torch
+
+    module = pickler(to_cpu)
+
+    def fails(value: Any) -> bool:
+        try:
+            torch.save(value, _Nowhere(), pickle_module=module)  # type: ignore[arg-type]
+        except Exception:  # anything a user's __reduce__ may raise
+            return True
+        return False
+
+    path = ""
+    if not fails(state):
+        return None
+    while True:
+        items: Any = ()
+        if isinstance(state, dict):
+            items = state.items()
+        elif isinstance(state, list | tuple):
+            items = enumerate(state)
+        found = next(((key, value) for key, value in items if fails(value)), None)
+        if found is None:
+            return path, state
+        path += f"[{found[0]!r}]"
+        state = found[1]
+
+
+def has_end(tail: bytes, name: str) -> bool:
+    """Whether a file's last END bytes say that it was written to its end under this name."""
+    return len(tail) == END and tail[:-8] == label(name)
+
+
+def is_whole(file: IO[bytes], name: str, copy: Callable[[bytes], object] | None = None) -> bool:
+    """Read a file to its end: is every byte as it was written? `copy` is given what is read."""
+    crc, last = 0, b""
+    while data := file.read(_CHUNK):
+        if copy is not None:
+            copy(data)
+        data = last + data
+        crc = zlib.crc32(memoryview(data)[:-8], crc)
+        last = data[-8:]
+    return last == f"{crc:08x}".encode() and _tail(file, name)
+
+
+def _tail(file: IO[bytes], name: str) -> bool:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - END, 0))
+    return has_end(file.read(END), name)
+
+
+def read(file: IO[bytes], trusted: bool) -> Any:
+    """The state in a file, its tensors on the CPU.
+
+    Raises pickle.UnpicklingError for one that is more than data, unless `trusted`.
+    """
+    import torch
+
+    file.seek(0)
+    if trusted:
+        return torch.load(file, map_location="cpu", weights_only=False)
+    with torch.serialization.safe_globals(_numpy()):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def more_than_data(file: IO[bytes]) -> list[str]:
+    """The names in a file that only unpickling without limits can rebuild."""
+    import torch
+
+    file.seek(0)
+    with torch.serialization.safe_globals(_numpy()):
+        return sorted(set(torch.serialization.get_unsafe_globals_in_checkpoint(file)))
+
+
+def _numpy() -> list[Any]:
+    """What numpy's arrays and scalars are made of: data too, which torch does not count as such."""
+    import numpy as np
+
+    kinds = {type(np.dtype(code)) for code in [*np.typecodes["All"], "S1", "U1"]}
+    rebuild = [np.array(0).__reduce__()[0], np.float64(0).__reduce__()[0]]
+    return [np.ndarray, np.dtype, *rebuild, *sorted(kinds, key=str)]
