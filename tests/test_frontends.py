@@ -92,6 +92,20 @@ class Opened:
 
         until(taken, "the cells run")
 
+    def run(self, name: str) -> None:
+        """Run one cell."""
+        self.cell(name).locator(".cm-content").click()
+        self.page.keyboard.press("ControlOrMeta+Enter")
+
+    def rename(self, name: str) -> None:
+        """Give the file that is open another name, as the menu does it."""
+        self.page.get_by_role("menuitem", name="File", exact=True).click()
+        self.page.get_by_role("menuitem", name=re.compile("^Rename(…| Notebook…)$")).click()
+        dialog = self.page.locator(".jp-Dialog")
+        dialog.locator("input").fill(name)
+        dialog.get_by_role("button", name=re.compile("^Rename")).click()
+        until((self.folder / name).exists, "it is renamed")
+
     def stop(self) -> None:
         self.page.get_by_role("button", name="Interrupt the kernel").click()
 
@@ -220,6 +234,15 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     shown = [out for out in saved if out.output_type == "display_data"]
     assert len(shown) == 1
     assert shown[0]["data"]["text/plain"].startswith("succeeded · 3 ranks")
+
+    # A new name counts at once, though the kernel was started with the old one; so does a cell
+    # that was edited and not run, one that was deleted, and one that was not saved.
+    opened.rename("renamed.ipynb")
+    opened.edit("prelude", "factor = 4")
+    opened.edit("below", "%%tpu_train --dry-run\nprint(factor)")
+    opened.run("below")
+    opened.shows("below", f"notebook: {opened.folder / 'renamed.ipynb'} (from the Jupyter server)")
+    assert "factor = 3" in opened.output("below").inner_text()
 
 
 def test_closing_the_server_during_a_run_leaves_nothing(opened: Opened) -> None:

@@ -126,12 +126,15 @@ def sessions(draw: st.DrawFn, *, equal_texts: bool = True, edits: bool = True) -
     for _ in range(draw(st.integers(1, 4))):
         model.insert(len(model.cells), text(), draw(st.sampled_from(["code", "code", "markdown"])))
     model.insert(draw(st.integers(0, len(model.cells))), TRAIN)
-    doings = ["insert", "execute", "execute", "save", "move"] + ["edit", "delete", "train"] * edits
-    for what in draw(st.lists(st.sampled_from(doings), max_size=25)):
+    doings = ["insert", "new", "execute", "execute", "save", "move"] + ["edit", "delete", "train"] * edits
+    for what in draw(st.lists(st.sampled_from(doings), min_size=6, max_size=30)):
         at = draw(st.integers(0, len(model.cells) - 1))
         trains = model.cells[at].text == TRAIN
         if what == "insert":
             model.insert(at, text())
+        elif what == "new":
+            model.insert(at, text())
+            model.execute(at)
         elif what == "execute" and not trains:
             model.execute(at)
         elif what == "save":

@@ -7,6 +7,7 @@ By the front end's ids where it sends them, else by text. The rules are those of
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ ALIKE = 0.6
 """How much two texts must agree to count as versions of one cell (difflib's ratio)."""
 SHORT = 400
 """Letters up to which texts are compared letter by letter, which takes time for long ones."""
-NEAR = 50
+NEAR = 20
 """Cells that are compared with one whose text is not in the document: those nearest to it."""
 
 
@@ -127,6 +128,7 @@ class _Alike:
         return match.real_quick_ratio() >= ALIKE and match.quick_ratio() >= ALIKE <= match.ratio()
 
 
+@functools.lru_cache(maxsize=4 * NEAR)
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
