@@ -36,6 +36,8 @@ class Setup:
         self.retirements = retirements
         self._gone: set[str] = set()
         """Global names whose assignment is taken out."""
+        self._done: set[cst.CSTNode] = set()
+        """Statements that were rewritten."""
         self._lines: dict[tuple[int, int], cst.SimpleStatementLine] = {}
         for cell, node in names.walk():
             if cell.specials and isinstance(node, cst.SimpleStatementLine):
@@ -77,7 +79,9 @@ class Setup:
             row = retired.variable(text)
             if row is None and len(text) < 400:
                 row = next((one for one in retired.COMMANDS if one.old in text), None)
-            if row is not None and row.old != "XRT_" and not _is_statement(self.names, node):
+            if row is not None and row.new == SPMD and self.names.statement(node) in self._done:
+                continue
+            if row is not None and not _is_statement(self.names, node):
                 cell.mark(self.names.line(node), f"{row.old}: {row.advice}")
 
     # Shell lines
@@ -261,6 +265,7 @@ class Setup:
                 if not imports.has("torch_xla.runtime", "xr", cell, line):
                     cell.insert_above(line, "import torch_xla.runtime as xr")
                 cell.replace_node(node, "xr.use_spmd()")
+                self._done.add(self.names.statement(node))
                 cell.note(line, "XLA_USE_SPMD → xr.use_spmd()")
         for cell in self.names.cells:
             for line, special in cell.specials.items():
