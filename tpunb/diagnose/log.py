@@ -136,10 +136,11 @@ def _pieces(lines: list[str]) -> list[str]:
         return lines
     pieces = []
     for line in lines:
-        while len(line) > _PIECE:
-            space = line.rfind(" ", _PIECE // 2, _PIECE)
-            end = space if space > 0 else _PIECE
-            pieces.append(line[:end])
-            line = line[end:]
-        pieces.append(line)
+        start = 0
+        while len(line) - start > _PIECE:
+            space = line.rfind(" ", start + _PIECE // 2, start + _PIECE)
+            end = space if space > 0 else start + _PIECE
+            pieces.append(line[start:end])
+            start = end
+        pieces.append(line[start:])
     return pieces
