@@ -217,6 +217,15 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     assert "training" not in text
     assert sorted(re.findall(r"\[(\d)\] rank \1 done", text)) == ["0", "1", "2"]
 
+    # The run folder holds what ran, where it came from, and the file as it was.
+    [run] = runs_in(opened.folder / "runs")
+    kept = json.loads(run.snapshot.read_text())
+    assert (kept["origin"], kept["name"]) == ("the Jupyter server", "small")
+    assert kept["path"] == str(opened.folder / "small.ipynb")
+    assert kept["notes"] == ["edited and not saved, the text that ran is used: cell [2]"]
+    assert [cell["source"][-10:] for cell in kept["cells"]][1] == "factor = 3"
+    assert "factor = 2" in (run.path / "notebook.ipynb").read_text()
+
     # The stop button; "run all" ends there.
     opened.shows("wait", re.compile(r"\[\S+\] waiting"))
     opened.stop()

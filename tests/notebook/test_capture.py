@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,13 @@ class Kernel:
     def __init__(self, client: BlockingKernelClient) -> None:
         self.client = client
 
+    deleted: tuple[str, ...] = ()
+    """Cells that were deleted since the last execution, as JupyterLab tells them."""
+
     def run(self, source: str, id: str | None = None, **options: Any) -> None:
         content = {"code": source, "silent": False, "store_history": True, "allow_stdin": False}
-        metadata = {"trusted": True, "deletedCells": [], "recordTiming": False}
+        metadata = {"trusted": True, "deletedCells": [*self.deleted], "recordTiming": False}
+        self.deleted = ()
         message = self.client.session.msg(
             "execute_request",
             content | {"user_expressions": {}, "stop_on_error": True} | options,
@@ -94,6 +100,34 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     assert sources(found)[0] == "import math, os"
     assert found["cells"][found["train"]]["source"] == f"{TRAIN}\nmore()"
     assert found["cells"][found["train"]]["number"] == 9
+
+    # A cell is deleted: its effects are in the kernel until the notebook is saved without it.
+    kernel.deleted = ("e", "new")
+    kernel.run(TRAIN, "t")
+    found = written(tmp_path)
+    assert "unsaved = 1" in sources(found)
+    told = "deleted or moved since the notebook was saved, still part of this run: cells [5], [6]"
+    assert told in found["notes"]
+    path = write(
+        tmp_path / "lab.ipynb",
+        code("import math, os", id="a"),
+        code("rate = 0.75", id="b"),
+        code(LOAD, id="c"),
+        code(TRAIN, id="t"),
+    )
+    later = time.time() + 1
+    os.utime(path, (later, later))
+    kernel.run(TRAIN, "t")
+    found = written(tmp_path)
+    assert sources(found) == ["import math, os", "rate = 0.5", LOAD, TRAIN]
+    assert [(cell["source"], why) for cell, why in found["left_out"]] == [
+        ("def loop(rate): ...", "it was deleted"),
+        ("unsaved = 1", "it was deleted"),
+    ]
+    assert found["notes"] == [
+        "ran and deleted since, so left out: cells [5], [6]",
+        "edited after it ran, the text that ran is used: cell [4]",
+    ]
 
     # A file that is broken now does not stop anybody.
     (tmp_path / "lab.ipynb").write_text('{"cells": [', encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from tpunb.errors import NotebookError, NotebookNotFoundError
 from tpunb.models import Cell
-from tpunb.notebook.files import cell_magics, load, read
+from tpunb.notebook.files import cell_magics, cells_of, load, read
 
 CODE = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
 CELLS = [
@@ -144,3 +146,29 @@ def test_cells_that_cannot_be_named_so(tmp_path: Path, name: str, words: str) ->
 )
 def test_cell_magics(source: str, names: list[str]) -> None:
     assert cell_magics(source) == names
+
+
+def test_sources_in_lines_and_ids_in_metadata_as_colab_writes_them(tmp_path: Path) -> None:
+    cell = {**CODE, "source": ["x = 1\n", "y = 2\n", "z"], "metadata": {"id": "Xy", "tags": ["a"]}}
+    expected = (Cell(0, "code", "x = 1\ny = 2\nz", None, "Xy", ("a",)),)
+    assert load(write(tmp_path / "nb.ipynb", [cell], minor=0)) == expected
+    notebook = {"nbformat": 4, "nbformat_minor": 0, "metadata": {}, "cells": [cell]}
+    assert cells_of(notebook, "Colab") == expected
+    with pytest.raises(NotebookError, match=r"^what Colab sent is JSON but not a notebook"):
+        cells_of({"cells": [{}]}, "what Colab sent")
+    with pytest.raises(NotebookError, match="source of cell 1 is not text"):
+        load(write(tmp_path / "nb.ipynb", [{**CODE, "source": 3}]))
+
+
+def test_outputs_are_not_looked_at(tmp_path: Path) -> None:
+    """Neither large ones nor such as no front end would write; nbformat is not even loaded."""
+    outputs = [{"output_type": "display_data", "data": {"image/png": "A" * 1_000_000}}, 3, None]
+    path = write(tmp_path / "nb.ipynb", [{**CODE, "source": "x", "id": "a", "outputs": outputs}])
+    program = (
+        "import sys; from tpunb.notebook.files import load; print(load(sys.argv[1])[0].source);"
+        "print(sorted({'nbformat', 'jsonschema', 'http.client'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["x", "[]"]

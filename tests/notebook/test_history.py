@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -86,3 +88,30 @@ def test_close_stops_listening_and_keeps_what_was(shell: InteractiveShell) -> No
     run(shell, "b = 2")
     assert history.executions() == (Execution("a = 1", 1),)
     assert {name: list(hooks) for name, hooks in shell.events.callbacks.items()} == before
+
+
+def test_what_the_front_end_says_of_deleted_cells(shell: InteractiveShell) -> None:
+    sent: dict[str, Any] = {}
+    shell.parent_header = {"metadata": sent}  # as a kernel's shell has it
+    history = History(shell)
+    run(shell, "a = 1", "x")
+    sent["deletedCells"] = ["x", "y"]
+    before = time.time()
+    run(shell, "b = 2", "z")
+    assert set(history.deleted()) == {"x", "y"}
+    assert all(before <= when <= time.time() for when in history.deleted().values())
+    sent["deletedCells"] = []
+    run(shell, "a = 1", "x")  # it was put back
+    assert set(history.deleted()) == {"y"}
+
+
+def test_ids_as_colab_sends_and_keeps_them(shell: InteractiveShell) -> None:
+    run(shell, "a = 1")
+    kept = [{"code": "", "cell_id": ""}, {"code": "a = 1", "cell_id": "p"}]
+    shell.history_manager._input_hist_cells = kept
+    shell.parent_header = {"metadata": {"colab": {"cell_id": "q"}}}
+    history = History(shell)
+    run(shell, "b = 2")
+    assert [one.id for one in history.executions()] == ["p", "q"]
+    kept[1]["code"] = "something else"  # then it is not what is thought
+    assert [one.id for one in History(shell).executions()] == [None, None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -292,6 +293,119 @@ def test_in_a_document_cells_that_failed_stay() -> None:
     document = (Cell(0, "code", "check()", None, "c0"), Cell(1, "code", TRAIN, None, "c1"))
     executed = [Execution("check()", 1, "c0", failed=True), Execution(TRAIN, 2, "c1")]
     assert [cell.source for cell in overlay(document, executed).cells] == ["check()", TRAIN]
+
+
+def ran(source: str, number: int, id: str | None = None, **more: Any) -> Execution:
+    """An execution at second `number`."""
+    return Execution(source, number, id, time=float(number), **more)
+
+
+def document(*sources: str) -> tuple[Cell, ...]:
+    return tuple(Cell(i, "code", source, None, f"c{i}") for i, source in enumerate(sources))
+
+
+@pytest.mark.parametrize(
+    ("saved", "note"),
+    [
+        (0.5, "edited and not saved, the text that ran is used: cell [1]"),
+        (1.5, "edited after it ran, the text that ran is used: cell [1]"),
+    ],
+)
+def test_which_text_is_the_newer_one_is_told_by_time(saved: float, note: str) -> None:
+    cells = document("a = 1", TRAIN)
+    laid = overlay(cells, [ran("a = 2", 1, "c0"), ran(TRAIN, 2, "c1")], saved=saved)
+    assert [cell.source for cell in laid.cells] == ["a = 2", TRAIN]
+    assert laid.notes == (note,)
+
+
+def test_differences_that_do_not_matter_are_not_told() -> None:
+    own = "%%tpu_train\nfirst()"
+    cells = document("a = 1", "b = 1", own, "# nothing", "%%tpu_debug\nx", TRAIN, "later = 1")
+    executed = [
+        ran("\na = 1  \n\n", 1, "c0"),  # blanks
+        ran("b = 1", 2, "c1"),
+        ran(f"{own} # edited", 3, "c2"),  # a train cell is no part of another's prelude
+        ran("later = 2", 4, "c6"),  # below
+        ran(f"{TRAIN} # edited", 5, "c5"),  # it was just sent
+    ]
+    laid = overlay(cells, executed)
+    assert laid.notes == ()
+    assert [cell.number for cell in laid.cells] == [1, 2, 3, 5, 4]
+    assert [laid.called(cell) for cell, _ in laid.left_out] == ["code cell 4", "code cell 5"]
+
+
+def test_a_cell_that_was_deleted_is_left_out_once_the_file_says_so() -> None:
+    executed = [ran("x = 5", 1, "gone"), ran("a = 1", 2, "c0"), ran(TRAIN, 9, "c1")]
+    cells = document("a = 1", TRAIN)
+    # It was saved before the cell ran: a new cell, as far as anybody knows.
+    laid = overlay(cells, executed, saved=0.5)
+    assert [cell.source for cell in laid.cells] == ["x = 5", "a = 1", TRAIN]
+    assert laid.notes == ()
+    # The front end says it was deleted, or cut and put back elsewhere: its effects are there.
+    laid = overlay(cells, executed, saved=0.5, deleted={"gone": 9.0})
+    assert [cell.source for cell in laid.cells] == ["x = 5", "a = 1", TRAIN]
+    told = "deleted or moved since the notebook was saved, still part of this run: cell [1]"
+    assert laid.notes == (told,)
+    # It was saved after the cell ran, without it.
+    laid = overlay(cells, executed, saved=3.0, deleted={"gone": 9.0})
+    assert [cell.source for cell in laid.cells] == ["a = 1", TRAIN]
+    assert laid.notes == ("ran and deleted since, so left out: cell [1]",)
+    assert [(cell.source, why) for cell, why in laid.left_out] == [("x = 5", "it was deleted")]
+    # Its ids are of another kind than the file's, as VS Code's are: nothing is known.
+    executed = [replace(run, id=f"vscode-notebook-cell:/{run.id}") for run in executed]
+    laid = overlay(cells, executed, saved=3.0)
+    assert [cell.source for cell in laid.cells] == ["x = 5", "a = 1", TRAIN]
+
+
+def test_a_cell_that_was_deleted_and_is_still_in_the_file() -> None:
+    cells = document("a = 1", TRAIN)
+    executed = [ran("a = 1", 1, "c0"), ran(TRAIN, 5, "c1")]
+    (note,) = overlay(cells, executed, saved=0.5, deleted={"c0": 5.0}).notes
+    assert note.startswith("deleted or moved since the notebook was saved, still part of")
+    # Saved since with it: it was put back.
+    assert overlay(cells, executed, saved=6.0, deleted={"c0": 5.0}).notes == ()
+
+
+def test_what_failed_and_is_in_no_file_is_left_out() -> None:
+    """Without ids it may be an older version, or a cell that was deleted."""
+    cells = document("import torch", TRAIN)
+    executed = [
+        ran("print('unlike anything', missing)", 1, failed=True),
+        ran("import torch", 2),
+        ran(TRAIN, 3),
+    ]
+    laid = overlay(cells, executed)
+    assert [cell.source for cell in laid.cells] == ["import torch", TRAIN]
+    assert laid.notes == ("failed and cannot be repeated, so left out: cell [1]",)
+
+
+@pytest.mark.parametrize("lines", [1, 40])
+def test_versions_of_a_cell_are_known_by_their_likeness(lines: int) -> None:
+    """Before the hook, where a person works; also of long cells."""
+    text = "".join(f"value_{i} = compute({i}, scale=3, offset=7)\n" for i in range(lines))
+    cells = document(text, "%load_ext tpunb", TRAIN)
+    executed = [
+        ran(text.replace("value_0", "valeu_0"), 1),
+        ran(text, 2),
+        ran("%load_ext tpunb", 3),
+        ran(TRAIN, 4, "c2"),
+    ]
+    laid = overlay(cells, executed)
+    assert [(cell.source, cell.number) for cell in laid.cells] == [
+        (text, 2),
+        ("%load_ext tpunb", 3),
+        (TRAIN, 4),
+    ]
+
+
+def test_a_thousand_cells_in_any_order() -> None:
+    texts = [f"value_{i} = {i}\n" * 20 for i in range(1000)]
+    cells = document(*texts, TRAIN)
+    backwards = [ran(texts[i], 1000 - i) for i in range(999, -1, -1)]
+    laid = overlay(cells, [*backwards, ran(TRAIN, 1001)])
+    assert [cell.number for cell in laid.cells] == [*range(1000, 0, -1), 1001]
+    assert laid.train == 1000
+    assert laid.notes == ()
 
 
 def test_long_notes_are_cut() -> None:

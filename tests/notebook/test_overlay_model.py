@@ -126,7 +126,11 @@ def sessions(draw: st.DrawFn, *, equal_texts: bool = True, edits: bool = True) -
     for _ in range(draw(st.integers(1, 4))):
         model.insert(len(model.cells), text(), draw(st.sampled_from(["code", "code", "markdown"])))
     model.insert(draw(st.integers(0, len(model.cells))), TRAIN)
-    doings = ["insert", "new", "execute", "execute", "save", "move"] + ["edit", "delete", "train"] * edits
+    doings = ["insert", "new", "execute", "execute", "save", "move"] + [
+        "edit",
+        "delete",
+        "train",
+    ] * edits
     for what in draw(st.lists(st.sampled_from(doings), min_size=6, max_size=30)):
         at = draw(st.integers(0, len(model.cells) - 1))
         trains = model.cells[at].text == TRAIN

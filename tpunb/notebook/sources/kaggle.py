@@ -13,7 +13,6 @@ import json
 import queue
 import threading
 from collections.abc import Mapping
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,8 @@ class Kaggle:
 
 def _draft() -> dict[str, Any] | None:
     """The notebook in the editor; None where Kaggle's client is not installed."""
+    from http.client import HTTPException
+
     try:
         session = importlib.import_module("kaggle_session")
         web = importlib.import_module("kaggle_web_client")
