@@ -46,6 +46,8 @@ class Exit:
     """Bytes of memory, at most."""
     memory: str = ""
     """How it is known that it was killed for its memory."""
+    sent: frozenset[str] = frozenset()
+    """The signals that the ranks had been sent by then, to stop them."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
         if stopped and told["type"] == "KeyboardInterrupt":
             return None
         return Failure(rank=end.rank, pid=end.pid, exitcode=end.code, signal=signal, **told)
-    if stopped and (signal in ("SIGINT", "SIGTERM", "SIGKILL") or end.code == 130):
+    # By that only: it may have been killed a moment before the stop, and seen after it.
+    if stopped and (signal in end.sent or (end.code == 130 and "SIGINT" in end.sent)):
         return None
     cell, line, stack = _crash(run.attempt(seen.attempt, end.rank) / "crash.txt", spec)
     if end.rank is None:

@@ -125,7 +125,7 @@ class Supervision:
     def _on_rank_exit(self, rank: int, exitcode: int, at: float, peak: int) -> None:
         pid = self._pids.get(rank)
         killed = self._memory.killed(pid) if exitcode == -signal.SIGKILL and pid else ""
-        self._exits.append(Exit(rank, pid, exitcode, at, peak, killed))
+        self._exits.append(Exit(rank, pid, exitcode, at, peak, killed, frozenset(self._steps)))
         self._emit(RankEnded(self._attempt, rank, exitcode, at, peak))
 
     def _on_stop_ranks(self) -> None:
@@ -151,14 +151,16 @@ class Supervision:
             self.begin()
             return
         if code != 0 and not any(end.code != 0 for end in self._exits):
-            self._exits.append(Exit(None, None, code, time.time()))
+            self._exits.append(Exit(None, None, code, time.time(), sent=frozenset(self._steps)))
         self._over = True
 
     def lost_agent(self, code: int, said: str) -> None:
         """The agent has ended, so nobody reports about runner and ranks any more."""
         if not self._over:
             self._agent_said = said
-            self._exits.append(Exit(None, None, code or 1, time.time()))
+            self._exits.append(
+                Exit(None, None, code or 1, time.time(), sent=frozenset(self._steps))
+            )
         self._agent = None
         self._over = True
 
