@@ -12,7 +12,7 @@ from tpunb.lint.expressions import argument, call, compared, dotted, last
 from tpunb.lint.names import Names
 from tpunb.lint.pages import Page
 from tpunb.lint.training import Loop
-from tpunb.lint.walk import Defined, Frame, Site, Sites, walk
+from tpunb.lint.walk import Defined, Frame, Site, Sites
 
 XM = "torch_xla.core.xla_model"
 LAUNCHERS = {
@@ -63,7 +63,7 @@ class Book:
         self.pages = pages
         self.sites = Sites()
         for page in pages:
-            walk(page, self.sites)
+            self.sites.read(page)
         self.names = Names(self.sites)
         self.functions: dict[str, list[Defined]] = {}
         for function in self.sites.functions:
@@ -82,9 +82,14 @@ class Book:
                 self.named.setdefault(full, []).append(site)
         self.has_train = any(page.part == "train" for page in pages)
 
+    def close(self) -> None:
+        """Let go of all trees at once: functions and their calls refer to each other."""
+        for function in self.sites.functions:
+            function.calls.clear()
+
     # Names and values
 
-    def full(self, node: ast.expr, site: Site) -> str:
+    def full(self, node: ast.AST, site: Site) -> str:
         """The full dotted name of an expression that stands at a site; '' if it has none."""
         return self.names.full(node, site.frame)
 
@@ -111,7 +116,7 @@ class Book:
         """What is assigned to a dotted name ('model', 'self.model'), in the function of
         `frame` or, where that does not bind it, around it. The values, each as a site.
         """
-        found = self.assigned.get(name, [])
+        found = self._assigned.get(name, [])
         function = frame.function
         if "." in name:
             return found
@@ -120,7 +125,7 @@ class Book:
         return [site for site in found if site.frame.function is function]
 
     @cached_property
-    def assigned(self) -> dict[str, list[Site]]:
+    def _assigned(self) -> dict[str, list[Site]]:
         found: dict[str, list[Site]] = {}
         for site in self.sites.assigns:
             node = site.node
@@ -167,10 +172,8 @@ class Book:
             return True
         lasts = {name.rpartition(".")[2] for name in names}
         return any(
-            isinstance(site.node, ast.Attribute)
-            and site.node.attr in lasts
-            and self.full(site.node, site) in names
-            for site in self.sites.attributes
+            isinstance(site.node, ast.Attribute) and self.full(site.node, site) in names
+            for site in self.sites.attributes(*lasts)
         ) or any(full in names for known in self.names.imported.values() for full in known)
 
     def targets(self, site: Site) -> list[Defined]:
@@ -181,6 +184,30 @@ class Book:
         method = isinstance(function, ast.Attribute)
         found = self.functions.get(last(function), ())
         return [one for one in found if (one.method_of is not None) == method]
+
+    def names_of(self, value: ast.AST) -> list[str]:
+        """The names that a value is assigned to."""
+        return self._names.get(id(value), [])
+
+    @cached_property
+    def _names(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for name, values in self._assigned.items():
+            for value in values:
+                found.setdefault(id(value.node), []).append(name)
+        return found
+
+    @cached_property
+    def _calls_of_page(self) -> dict[int, list[Site]]:
+        found: dict[int, list[Site]] = {}
+        for site in self.sites.calls:
+            found.setdefault(site.page.index, []).append(site)
+        return found
+
+    def calls_with(self, name: Site) -> list[ast.Call]:
+        """The calls that take a name as an argument, as it stands."""
+        calls = (call(site) for site in self._calls_of_page.get(name.page.index, ()))
+        return [one for one in calls if any(part is name.node for part in one.args)]
 
     # What kind of notebook it is
 
@@ -251,8 +278,8 @@ class Book:
         for site in self.sites.calls:
             if site.page.part == "train":
                 todo += self.targets(site)
-        for name, loads in self.sites.loads.items():
-            if name in self.functions and any(site.page.part == "train" for site in loads):
+        for name in self.functions:
+            if any(site.page.part == "train" for site in self.sites.loads(name)):
                 todo += self._plain_functions(name)
         launched = {id(function.node): function for function in self.sites.functions}
         for site in self.launches:

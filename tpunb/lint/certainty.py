@@ -47,7 +47,7 @@ class Certainty:
         book = self._book
         if any(
             site.frame.function is None and isinstance(site.node, ast.Raise)
-            for site in book.sites.raises
+            for site in book.sites.leaves
         ):
             return True
         return any(
@@ -59,20 +59,18 @@ class Certainty:
     def _modules_are_made(self) -> bool:
         """Whether the notebook itself adds modules: `sys.modules[...] = ...`."""
         return any(
-            isinstance(site.node, ast.Attribute)
-            and site.node.attr in ("modules", "meta_path")
-            and dotted(site.node).startswith("sys.")
-            for site in self._book.sites.attributes
+            dotted(site.node).startswith("sys.")
+            for site in self._book.sites.attributes("modules", "meta_path")
         )
 
     @cached_property
     def _libraries_are_changed(self) -> bool:
         """Whether the notebook sets or looks for attributes of torch or torch_xla."""
         book = self._book
-        for site in book.sites.attributes:
+        for site in book.sites.attributes():
             node = site.node
             assert isinstance(node, ast.Attribute)
-            if isinstance(node.ctx, ast.Store) and book.full(node, site).startswith("torch"):
+            if not isinstance(node.ctx, ast.Load) and book.full(node, site).startswith("torch"):
                 return True
         for name in ("setattr", "hasattr", "getattr", "vars", "exec"):
             for site in book.called.get(name, ()):
@@ -110,7 +108,7 @@ class Certainty:
         if not isinstance(called, ast.Name):
             return []
         functions = book.functions.get(called.id, [])
-        if len(functions) != 1 or book.names.stores.get(called.id):
+        if len(functions) != 1 or book.names.assigned(called.id):
             return []
         function = functions[0]
         node = function.node

@@ -23,7 +23,7 @@ UNKNOWN = "unknown-rule"
 
 
 def lint(snapshot: Snapshot) -> list[Finding]:
-    """The findings in a notebook, in its order, one per rule and line.
+    """The findings in a notebook, in its order; in a line the worst first.
 
     Reads only: nothing is run or imported. With a train cell the rules look at it as
     `%%tpu_train` runs it; without one, at the notebook as its kernel runs it. What
@@ -35,7 +35,7 @@ def lint(snapshot: Snapshot) -> list[Finding]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Trees are many objects without cycles: collecting garbage meanwhile takes half the time."""
+    """Trees are many objects that all stay: to look for garbage among them takes half the time."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -49,17 +49,17 @@ def _lint(read: list[Page]) -> list[Finding]:
     book = Book(read)
     certainty = Certainty(book)
     silences = {page.index: silence.read(page) for page in read}
-    found: dict[tuple[int, int, int, str], Finding] = {}
+    found: dict[tuple[int, int, int, str, str], Finding] = {}
     for rule in RULES.values():
         for hit in rule.check(book):
             finding = _finding(rule, hit, certainty)
             if not silences[hit.page.index].covers(rule.id, finding.line):
                 worst = SEVERITIES.index(finding.severity)
-                key = (hit.page.index, finding.line, worst, rule.id)
+                key = (hit.page.index, finding.line, worst, rule.id, finding.message)
                 found.setdefault(key, finding)
     for page in read:
         for line, name in _unknown(silences[page.index]):
-            found[page.index, line, len(SEVERITIES), name] = Finding(
+            found[page.index, line, len(SEVERITIES), UNKNOWN, name] = Finding(
                 UNKNOWN,
                 "hint",
                 page.number,
@@ -68,6 +68,7 @@ def _lint(read: list[Page]) -> list[Finding]:
                 "take it out, or name one of the rules in docs/lint.md",
                 source=page.lines[line - 1],
             )
+    book.close()
     return [found[key] for key in sorted(found)]
 
 

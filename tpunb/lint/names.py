@@ -34,13 +34,12 @@ class Names:
                         self._bind(alias.asname or alias.name, f"{node.module}.{alias.name}")
         self._defined = {f.name for f in sites.functions if f.method_of is None}
         self._defined |= {c.node.name for c in sites.classes if isinstance(c.node, ast.ClassDef)}
-        self.stores = sites.stores
-        self.loads = sites.loads
+        self._stored = sites.stored
 
     def _bind(self, name: str, full: str) -> None:
         self.imported.setdefault(name, []).append(full)
 
-    def full(self, node: ast.expr, frame: Frame) -> str:
+    def full(self, node: ast.AST, frame: Frame) -> str:
         """The full dotted name of an expression: 'torch_xla.core.xla_model.mark_step' for
         `xm.mark_step`. A builtin is its own name; '' for everything that was not imported.
         """
@@ -59,7 +58,7 @@ class Names:
         known = self.imported.get(name)
         if known:
             root = known[-1]
-        elif name in BUILTINS and name not in self.stores and name not in self._defined:
+        elif name in BUILTINS and name not in self._stored and name not in self._defined:
             root = name
         else:
             return ""
@@ -73,13 +72,17 @@ class Names:
             return False
         name = node.id
         once = len(set(self.imported.get(name, ()))) == 1
-        return once and name not in self.stores and name not in self._defined
+        return once and name not in self._stored and name not in self._defined
+
+    def assigned(self, name: str) -> bool:
+        """Whether a name is assigned anywhere, other than by an import or `def`."""
+        return name in self._stored
 
     def bound(self, name: str) -> bool:
         """Whether the notebook binds a name anywhere at all."""
         return (
             name in self.imported
-            or name in self.stores
+            or name in self._stored
             or name in self._defined
             or name in BUILTINS
             or self.star

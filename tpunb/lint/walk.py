@@ -91,6 +91,9 @@ class Site:
         )
 
 
+Todo = list[tuple[ast.AST, Frame]]
+
+
 @dataclass(eq=False)
 class Defined:
     """A function, a method or a lambda of the notebook."""
@@ -110,98 +113,105 @@ class Defined:
         return self.outer.node if isinstance(self.outer.node, ast.ClassDef) else None
 
 
-@dataclass
+Place = tuple[ast.AST, Frame]
+"""A node and its frame; as a Site only where it is looked at, as most never are."""
+
+
 class Sites:
     """What was noted, in order of the notebook."""
 
-    calls: list[Site] = field(default_factory=list)
-    attributes: list[Site] = field(default_factory=list)
-    imports: list[Site] = field(default_factory=list)
-    assigns: list[Site] = field(default_factory=list)
-    loops: list[Site] = field(default_factory=list)
-    branches: list[Site] = field(default_factory=list)
-    jumps: list[Site] = field(default_factory=list)
-    withs: list[Site] = field(default_factory=list)
-    subscripts: list[Site] = field(default_factory=list)
-    raises: list[Site] = field(default_factory=list)
-    functions: list[Defined] = field(default_factory=list)
-    classes: list[Site] = field(default_factory=list)
-    loads: dict[str, list[Site]] = field(default_factory=dict)
-    stores: dict[str, list[Site]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.calls: list[Site] = []
+        self.imports: list[Site] = []
+        self.assigns: list[Site] = []
+        self.loops: list[Site] = []
+        self.branches: list[Site] = []
+        self.jumps: list[Site] = []
+        self.subscripts: list[Site] = []
+        self.leaves: list[Site] = []
+        """`return` and `raise`."""
+        self.classes: list[Site] = []
+        self.functions: list[Defined] = []
+        self.stored: set[str] = set()
+        """Names that are assigned anywhere."""
+        self._loads: dict[str, list[Place]] = {}
+        self._attributes: dict[str, list[Place]] = {}
+        self._kept: dict[type, Callable[[Site], None]] = {
+            ast.Call: self.calls.append,
+            ast.Import: self.imports.append,
+            ast.ImportFrom: self.imports.append,
+            ast.Assign: self.assigns.append,
+            ast.AnnAssign: self.assigns.append,
+            ast.NamedExpr: self.assigns.append,
+            ast.For: self.loops.append,
+            ast.AsyncFor: self.loops.append,
+            ast.While: self.loops.append,
+            ast.If: self.branches.append,
+            ast.Break: self.jumps.append,
+            ast.Continue: self.jumps.append,
+            ast.Subscript: self.subscripts.append,
+            ast.Raise: self.leaves.append,
+            ast.Return: self.leaves.append,
+            ast.ClassDef: self.classes.append,
+        }
 
-    def calls_on(self, page: Page, line: int) -> list[Site]:
-        """The calls of a page that a line is part of."""
+    def loads(self, name: str) -> list[Site]:
+        """Where a name is read."""
+        return [Site(node, frame) for node, frame in self._loads.get(name, ())]
+
+    def attributes(self, *names: str) -> list[Site]:
+        """Where attributes with these names are read or set; of all names, without one."""
         return [
-            site
-            for site in self.calls
-            if site.page is page
-            and isinstance(site.node, ast.Call)
-            and site.line <= line <= (site.node.end_lineno or line)
+            Site(node, frame)
+            for name in names or self._attributes
+            for node, frame in self._attributes.get(name, ())
         ]
 
+    def read(self, page: Page) -> None:
+        """Note the nodes of one cell."""
+        top = Frame(page, page.tree, "body", None, None)
+        todo: Todo = [(node, top) for node in reversed(page.tree.body)]
+        attributes, kept = self._attributes, self._kept
+        while todo:
+            node, frame = place = todo.pop()
+            kind = type(node)
+            if kind is ast.Name:
+                self._name(node, frame, place)  # type: ignore[arg-type]
+                continue
+            if kind is ast.Attribute:
+                attributes.setdefault(node.attr, []).append(place)  # type: ignore[attr-defined]
+                todo.append((node.value, frame))  # type: ignore[attr-defined]
+                continue
+            if kind in kept:
+                site = Site(node, frame)
+                kept[kind](site)
+                if kind is ast.Call and frame.function is not None:
+                    frame.function.calls.append(site)
+            if kind in _ENTER:
+                _ENTER[kind](node, frame, todo, self)
+                continue
+            for name in _FIELDS[kind]:
+                value = getattr(node, name, None)
+                if type(value) is list:
+                    for item in reversed(value):
+                        if item is not None:
+                            todo.append((item, frame))
+                elif value is not None:
+                    todo.append((value, frame))
 
-Todo = list[tuple[ast.AST, Frame]]
-
-
-def walk(page: Page, sites: Sites) -> None:
-    """Note the nodes of one cell."""
-    kept: dict[type, Callable[[Site], None]] = {
-        ast.Call: sites.calls.append,
-        ast.Attribute: sites.attributes.append,
-        ast.Import: sites.imports.append,
-        ast.ImportFrom: sites.imports.append,
-        ast.Assign: sites.assigns.append,
-        ast.AnnAssign: sites.assigns.append,
-        ast.AugAssign: sites.assigns.append,
-        ast.NamedExpr: sites.assigns.append,
-        ast.For: sites.loops.append,
-        ast.AsyncFor: sites.loops.append,
-        ast.While: sites.loops.append,
-        ast.If: sites.branches.append,
-        ast.Break: sites.jumps.append,
-        ast.Continue: sites.jumps.append,
-        ast.With: sites.withs.append,
-        ast.AsyncWith: sites.withs.append,
-        ast.Subscript: sites.subscripts.append,
-        ast.Raise: sites.raises.append,
-        ast.Return: sites.raises.append,
-        ast.ClassDef: sites.classes.append,
-    }
-    top = Frame(page, page.tree, "body", None, None)
-    todo: Todo = [(node, top) for node in reversed(page.tree.body)]
-    loads, stores = sites.loads, sites.stores
-    while todo:
-        node, frame = todo.pop()
-        kind = type(node)
-        if kind is ast.Name:
-            function = frame.function
-            if type(node.ctx) is ast.Load:  # type: ignore[attr-defined]
-                loads.setdefault(node.id, []).append(Site(node, frame))  # type: ignore[attr-defined]
-                if function is not None:
-                    function.loads.add(node.id)  # type: ignore[attr-defined]
+    def _name(self, node: ast.Name, frame: Frame, place: Place) -> None:
+        function, name = frame.function, node.id
+        if type(node.ctx) is ast.Load:
+            if name in self._loads:
+                self._loads[name].append(place)
             else:
-                stores.setdefault(node.id, []).append(Site(node, frame))  # type: ignore[attr-defined]
-                if function is not None:
-                    function.locals.add(node.id)  # type: ignore[attr-defined]
-            continue
-        keep = kept.get(kind)
-        if keep is not None:
-            site = Site(node, frame)
-            keep(site)
-            if kind is ast.Call and frame.function is not None:
-                frame.function.calls.append(site)
-        enter = _ENTER.get(kind)
-        if enter is not None:
-            enter(node, frame, todo, sites)
-            continue
-        for name in _FIELDS[kind]:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                for item in reversed(value):
-                    if item is not None:
-                        todo.append((item, frame))
-            elif value is not None:
-                todo.append((value, frame))
+                self._loads[name] = [place]
+            if function is not None:
+                function.loads.add(name)
+        else:
+            self.stored.add(name)
+            if function is not None:
+                function.locals.add(name)
 
 
 def _fields() -> dict[type, tuple[str, ...]]:

@@ -47,5 +47,5 @@ def _missing_import(book: Book) -> Iterator[Hit]:
     for name, line in USUAL.items():
         if book.names.bound(name):
             continue
-        for site in book.names.loads.get(name, ())[:1]:
+        for site in book.sites.loads(name)[:1]:
             yield Hit(site, f"`{name}` is never imported", f"write `{line}` in a cell above")

@@ -156,11 +156,10 @@ def _of_the_data(test: ast.expr) -> bool:
 def _reduce_average(book: Book) -> Iterator[Hit]:
     if not book.xla:
         return
-    for site in book.sites.attributes:
-        if site.node.attr == "AVG":  # type: ignore[attr-defined]
-            full = book.full(site.node, site)  # type: ignore[arg-type]
-            if full.startswith("torch.distributed.") and full.endswith("ReduceOp.AVG"):
-                yield Hit(site, "the XLA process group has no AVG")
+    for site in book.sites.attributes("AVG"):
+        full = book.full(site.node, site)
+        if full.startswith("torch.distributed.") and full.endswith("ReduceOp.AVG"):
+            yield Hit(site, "the XLA process group has no AVG")
 
 
 @rule(

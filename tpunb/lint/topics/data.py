@@ -35,12 +35,7 @@ def _training(book: Book, site: Site) -> bool:
     names = words(node.args[0]) if node.args else set()
     dataset = argument(node, "dataset")
     names |= words(dataset) if dataset is not None else set()
-    names |= {
-        name.lower()
-        for name, values in book.assigned.items()
-        for value in values
-        if value.node is node
-    }
+    names |= {name.lower() for name in book.names_of(node)}
     shuffle = argument(node, "shuffle", 2)
     in_order = isinstance(shuffle, ast.Constant) and shuffle.value is False
     function = site.frame.function
@@ -57,22 +52,15 @@ def _training(book: Book, site: Site) -> bool:
 
 def _handed_on(book: Book, site: Site) -> bool:
     """Whether a loader goes to a loop or a function, and not just to `next(iter(loader))`."""
-    names = [n for n, values in book.assigned.items() for v in values if v.node is call(site)]
-    if not names:
+    names = book.names_of(call(site))
+    if not names or any("." in name for name in names):
         return True
-    for name in names:
-        if "." in name:
+    for load in (load for name in names for load in book.sites.loads(name)):
+        takers = book.calls_with(load)
+        if not takers or last(takers[0].func) not in ("iter", "len", "print"):
             return True
-        for load in book.sites.loads.get(name, ()):
-            takers = [
-                call(other)
-                for other in book.sites.calls_on(load.page, load.line)
-                if any(load.node is part for part in call(other).args)
-            ]
-            if not takers or last(takers[0].func) not in ("iter", "len", "print"):
-                return True
-            if any(getattr(loop.node, "iter", None) is takers[0] for loop in book.sites.loops):
-                return True
+        if any(getattr(loop.node, "iter", None) is takers[0] for loop in book.sites.loops):
+            return True
     return False
 
 
@@ -152,8 +140,8 @@ def _launched(book: Book, site: Site) -> bool:
     """Whether what is loaded is trained on by ranks: made there, or read by them."""
     if book.in_rank(site):
         return True
-    names = [n for n, values in book.assigned.items() for v in values if v.node is site.node]
-    return any(book.in_rank(load) for name in names for load in book.sites.loads.get(name, ()))
+    names = book.names_of(call(site))
+    return any(book.in_rank(load) for name in names for load in book.sites.loads(name))
 
 
 @rule(
@@ -198,7 +186,7 @@ def _set_epoch(book: Book) -> Iterator[Hit]:
         shuffle = argument(node, "shuffle", 3)
         if isinstance(shuffle, ast.Constant) and shuffle.value is False:
             continue
-        names = {n.lower() for n, values in book.assigned.items() for v in values if v.node is node}
+        names = {name.lower() for name in book.names_of(node)}
         names |= words(node.args[0]) if node.args else set()
         if any(EVALUATION.search(name) and "train" not in name for name in names):
             continue
@@ -217,12 +205,20 @@ def _set_epoch(book: Book) -> Iterator[Hit]:
 def _unequal_batches(book: Book) -> Iterator[Hit]:
     if not book.multi:
         return
+    # `data[rank::n].to(device)` is one batch, not several.
+    moved = {
+        id(function.value)
+        for site in book.called.get("to", ())
+        if isinstance(function := call(site).func, ast.Attribute)
+    }
     for site in book.sites.subscripts:
         cut = site.node
         assert isinstance(cut, ast.Subscript)
         if not isinstance(cut.slice, ast.Slice) or not isinstance(cut.ctx, ast.Load):
             continue
         if cut.slice.step is None or cut.slice.lower is None or cut.slice.upper is not None:
+            continue
+        if id(cut) in moved:
             continue
         start, step = cut.slice.lower, cut.slice.step
         if not book.asks_rank(start, site) or not (_counts(step) or isinstance(step, ast.Name)):

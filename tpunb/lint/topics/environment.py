@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 from tpunb import retired
 from tpunb.lint.book import Book
@@ -24,8 +25,18 @@ OFF = {"0", "", "false", "False"}
 Place = Site | tuple[Page, int]
 
 
-def _variables(book: Book) -> Iterator[tuple[Place, str, str | None]]:
+Variable = tuple[Place, str, str | None]
+_found: WeakKeyDictionary[Book, list[Variable]] = WeakKeyDictionary()
+
+
+def _variables(book: Book) -> list[Variable]:
     """Each environment variable that is set: where, which, and to what (None: not known)."""
+    if book not in _found:
+        _found[book] = list(_settings(book))
+    return _found[book]
+
+
+def _settings(book: Book) -> Iterator[Variable]:
     for page in book.pages:
         lost = {line for line, _, _ in _lost_exports(page)}
         for line, text in page.commands():
@@ -43,32 +54,27 @@ def _variables(book: Book) -> Iterator[tuple[Place, str, str | None]]:
                 name = _text(target.slice)
                 if name is not None:
                     yield site, name, _text(node.value)
-    for site in book.sites.calls:
-        node = call(site)
-        if not isinstance(node.func, ast.Attribute):
-            continue
-        if node.func.attr in ("setdefault", "putenv") and len(node.args) > 1:
-            if _is_environ(book, node.func.value, site) or node.func.attr == "putenv":
-                name = _text(node.args[0])
-                if name is not None:
-                    yield site, name, _text(node.args[1])
-        elif node.func.attr == "update" and _is_environ(book, node.func.value, site):
-            for word in node.keywords:
-                if word.arg:
-                    yield site, word.arg, _text(word.value)
-            for given in node.args:
-                if isinstance(given, ast.Dict):
-                    for key, value in zip(given.keys, given.values, strict=True):
-                        name = _text(key) if key is not None else None
-                        if name is not None:
-                            yield site, name, _text(value)
+    for site in book.calls_of("os.environ.setdefault", "os.putenv"):
+        name = _text(call(site).args[0]) if len(call(site).args) > 1 else None
+        if name is not None:
+            yield site, name, _text(call(site).args[1])
+    for site in book.calls_of("os.environ.update"):
+        for word in call(site).keywords:
+            if word.arg:
+                yield site, word.arg, _text(word.value)
+        for given in call(site).args:
+            if isinstance(given, ast.Dict):
+                for key, value in zip(given.keys, given.values, strict=True):
+                    name = _text(key)
+                    if name is not None:
+                        yield site, name, _text(value)
 
 
 def _is_environ(book: Book, node: ast.expr, site: Site) -> bool:
     return book.full(node, site) == "os.environ"
 
 
-def _text(node: ast.expr) -> str | None:
+def _text(node: ast.expr | None) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
         return str(node.value)
     return None

@@ -226,6 +226,8 @@ def _branch_on_tensor(book: Book) -> Iterator[Hit]:
     for loop in book.loops:
         tensors = _tensors(book, loop)
         for site in book.sites.branches:
+            if site.frame.function is not loop.frame.function or site.page is not loop.frame.page:
+                continue
             if not any(frame is loop.frame for frame in site.frame.outward()):
                 continue
             node = site.node

@@ -21,10 +21,10 @@ def _uses(book: Book) -> Iterator[tuple[Site, retired.Retired]]:
             if row is not None:
                 yield site, row
                 break
-    for site in book.sites.attributes:
+    for site in book.sites.attributes(*_LASTS):
         node = site.node
         assert isinstance(node, ast.Attribute)
-        if isinstance(node.ctx, ast.Load) and node.attr in _LASTS:
+        if isinstance(node.ctx, ast.Load):
             full = book.full(node, site)
             row = retired.lookup(full) if full else None
             # A module's own name is found where it is imported, and again in what follows it.
@@ -33,11 +33,11 @@ def _uses(book: Book) -> Iterator[tuple[Site, retired.Retired]]:
     for name, targets in book.names.imported.items():
         row = retired.lookup(targets[-1]) if targets[-1] else None
         if row is not None and row.state != "missing" and row not in retired.MODULES:
-            for site in book.names.loads.get(name, ()):
+            for site in book.sites.loads(name):
                 yield site, row
 
 
-_LASTS = {row.old.rpartition(".")[2] for row in retired.NAMES}
+_LASTS = sorted({row.old.rpartition(".")[2] for row in retired.NAMES})
 
 
 def _is_module(full: str) -> bool:

@@ -6,11 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from tpunb.lint.book import Book
-from tpunb.lint.expressions import argument, call, dotted, last
+from tpunb.lint.expressions import argument, call, dotted, last, literal
 from tpunb.lint.rules import Hit, rule
 from tpunb.lint.walk import Site
 
 CHANGING = {"torch.nonzero", "torch.masked_select", "torch.unique", "torch.unique_consecutive"}
+PADDING = {"pad", "batch_encode_plus", "encode_plus"}
+MULTIPLE = ("pad_to_multiple_of",)
 METHODS = {"nonzero", "masked_select", "unique", "unique_consecutive"}
 
 
@@ -102,18 +104,15 @@ def _of_host(book: Book, node: ast.expr, site: Site) -> bool:
 def _dynamic_padding(book: Book) -> Iterator[Hit]:
     if not book.runs_on_tpu:
         return
-    for site in book.sites.calls:
-        node = call(site)
-        padding = argument(node, "padding") if node.keywords else None
-        fixed = {word.arg for word in node.keywords} & {"max_length", "pad_to_multiple_of"}
-        collator = book.full(node.func, site).startswith("transformers.DataCollator")
-        if last(node.func) == "DataCollatorWithPadding" and collator:
-            if not fixed:
-                yield Hit(site, "each batch is padded to its own longest text")
-        elif isinstance(padding, ast.Constant) and padding.value in (True, "longest"):
-            text = last(node.func).lower()
-            pads = "tokeniz" in text or text in ("pad", "batch_encode_plus", "encode_plus")
-            if pads and "pad_to_multiple_of" not in fixed and not _one_shot(site):
+    for site in book.calls_of("transformers.DataCollatorWithPadding"):
+        if not any(word.arg in ("max_length", *MULTIPLE) for word in call(site).keywords):
+            yield Hit(site, "each batch is padded to its own longest text")
+    for name, sites in book.called.items():
+        if "tokeniz" not in name.lower() and name not in PADDING:
+            continue
+        for site in sites:
+            longest = literal(argument(call(site), "padding")) in (True, "longest")
+            if longest and argument(call(site), *MULTIPLE) is None and not _one_shot(site):
                 yield Hit(site, "each batch is padded to its own longest text")
 
 
