@@ -36,6 +36,22 @@ def test_of_two_causes_the_first_in_the_log_wins() -> None:
     assert ids(hbm + FULL) == ["hbm-oom", "disk-full"]
 
 
+def test_what_makes_a_run_slow_has_not_ended_it() -> None:
+    lines = ["Metric: XrtCompile", "  TotalSamples: 176", "  Accumulator: 11m49s"]
+    lines += ["Metric: XrtExecute", "  TotalSamples: 320", "  Accumulator: 1m"]
+    report = "\n".join(lines) + "\n"
+    assert ids(report) == ["recompilation"]
+    crashed = "Exception: process 3 terminated with signal SIGSEGV\n"
+    assert ids(crashed + report) == ids(report + crashed) == ["child-sigsegv", "recompilation"]
+    assert ids(report + FULL) == ["disk-full", "recompilation"]
+
+
+def test_a_failed_install_was_mended_if_the_run_came_further() -> None:
+    install = "ERROR: No matching distribution found for torch_xla==3.0.0\n"
+    assert ids(install, 1) == ["no-matching-distribution"]
+    assert ids(install + FULL) == ["disk-full", "no-matching-distribution"]
+
+
 def test_a_symptom_alone_is_the_answer() -> None:
     assert ids(CLOSED) == ["tpu-lost"]
     assert ids("", 17) == ["child-exit-17"]

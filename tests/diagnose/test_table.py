@@ -34,7 +34,7 @@ def test_a_good_rule_is_read() -> None:
         ({"fix": None}, "lacks fix"),
         ({"fix": " "}, "fix must be text"),
         ({"colour": "red"}, "unknown keys: colour"),
-        ({"kind": "guess"}, "cause or symptom"),
+        ({"kind": "guess"}, "cause, symptom or slow"),
         ({"source": "a friend"}, "https address"),
         ({"patterns": []}, "at least one"),
         ({"patterns": ["a.b"]}, "fixed characters"),

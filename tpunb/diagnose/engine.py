@@ -17,6 +17,8 @@ _HITS = 64
 """Matching lines that are looked at for them."""
 _STEP_BACK = 0.4
 """What is left of the confidence in a cause that another one explains."""
+_RUNNING = {"data", "step", "compile", "memory", "collective", "checkpoint"}
+"""Stages of a run that has begun to train."""
 _SURE = 0.7
 """Causes that are this sure compete by time: the first in the log wins."""
 
@@ -174,9 +176,18 @@ def _ranked(found: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
         if a.rule.id in b.rule.explains and b.rule.id in a.rule.explains
     }
 
+    kinds = {match.rule.kind for match in found}
+    reached = max((match.line for match in found if match.rule.stage in _RUNNING), default=-1)
+
     def weight(match: _Match) -> float:
-        behind = match.rule.id in explained or (match.rule.kind == "symptom" and bool(causes))
-        return match.confidence * (_STEP_BACK if behind else 1)
+        behind = {
+            "cause": False,
+            "symptom": "cause" in kinds,
+            "slow": bool(kinds & {"cause", "symptom"}),
+        }[match.rule.kind]
+        if match.rule.stage == "install" and match.line < reached:
+            behind = True  # it was mended: the run has come further
+        return match.confidence * (_STEP_BACK if behind or match.rule.id in explained else 1)
 
     def order(match: _Match) -> tuple[float, int, float]:
         sure = min(weight(match), _SURE)

@@ -12,7 +12,8 @@ from tpunb.diagnose.finding import Facts
 from tpunb.diagnose.patterns import LinePattern, PatternError
 from tpunb.errors import TpunbError
 
-Kind = Literal["cause", "symptom"]
+Kind = Literal["cause", "symptom", "slow"]
+_CONFIDENCE = {"cause": 0.9, "symptom": 0.5, "slow": 0.7}
 _FACTS = {field.name for field in fields(Facts)}
 _RULE_KEYS = {"id", "kind", "stage", "cause", "fix", "source", "versions", "patterns"}
 _RULE_OPTIONAL = {"explains", "confidence"}
@@ -60,7 +61,10 @@ class Rule:
 
     id: str
     kind: Kind
-    """A symptom has a cause that other lines may name: it steps back behind every cause."""
+    """A symptom has a cause that other lines may name: it steps back behind every cause.
+
+    What makes a run slow, or never end, does not end it: it steps back behind both.
+    """
     stage: str
     cause: str
     fix: str
@@ -119,12 +123,12 @@ def _rule(file: str, entry: Any) -> Rule:
         if not isinstance(entry[key], str) or not entry[key].strip():
             raise wrong(f"{key} must be text")
     if entry["kind"] not in get_args(Kind):
-        raise wrong(f"kind must be cause or symptom, not {entry['kind']!r}")
+        raise wrong(f"kind must be cause, symptom or slow, not {entry['kind']!r}")
     if not entry["source"].startswith("https://"):
         raise wrong("source must be an https address")
     if not isinstance(entry["patterns"], list) or not entry["patterns"]:
         raise wrong("patterns must be a list with at least one")
-    confidence = entry.get("confidence", 0.9 if entry["kind"] == "cause" else 0.5)
+    confidence = entry.get("confidence", _CONFIDENCE[entry["kind"]])
     try:
         signs = tuple(_sign(sign, confidence) for sign in entry["patterns"])
     except (PatternError, TypeError, ValueError) as error:
