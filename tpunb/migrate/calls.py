@@ -9,6 +9,7 @@ from tpunb.migrate.cells import CodeCell
 from tpunb.migrate.imports import Imports
 from tpunb.migrate.loaders import Loaders
 from tpunb.migrate.names import Names, Use, root_of
+from tpunb.migrate.replicas import Replicas
 from tpunb.migrate.statements import Retirements
 
 BY_HAND = ("ParallelLoader", "DataParallel")
@@ -24,12 +25,18 @@ class Calls:
     """Rewrites names and the arguments of calls."""
 
     def __init__(
-        self, names: Names, imports: Imports, retirements: Retirements, loaders: Loaders
+        self,
+        names: Names,
+        imports: Imports,
+        retirements: Retirements,
+        loaders: Loaders,
+        replicas: Replicas,
     ) -> None:
         self.names = names
         self.imports = imports
         self.retirements = retirements
         self.loaders = loaders
+        self.replicas = replicas
 
     def apply(self) -> None:
         """Make all edits."""
@@ -64,7 +71,7 @@ class Calls:
         call = self.names.parents[node]
         leaf = row.old.rpartition(".")[2]
         if leaf in BY_HAND:
-            if use.certain and self.loaders.handled(node):
+            if self.loaders.handled(node) or self.replicas.handled(node):
                 return
             if isinstance(call, cst.Call):
                 cell.mark(line, row.advice, before=cell.code(node))
@@ -78,6 +85,7 @@ class Calls:
             return
         arguments = call if isinstance(call, cst.Call) and call.func is node else None
         what = ""
+        edits = cell.edits
         if row.new == "torch_xla.launch":
             if arguments is None or not self._launch(cell, arguments, line):
                 cell.mark(line, row.advice, before=cell.code(node))
@@ -97,7 +105,8 @@ class Calls:
         if written is not None and written != cell.code(node):
             cell.replace_node(node, written)
             what = f"{cell.code(node)} → {written}"
-        cell.note(line, what or row.advice, before=cell.lines[cell.line_of(node)])
+        if cell.edits > edits:
+            cell.note(line, what or row.advice, before=cell.lines[cell.line_of(node)])
 
     def _written(self, use: Use, new: str) -> str | None:
         """What stands for a name now; None: its import was rewritten, and it stays."""

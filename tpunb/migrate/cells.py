@@ -163,6 +163,11 @@ class CodeCell:
 
     # Changing
 
+    @property
+    def edits(self) -> int:
+        """How many edits there are."""
+        return len(self._spans)
+
     def replace(self, start: int, end: int, text: str) -> None:
         """Replace a span of the text."""
         self._spans.append((start, 2, end, text))
@@ -198,6 +203,17 @@ class CodeCell:
         """Put a line above a line (from 0), with its indentation."""
         at = self._starts[line]
         self._spans.append((at, 1, at, f"{self.indent(line)}{text}\n"))
+
+    def insert_text(self, line: int, text: str) -> None:
+        """Put whole lines above a line (from 0)."""
+        at = self._starts[line]
+        self._spans.append((at, 1, at, text))
+
+    def indent_lines(self, first: int, last: int) -> None:
+        """Put lines (from 0, inclusive) one level deeper."""
+        for line in range(first, last + 1):
+            if self.lines[line].strip():
+                self._spans.append((self._starts[line], 2, self._starts[line], "    "))
 
     def insert_below(self, line: int, text: str, indent: str) -> None:
         """Put a line below a line (from 0)."""

@@ -150,7 +150,7 @@ class Imports:
             ):
                 return site.bindings[module]
         name = ALIASES.get(module, module)
-        if name != module and self._is_taken(name, module):
+        if name != module and self.is_taken(name, module):
             name = module
         if anchor is not None:
             text = f"import {module}" if name == module else f"import {module} as {name}"
@@ -185,7 +185,7 @@ class Imports:
                 return one.scope
         return scope.globals
 
-    def _is_taken(self, name: str, module: str) -> bool:
+    def is_taken(self, name: str, module: str) -> bool:
         """Whether the notebook uses a name for something else than a module."""
         every = {one for one in self.names.scopes.values() if one is not None}
         return any(

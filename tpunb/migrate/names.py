@@ -74,6 +74,12 @@ class Names:
             node = self.parents[node]
         return self._cell_of[node]
 
+    def top(self, node: cst.CSTNode) -> cst.CSTNode:
+        """The statement of a cell, not of a block in it, of which a node is a part."""
+        while node not in self._cell_of:
+            node = self.parents[node]
+        return node
+
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """The statement line, or the compound statement, of which a node is a part."""
         while not isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):

@@ -13,6 +13,7 @@ from tpunb.migrate.changes import Change, Migration, text_of
 from tpunb.migrate.imports import Imports
 from tpunb.migrate.loaders import Loaders
 from tpunb.migrate.names import Names
+from tpunb.migrate.replicas import Replicas
 from tpunb.migrate.setup import Setup
 from tpunb.migrate.statements import Retirements
 from tpunb.migrate.training import make_training
@@ -62,7 +63,9 @@ def rewrite(cells: Sequence[CodeCell]) -> list[Change]:
     setup.spmd(imports)
     loaders = Loaders(names, imports, retirements)
     loaders.apply()
-    Calls(names, imports, retirements, loaders).apply()
+    replicas = Replicas(names, imports, retirements)
+    replicas.apply()
+    Calls(names, imports, retirements, loaders, replicas).apply()
     setup.strings()
     for cell in cells:
         if cell.shell:

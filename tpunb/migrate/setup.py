@@ -169,7 +169,7 @@ class Setup:
                 or self.names.cell_of(node) is not cell
             ):
                 continue
-            top = self._top(node)
+            top = self.names.top(node)
             bound.setdefault(top, set()).add(one.name)
             readers.setdefault(top, set()).update(access.node for access in one.references)
         grown = True
@@ -177,7 +177,7 @@ class Setup:
             grown = False
             for top in body:
                 if top not in kept and any(
-                    self.names.cell_of(node) is not cell or self._top(node) in kept
+                    self.names.cell_of(node) is not cell or self.names.top(node) in kept
                     for node in readers.get(top, ())
                 ):
                     kept.add(top)
@@ -195,11 +195,6 @@ class Setup:
         command = cell.command(special.line)
         install = re.match(r"\s*%?pip3? install", command)
         return install is not None and "torch" not in command.lower() and "$" not in command
-
-    def _top(self, node: cst.CSTNode) -> cst.CSTNode:
-        while not isinstance(self.names.parents[node], cst.Module):
-            node = self.names.parents[node]
-        return node
 
     def _form(self, cell: CodeCell) -> None:
         """`VERSION = "nightly"  #@param` that only a retired shell line reads."""
