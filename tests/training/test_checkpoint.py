@@ -99,6 +99,8 @@ def test_what_was_saved_comes_back() -> None:
     state = {
         "bf16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
         "bool": torch.tensor([True, False]),
+        "complex": torch.tensor([1 + 2j]),
+        "float8": torch.ones(3).to(torch.float8_e4m3fn),
         "empty": torch.empty(0, 3),
         "nested": [(1, 2.5, "text", None, True), {3: b"bytes"}, {1, 2}],
         "ordered": collections.OrderedDict(a=1),
@@ -113,9 +115,10 @@ def test_what_was_saved_comes_back() -> None:
     assert (found.step, found.path) == (7, str(files()[0].absolute()))
     back = found.state
     assert list(back) == list(state)
-    for name in ("bf16", "bool", "empty", "random"):
-        assert back[name].dtype == state[name].dtype  # type: ignore[attr-defined]
-        assert torch.equal(back[name], state[name])  # type: ignore[arg-type]
+    for name in ("bf16", "bool", "complex", "float8", "empty", "random"):
+        tensor: Any = state[name]
+        assert back[name].dtype == tensor.dtype
+        assert back[name].tolist() == tensor.tolist()
     for name in ("nested", "ordered", "scalar"):
         assert back[name] == state[name]
     for name in ("array", "words"):

@@ -88,8 +88,8 @@ def save(state: Any, step: int, *, per_rank: bool = False, to: str | Path | None
         raise CheckpointError(_unwritten(error, step, folder, path, to_cpu.size), path) from error
     try:
         checkpoint_files.remove_old(folder, KEEP)
-    except OSError as error:
-        _tell("save", f"old checkpoints stay in {folder.shown}: {error.strerror or error}")
+    except Exception as error:  # of any kind in a bucket; not worth ending a training for
+        _tell("save", f"old checkpoints stay in {folder.shown}: {_reason(error)}")
 
 
 def load(
@@ -318,7 +318,7 @@ def _unpicklable(key: str, value: Any, error: Exception, step: int, folder: Plac
 
 
 def _unwritten(error: Exception, step: int, folder: Place, path: str, size: int) -> str:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    reason = _reason(error)
     if isinstance(error, OSError) and error.errno in _FULL:
         free = folder.free()
         there = "" if free is None else f", {_mega(free)} are free"
@@ -330,6 +330,10 @@ def _unwritten(error: Exception, step: int, folder: Place, path: str, size: int)
         f"tpunb.save: cannot write {path}: {reason}. Step {step} is not saved; {_intact(folder)}. "
         "Another place: tpunb.save(…, to=…) or the variable TPUNB_CHECKPOINTS"
     )
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
 
 
 def _intact(folder: Place) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import zlib
-from collections.abc import Callable
 from types import ModuleType
 from typing import IO, Any
 
@@ -149,13 +148,14 @@ def has_end(tail: bytes, name: str) -> bool:
     return len(tail) == END and tail[:-8] == label(name)
 
 
-def is_whole(file: IO[bytes], name: str, copy: Callable[[bytes], object] | None = None) -> bool:
-    """Read a file to its end: is every byte as it was written? `copy` is given what is read."""
+def is_whole(file: IO[bytes], name: str) -> bool:
+    """Read a file from its beginning to its end: is every byte as it was written?"""
     crc, last = 0, b""
     while data := file.read(_CHUNK):
-        if copy is not None:
-            copy(data)
-        data = last + data
+        if len(data) < 8:
+            data = last + data
+        else:
+            crc = zlib.crc32(last, crc)
         crc = zlib.crc32(memoryview(data)[:-8], crc)
         last = data[-8:]
     return last == f"{crc:08x}".encode() and _tail(file, name)
