@@ -70,6 +70,13 @@ CASES = [
     Case("%%bash --out", "%%bash --out listing\nls", "", "", ("%%bash --out listing …",)),
     # Shell
     Case("!cmd", "!echo no\n!echo \\\n  no\nx = 1", "print(x)", "1", ("!echo no", "!echo \\ …")),
+    Case(
+        "!cmd that is no Python at all",
+        "!echo it's (\nx = 1\n!echo \\'''\ny = 2",
+        "print(x, y)",
+        "1 2",
+        ("!echo it's", "!echo"),
+    ),
     Case("!!cmd", "!!echo no", "", "", ("!!echo no",)),
     Case("%%bash", "%%bash\necho no\nif [ a ]; then b; fi", "", "", ("%%bash …",)),
     Case("%%!", "%%!\necho no", "", "", ("%%! …",)),

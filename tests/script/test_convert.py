@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -208,19 +209,55 @@ def test_jupytext_reads_it_as_the_notebook_it_was() -> None:
     assert tagged.cells[-1].metadata["tags"] == ["a", "b"]
 
 
+CLEAN = [
+    "from __future__ import annotations\n\nimport asyncio\nimport math",
+    "import os\n%matplotlib inline\nx = !ls\nv = %env HOME",
+    "if display:\n    !ls\n    get_ipython()\nfor i in [1]:\n    %cd x\n!ls",
+    "%%time\n\ndef f(n):\n    return math.sqrt(n)",
+    "display(f(2), os.sep, x, v, i)\nget_ipython().system('ls')",
+    "import sys\n\nfrom google.colab import drive\n\ndrive.mount('/d')\nsys.path.append('/d')",
+    "await asyncio.sleep(0)",
+]
+"""Cells in which ruff finds nothing where it is given the notebook."""
+DIRTY = ["import os\nx = 1;\n!ls\nprint(y, f'a')", "%time a = l = 1\nif a == None: b = 1"]
+
+
 def test_ruff_finds_nothing_that_we_wrote(tmp_path: Path) -> None:
-    source = "if display:\n    !ls\n    get_ipython()\nfor i in [1]:\n    %cd x\n!ls"
-    script = convert(notebook("from __future__ import annotations", source, "%%tpu_train\n"))
-    path = tmp_path / "script.py"
+    assert _ruff(convert(notebook(*CLEAN, "%%tpu_train\nprint(1)")), tmp_path) == []
+
+
+def test_what_ruff_finds_is_in_lines_of_the_notebook(tmp_path: Path) -> None:
+    script = convert(notebook(CLEAN[0], *DIRTY, "%%tpu_train\nimport json\n"))
+    found = [script.locate(line) for line in _ruff(script, tmp_path)]
+    assert len(found) >= 4
+    for place in found:
+        assert place is not None
+        assert place[0].number in (2, 3, 4)
+
+
+def _ruff(script: Script, folder: Path) -> list[int]:
+    """The lines in which ruff finds something with its default rules."""
+    path = folder / "script.py"
     path.write_text(script.text, encoding="utf-8")
     ruff = Path(sys.executable).with_name("ruff")
     done = subprocess.run(
-        [ruff, "check", "--isolated", "--no-cache", path],
+        [ruff, "check", "--isolated", "--no-cache", "--output-format=json", path],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stdout
+    return [finding["location"]["row"] for finding in json.loads(done.stdout)]
+
+
+def test_jupytexts_tags_say_where_a_cell_is_active(tmp_path: Path) -> None:
+    cells = (
+        Cell(0, "code", "print('notebook')", 1, None, ("active-ipynb",)),
+        Cell(1, "raw", "%time print('script')", None, None, ("active-py",)),
+        Cell(2, "code", "%%tpu_train\nprint('end')", 2),
+    )
+    script = convert(Snapshot(cells, 2, None, "a test"))
+    assert run(script, tmp_path).stdout == "script\nend\n"
+    assert [omission.reason for omission in script.omissions] == ["it is tagged active-ipynb"]
 
 
 def test_one_exporter_is_made_and_kept() -> None:

@@ -11,7 +11,9 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.magics.execution import ExecutionMagics
 
 from tpunb.script import syntax, treatments
-from tpunb.script.syntax import Special, clean, expanded, first
+from tpunb.script.cells import plain
+from tpunb.script.leaving import NotPythonError
+from tpunb.script.syntax import Special, clean, every, expanded, first
 
 
 @pytest.mark.parametrize(
@@ -125,3 +127,44 @@ def test_statement(argument: str, options: str, code: str) -> None:
 def test_warm_up_is_enough_for_first() -> None:
     syntax.warm_up()
     assert first(["!ls"]) is not None
+
+
+SPECIAL = [
+    "x = 1", "%time x = 1", "!ls", "!ls \\", "  -la", "    %cd x", "if x:", "    !ls", "y = !ls",
+    "    y = %env A", "x = '''", "'''", "(1,", ")", "x?", "# %time", "f(a=%x)", "a = b = !ls",
+    "!it's", "s = '= !a'", "\\", "", "pass", "x = ...", "def f():", "é = !ls", "x == !y", "%%x?",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=6))
+def test_every_finds_what_first_finds_one_by_one(lines: list[str]) -> None:
+    found = every(lines)
+    assume(found is not None)
+    assert found is not None
+    shown = list(lines)
+    for special in found:
+        one = first(shown)
+        assert one is not None
+        place = (one.kind, one.line, one.count, one.before, one.name, one.argument, one.python)
+        assert place == (
+            *(special.kind, special.line, special.count, special.before, special.name),
+            *(special.argument, special.python),
+        )
+        end = one.line + one.count
+        put = "..." if one.assigns else "pass"
+        shown[one.line : end] = [one.before + put] + [""] * (one.count - 1)
+    assert first(shown) is None
+
+
+def test_every_leaves_to_first_what_is_not_simple() -> None:
+    assert [one.line for one in every(["!ls", "x = 1", "y = !ls"]) or ()] == [0, 2]
+    assert every(["x?"]) is None
+    assert every(["x = (", "!ls", ")"]) is None
+
+
+def test_a_cell_is_looked_at_once() -> None:
+    made = plain("%time x = 123456\n!ls")
+    assert plain("%time x = 123456\n!ls") is made
+    with pytest.raises(NotPythonError, match="write the imports"):
+        plain("x = 123456\n%pylab")

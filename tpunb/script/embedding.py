@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpunb.errors import ConversionError
 from tpunb.models import Omission
-from tpunb.script import cells, compiling, frontend, running
+from tpunb.script import awaiting, cells, compiling, frontend, running
 from tpunb.script.leaving import Cell, NotPythonError
 
 
@@ -36,7 +36,7 @@ class Files:
         if "_run_" not in source:
             return source
         lines = source.split("\n")
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(compiling.parsed(source, number)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
             first = node.args[0] if node.args else None
@@ -87,6 +87,10 @@ class Files:
             cell = Cell(list(plain.lines), list(plain.left_out))
             try:
                 tree = compiling.parsed("\n".join(cell.lines), 0)
+                written = awaiting.written_out("\n".join(cell.lines), tree)
+                if written != "\n".join(cell.lines):
+                    self.helpers.add(awaiting.HELPER)
+                    cell.lines, tree = written.split("\n"), compiling.parsed(written, 0)
                 frontend.FrontEnd([tree]).leave_out(cell, tree, prelude=True)
                 text = self.take("\n".join(cell.lines), 0)
                 compiling.check(text, 0, [])

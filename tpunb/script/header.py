@@ -84,7 +84,7 @@ def _run_notebook(path):
 
     for place, source in _NOTEBOOKS[path]:
         linecache.cache[place] = (len(source), None, source.splitlines(True), place)
-        exec(compile(source, place, "exec", dont_inherit=True), globals())
+        exec(compile(source, place, "exec", dont_inherit=True), globals())  # noqa: S102
 """,
     "_run_file": """\
 
@@ -101,7 +101,7 @@ def _run_file(path, *arguments, name="__main__", shared=False):
     sys.path.insert(0, folder)
     try:
         with open(path, "rb") as file:
-            exec(compile(file.read(), path, "exec", dont_inherit=True), names)
+            exec(compile(file.read(), path, "exec", dont_inherit=True), names)  # noqa: S102
     except SystemExit as error:
         if error.code:
             raise
@@ -160,9 +160,9 @@ def _listed(notebooks: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     for path, cells in notebooks.items():
         lines.append(f"    {path!r}: [")
         for place, source in cells:
-            texts = [f"            {line!r}" for line in source.splitlines(keepends=True)]
-            lines += ["        (", f"            {place!r},", *(texts or ["            ''"])]
-            lines[-1] += ","
-            lines.append("        ),")
+            texts = [repr(line) for line in source.splitlines(keepends=True)] or ["''"]
+            lines += ["        (", f"            {place!r},", "            ("]
+            lines += [f"                {text}" for text in texts]
+            lines += ["            ),", "        ),"]
         lines.append("    ],")
     return "".join(f"{line}\n" for line in lines)

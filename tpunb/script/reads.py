@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from tpunb.script import scopes
+from tpunb.script import scopes, statements
 from tpunb.script.statements import Function
 
 Hidden = frozenset[str]
 """Names that belong to a function, class or comprehension around."""
-
-_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def certain(body: Sequence[ast.stmt], hidden: Hidden = frozenset()) -> Iterator[ast.expr]:
@@ -22,15 +20,29 @@ def certain(body: Sequence[ast.stmt], hidden: Hidden = frozenset()) -> Iterator[
     """
     for statement in body:
         yield from _of(statement, hidden)
-        if any(isinstance(node, _LEAVES) for node in ast.walk(statement)):
+        if _may_leave(statement):
             return
 
 
 def in_function(function: Function) -> Iterator[ast.expr]:
     """The same for what runs when a function of the module is called."""
     found = scopes.stores(function.body)
-    own = (scopes.parameters(function) | found.names | found.outer) - _declared(function)
+    own = (scopes.parameters(function) | found.names | found.changed | found.outer) - _declared(
+        function
+    )
     yield from certain(function.body, frozenset(own))
+
+
+def _may_leave(statement: ast.stmt) -> bool:
+    """Whether what stands below a statement may not be reached."""
+    if isinstance(statement, scopes.FunctionOrClass):
+        return False
+    ways: tuple[type[ast.stmt], ...] = (ast.Return, ast.Raise)
+    if not isinstance(statement, ast.For | ast.AsyncFor | ast.While):
+        ways += (ast.Break, ast.Continue)
+    return isinstance(statement, ways) or any(
+        isinstance(node, ways) for node in statements.executed(statement)
+    )
 
 
 def _declared(function: Function) -> set[str]:

@@ -23,6 +23,8 @@ class Stores:
     names: set[str] = field(default_factory=set)
     globals: set[str] = field(default_factory=set)
     """Declared `global`, here or in a function below."""
+    changed: set[str] = field(default_factory=set)
+    """Of `x += 1`, which makes a name local to a function, but needs it to be there."""
     outer: set[str] = field(default_factory=set)
     """Declared `nonlocal`."""
     stars: bool = False
@@ -35,6 +37,10 @@ def stores(nodes: Iterable[ast.AST]) -> Stores:
     todo = list(nodes)
     while todo:
         node = todo.pop()
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            found.changed.add(node.target.id)
+            todo.append(node.value)
+            continue
         _store(node, found)
         if isinstance(node, FunctionOrClass):
             _inside(node, found)
