@@ -97,6 +97,20 @@ def test_what_the_run_observed_is_evidence() -> None:
     assert diagnose("", -9)[0].confidence < 0.7
 
 
+def test_what_does_not_speak_for_the_cause_is_left_out() -> None:
+    facts = Facts(memory_peak=3 * 2**30, memory_limit=16 * 2**30, device_holder="process 1")
+    assert len(diagnose(FULL, 1, facts=facts)[0].evidence) == 1
+
+
+def test_long_evidence_is_shown_on_two_lines_and_the_whole_on_a_screen() -> None:
+    text = "".join(
+        f"[{n}] No space left on device: {'path/' * 9} {n} {'x ' * 99}\n" for n in range(9)
+    )
+    shown = str(diagnose(text, 1)[0]).split("\n")
+    assert len(shown) <= 20
+    assert sum(line.startswith("  | ") for line in shown) >= 3
+
+
 def test_who_held_the_device_is_shown() -> None:
     text = "TPU initialization failed: open(/dev/vfio/0): Device or resource busy\n"
     found = diagnose(text, 1, facts=Facts(device_holder="process 4711 (python3)"))
@@ -115,7 +129,7 @@ def test_evidence_names_ranks_and_cell_and_folds_equal_lines() -> None:
     (found,) = diagnose(text, 1)
     (line,) = found.evidence
     assert (line.text, line.ranks, line.cell) == (error, (0, 1, 3), 7)
-    assert f"ranks 0, 1, 3, cell [7]: {error}"[:90] in str(found)
+    assert f"ranks 0, 1, 3, cell [7]: {error}"[:80] in str(found)
     assert found.to_json()["evidence"] == [f"ranks 0, 1, 3, cell [7]: {error}"]
 
 

@@ -208,7 +208,7 @@ def _ranked(found: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
                 match.rule.source,
             )
         )
-    if answers and (seen := facts.observations()):
-        evidence = (*answers[0].evidence, *map(Evidence, seen))
+    if answers and (seen := facts.observations(ordered[0].rule.stage)):
+        evidence = (*map(Evidence, seen), *answers[0].evidence)
         answers[0] = replace(answers[0], evidence=evidence)
     return answers

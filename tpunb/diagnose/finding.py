@@ -11,6 +11,10 @@ from tpunb.models import signal_name
 
 WIDTH = 96
 """Columns of the text form."""
+_HEIGHT = 20
+"""Lines of it, at most."""
+_MUCH = 0.8
+"""The part of the memory from which on its use is worth a line."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,15 @@ class Facts:
     device_holder: str | None = None
     """Who held the device when the run began: 'process 4711 (python3)'."""
 
-    def observations(self) -> list[str]:
-        """What a person should see of this: one line each."""
+    def observations(self, stage: str) -> list[str]:
+        """What of this speaks for a cause of this stage: one line each."""
         lines = []
         if self.oom_killed:
             lines.append("the kernel's out-of-memory killer ended a process of this run")
-        if self.memory_peak is not None and self.memory_limit:
+        if self.memory_peak and self.memory_limit and self.memory_peak > _MUCH * self.memory_limit:
             peak, limit = self.memory_peak / 2**30, self.memory_limit / 2**30
             lines.append(f"memory of all ranks at its peak: {peak:.1f} of {limit:.1f} GiB")
-        if self.device_holder:
+        if self.device_holder and stage == "start":
             lines.append(f"the device is held by {self.device_holder}")
         return lines
 
@@ -93,10 +97,10 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Cause, evidence, fix and link: never more than 20 lines."""
-        lines = _wrapped(f"{self.cause} [{self.id}]", "", 5)
-        lines += [_cut(f"  | {line}") for line in self.evidence[:6]]
-        lines += _wrapped(self.fix, "  fix: ", 8)
-        return "\n".join([*lines, _cut(f"  see {self.link}")])
+        cause = _wrapped(f"{self.cause} [{self.id}]", "", 5)
+        rest = [*_wrapped(self.fix, "  fix: ", 8), _cut(f"  see {self.link}")]
+        evidence = [part for line in self.evidence for part in _wrapped(str(line), "  | ", 2)]
+        return "\n".join([*cause, *evidence[: _HEIGHT - len(cause) - len(rest)], *rest])
 
 
 def exit_name(code: int) -> str:
