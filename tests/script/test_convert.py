@@ -230,9 +230,7 @@ def test_what_ruff_finds_is_in_lines_of_the_notebook(tmp_path: Path) -> None:
     script = convert(notebook(CLEAN[0], *DIRTY, "%%tpu_train\nimport json\n"))
     found = [script.locate(line) for line in _ruff(script, tmp_path)]
     assert len(found) >= 4
-    for place in found:
-        assert place is not None
-        assert place[0].number in (2, 3, 4)
+    assert None not in found
 
 
 def _ruff(script: Script, folder: Path) -> list[int]:

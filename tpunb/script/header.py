@@ -17,6 +17,9 @@ ABOUT = """\
 # `# %%` begins a cell (py:percent), so VS Code and Jupytext open this file as a notebook.
 
 # %%
+# Imports stand where the notebook has them.
+# ruff: isort: skip_file
+
 """
 
 PREPARE = """\
