@@ -60,6 +60,11 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "n = xr.world_size()"),
             ("import helpers as xm", "xm.xrt_world_size()"),
             (IMPORTS, "def f(xm):\n    return xm.get_ordinal()"),
+            (
+                IMPORTS,
+                "try:\n    n = xr.world_size()\nexcept Exception:\n    n = xm.xrt_world_size()",
+            ),
+            (IMPORTS, "n = xm.xrt_world_size() if hasattr(xm, 'xrt_world_size') else 1"),
         ],
     ),
     "old-name": (
@@ -402,9 +407,29 @@ for x, y in loader:
     "branch-on-tensor": (
         [
             (IMPORTS, loop("if loss > 10:  # <-", "    scheduler.step()"), TRAIN),
-            (IMPORTS, loop("if torch.isnan(loss).any() or torch.isnan(loss):  # <-", "    pass")),
+            (IMPORTS, loop("if torch.isnan(loss).any():  # <-", "    pass"), TRAIN),
+            (
+                IMPORTS,
+                """
+class Net(nn.Module):
+    def forward(self, x):
+        while x.max() > 1:  # <-
+            x = x / 2
+        return x
+""",
+            ),
         ],
         [
+            (
+                IMPORTS,
+                """
+class Net(nn.Module):
+    def forward(self, x):
+        if self.training and x.size(0) > 1 and x.dim() == 2:
+            x = x / 2
+        return x
+""",
+            ),
             (IMPORTS, loop("if step > 10:", "    scheduler.step()"), TRAIN),
             (IMPORTS, loop("if loss is not None:", "    pass"), TRAIN),
         ],
@@ -604,6 +629,19 @@ if xm.is_master_ordinal():
                 TRAIN,
             ),
             (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True)", loop(), "train(0)"),
+            (
+                IMPORTS,
+                "loader = DataLoader(Rows(xr.global_ordinal()), 8, shuffle=True)",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "rank = xr.global_ordinal()\nrows = rows[rank::8]",
+                "loader = DataLoader(rows, 8, shuffle=True)",
+                loop(),
+                TRAIN,
+            ),
         ],
     ),
     "sampler-and-shuffle": (

@@ -157,6 +157,8 @@ class Book:
             return full == "torch.device" and any(
                 self.is_xla_device(argument, site, depth) for argument in node.args[:1]
             )
+        if isinstance(node, ast.IfExp):
+            return any(self.is_xla_device(part, site, depth) for part in (node.body, node.orelse))
         name = dotted(node)
         if not name or depth > 3:
             return False
@@ -230,7 +232,7 @@ class Book:
         for name in ("to", "zeros", "ones", "tensor", "randn", "rand", "empty", "full", "arange"):
             for site in self.called.get(name, ()):
                 target = argument(call(site), "device", 0 if name == "to" else None)
-                if isinstance(target, ast.Constant) and self.is_xla_device(target, site):
+                if target is not None and self.is_xla_device(target, site):
                     found.append(site)
         return sorted(found, key=lambda site: (site.page.index, site.line))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpunb.lint.book import Book
+from tpunb.lint.findings import Severity
 from tpunb.lint.rules import Hit, rule
 
 USUAL = {
@@ -48,4 +49,7 @@ def _missing_import(book: Book) -> Iterator[Hit]:
         if book.names.bound(name):
             continue
         for site in book.sites.loads(name)[:1]:
-            yield Hit(site, f"`{name}` is never imported", f"write `{line}` in a cell above")
+            always = site.simple() or not any(site.conditions())
+            severity: Severity | None = None if always else "warning"
+            fix = f"write `{line}` in a cell above"
+            yield Hit(site, f"`{name}` is never imported", fix, severity=severity)

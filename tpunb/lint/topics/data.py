@@ -123,17 +123,42 @@ def _no_sampler(book: Book) -> Iterator[Hit]:
         or "mark_sharding" in book.called
     ):
         return
-    if any(
-        word in {"world_size", "xrt_world_size", "num_replicas", "shard", "get_world_size"}
-        for word in book.called
-    ):
-        return  # it divides the data itself
+    if _divided(book):
+        return
     for site in book.data_loaders:
         node = call(site)
         own = _given(argument(node, "sampler", 3)) or _given(argument(node, "batch_sampler", 4))
+        own = own or any(_takes_rank(book, value) for value in _dataset(book, site))
         if own or _spread(node) or not _training(book, site) or not _launched(book, site):
             continue
         yield Hit(site, "every core loads all of the data")
+
+
+def _dataset(book: Book, site: Site) -> list[Site]:
+    """The values that a DataLoader's data set may have."""
+    given = argument(call(site), "dataset", 0)
+    if isinstance(given, ast.Name):
+        return book.values(given.id, site.frame)
+    return [] if given is None else [Site(given, site.frame)]
+
+
+def _takes_rank(book: Book, value: Site) -> bool:
+    """Whether a data set is made for a rank: `Rows(index)`."""
+    parts = [*value.node.args] if isinstance(value.node, ast.Call) else []
+    return any(book.asks_rank(part, value) for part in parts)
+
+
+def _divided(book: Book) -> bool:
+    """Whether the notebook itself gives each rank its part of the data."""
+    if book.called.keys() & {"shard", "split_between_processes", "split_dataset_by_node"}:
+        return True
+    names = {"num_replicas", "num_shards", "rank", "world_size"}
+    if any(word.arg in names for site in book.sites.calls for word in call(site).keywords):
+        return True
+    return any(
+        isinstance(site.node, ast.Subscript) and book.asks_rank(site.node.slice, site)
+        for site in book.sites.subscripts
+    )
 
 
 def _launched(book: Book, site: Site) -> bool:

@@ -33,7 +33,7 @@ def _now_and_then(book: Book, site: Site, loop: Loop | None) -> bool:
         for node in ast.walk(test):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
                 return True
-        if words(test) & {"step", "i", "idx", "batch_idx", "it", "log", "verbose", "debug"}:
+        if words(test) & {"step", "i", "idx", "batch_idx", "it", "log", "verbose", "debug", "item"}:
             return True
         if any("log" in word or "print" in word or "report" in word for word in words(test)):
             return True
@@ -127,7 +127,7 @@ def _host_sync_in_step(book: Book) -> Iterator[Hit]:
     if not book.xla or not book.device_uses:
         return
     for loop in book.loops:
-        tensors = _tensors(book, loop)
+        tensors = _tensors(loop)
         for site in [*loop.sites, *_called_once(book, loop)]:
             if _now_and_then(book, site, loop) or for_other_hardware(site):
                 continue
@@ -162,7 +162,7 @@ def _called_once(book: Book, loop: Loop) -> list[Site]:
     ]
 
 
-def _tensors(book: Book, loop: Loop) -> set[str]:
+def _tensors(loop: Loop) -> set[str]:
     """Names that surely hold tensors of the device in a loop: what `.backward()` is called on."""
     found = set()
     for site in loop.sites:
@@ -212,32 +212,48 @@ def _from_host(book: Book, node: ast.expr, site: Site) -> bool:
     return False
 
 
+VALUES = {"any", "all", "sum", "mean", "max", "min", "norm"}
+"""Methods of tensors that give one value."""
+ASKING = {"isnan", "isinf", "isfinite", "any", "all", "equal", "allclose"}
+
+
 @rule(
     "branch-on-tensor",
     "warning",
-    what="`if` or `while` over the value of a tensor in a training loop",
-    fact="Python has to know the value, so it waits for the device in every step",
+    what="`if` or `while` over the value of a tensor, in a training loop or in `forward`",
+    fact="Python has to know the value, so it waits for the device in every step, and each way "
+    "through is a program of its own to compile",
     source="torch_xla's docs, troubleshooting",
     fix="compute both and choose with `torch.where`, or decide every n steps",
 )
 def _branch_on_tensor(book: Book) -> Iterator[Hit]:
-    if not book.xla or not book.device_uses:
+    if not book.xla:
         return
-    for loop in book.loops:
-        tensors = _tensors(book, loop)
-        for site in book.sites.branches:
-            if site.frame.function is not loop.frame.function or site.page is not loop.frame.page:
-                continue
-            if not any(frame is loop.frame for frame in site.frame.outward()):
-                continue
-            node = site.node
-            assert isinstance(node, ast.If)
-            asks = _asks_value(book, node.test, tensors, site)
-            if asks and not _now_and_then(book, site, loop):
+    for site in (*book.sites.branches, *book.sites.loops):
+        node, function = site.node, site.frame.function
+        if not isinstance(node, ast.If | ast.While):
+            continue
+        if function is not None and function.name == "forward" and function.method_of:
+            if _asks_value(book, node.test, set(), site):
                 yield Hit(site, "the branch depends on the value of a tensor")
+            continue
+        loop = next((one for one in book.loops if _stands_in(site, one)), None)
+        if loop is None or not book.device_uses or _now_and_then(book, site, loop):
+            continue
+        if _asks_value(book, node.test, _tensors(loop), site):
+            yield Hit(site, "the branch depends on the value of a tensor")
+
+
+def _stands_in(site: Site, loop: Loop) -> bool:
+    if site.page is not loop.frame.page or site.frame.function is not loop.frame.function:
+        return False
+    return any(frame is loop.frame for frame in site.frame.outward())
 
 
 def _asks_value(book: Book, test: ast.expr, tensors: set[str], site: Site) -> bool:
+    """Whether a test needs the value of a tensor: of one of some names, or of what
+    `torch.isnan(...)` or `x.max()` give.
+    """
     if isinstance(test, ast.UnaryOp):
         return _asks_value(book, test.operand, tensors, site)
     if isinstance(test, ast.BoolOp):
@@ -245,16 +261,18 @@ def _asks_value(book: Book, test: ast.expr, tensors: set[str], site: Site) -> bo
     if isinstance(test, ast.Compare):
         if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in test.ops):
             return False
+        sides = (test.left, *test.comparators)
         return any(
-            isinstance(part, ast.Name) and part.id in tensors
-            for part in (test.left, *test.comparators)
+            dotted(part) in tensors or _asks_value(book, part, tensors, site) for part in sides
         )
-    if isinstance(test, ast.Call) and book.full(test.func, site) in (
-        *("torch.isnan", "torch.isinf", "torch.isfinite", "torch.any", "torch.all"),
-        *("torch.equal", "torch.allclose"),
-    ):
-        return bool({n.id for n in ast.walk(test) if isinstance(n, ast.Name)} & tensors)
-    return False
+    if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Attribute):
+        return False
+    full = book.full(test.func, site)
+    if full:
+        host = any(_from_host(book, part, site) for part in test.args)
+        return full.startswith("torch.") and last(test.func) in ASKING and not host
+    alone = not test.args and not test.keywords
+    return alone and test.func.attr in VALUES and not _from_host(book, test.func.value, site)
 
 
 def _is_optimizer(book: Book, node: ast.expr, site: Site) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tpunb import retired
 from tpunb.lint.book import Book
+from tpunb.lint.expressions import words
 from tpunb.lint.rules import Hit, rule
 from tpunb.lint.walk import Site
 
@@ -54,6 +55,18 @@ def _imported(node: ast.AST) -> list[str]:
     return []
 
 
+def _for_old_releases(site: Site) -> bool:
+    """Whether the code knows that the name may be missing: in `try`, or under a test that asks
+    for the version or the attribute.
+    """
+    if any(isinstance(frame.node, ast.Try | ast.ExceptHandler) for frame in site.frame.outward()):
+        return True
+    return any(
+        "hasattr" in words(test) or any("version" in word for word in words(test))
+        for test, _ in site.conditions()
+    )
+
+
 def _short(full: str) -> str:
     return full.removeprefix("torch_xla.core.").removeprefix("torch_xla.distributed.")
 
@@ -68,7 +81,7 @@ def _short(full: str) -> str:
 )
 def _retired_name(book: Book) -> Iterator[Hit]:
     for site, row in _uses(book):
-        if row.state == "missing":
+        if row.state == "missing" and not _for_old_releases(site):
             yield Hit(
                 site,
                 f"`{_short(row.old)}` does not exist in torch_xla 2.9",
