@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tpunb.models import Device, Script, Snapshot
 from tpunb.platforms.environment import Change
@@ -26,20 +26,29 @@ def describe(
         + (f"every rank runs the prelude: {replicate}" if replicate else
            "the prelude runs once, then the ranks are forked"),
     ]  # fmt: skip
-    if script.omissions:
-        lines.append("left out:")
-        for omission in script.omissions:
-            where = (
-                "" if omission.cell is None else f"cell [{omission.cell}], line {omission.line}: "
-            )
-            text = omission.text.strip().splitlines()[0] if omission.text.strip() else ""
-            lines.append(f"  {where}{text}  ({omission.reason})")
+    if left_out := [*_cells_left_out(snapshot), *_pieces_left_out(script)]:
+        lines += ["left out:", *left_out]
     if changes:
         lines.append("environment of the ranks, beside the kernel's:")
         for change in changes:
             what = "removed" if change.value is None else f"= {change.value}"
             lines.append(f"  {change.name} {what}  ({change.reason})")
     return "\n".join([*lines, "", script.text.rstrip()])
+
+
+def _cells_left_out(snapshot: Snapshot) -> Iterator[str]:
+    """Whole cells that are not part of the notebook that is run, with their first lines."""
+    for cell, reason in snapshot.left_out:
+        if cell.source.strip():
+            yield f"  {snapshot.called(cell)}: {cell.source.strip().splitlines()[0]}  ({reason})"
+
+
+def _pieces_left_out(script: Script) -> Iterator[str]:
+    """What the conversion leaves out, with cell and line."""
+    for omission in script.omissions:
+        where = "" if omission.cell is None else f"cell [{omission.cell}], line {omission.line}: "
+        text = omission.text.strip().splitlines()[0] if omission.text.strip() else ""
+        yield f"  {where}{text}  ({omission.reason})"
 
 
 def _cells(script: Script, role: str) -> str:

@@ -165,6 +165,7 @@ def test_functions_may_need_what_a_cell_below_makes(tmp_path: Path) -> None:
 
 REASONS = {
     "it never ran in this kernel": "run that cell, then the train cell again",
+    "it was deleted": "put that cell back",
     "it failed": "mend that cell and run it, then the train cell again",
 }
 
@@ -172,7 +173,7 @@ REASONS = {
 @pytest.mark.parametrize(("reason", "instead"), REASONS.items())
 def test_cells_that_never_ran_or_failed(reason: str, instead: str) -> None:
     snapshot = notebook("a = 1", "%%tpu_train\nprint(x)")
-    left_out = Cell(1, "code", "x = 1", 7 if reason == "it failed" else None)
+    left_out = Cell(1, "code", "x = 1", None if "never" in reason else 7)
     snapshot = dataclasses.replace(snapshot, left_out=((left_out, reason),))
     with pytest.raises(ConversionError, match=re.escape(reason) + f": {instead}") as caught:
         convert(snapshot)

@@ -15,6 +15,7 @@ _OUT = re.compile(r"--out[ =]\s*(\w+)")
 _INSTEAD = {
     "it never ran": "run that cell, then the train cell again",
     "it failed": "mend that cell and run it, then the train cell again",
+    "it was deleted": "put that cell back",
     "it is below": "move that cell above the train cell",
     "it is another train cell": "save it there and load it here",
     "it runs in the notebook only": "make it in a cell above, without %%tpu_debug",
