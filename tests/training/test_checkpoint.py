@@ -22,6 +22,7 @@ from tests.worker.ranks import Ranks, rehearse, warm
 from tpunb.errors import CheckpointError
 from tpunb.training import checkpoint, checkpoint_device
 from tpunb.training.checkpoint import Checkpoint, load, save
+from tpunb.training.checkpoint_files import Folder
 
 VARIABLES = (
     "TPUNB_RUN", "TPUNB_ATTEMPT", "TPUNB_RESUME", "TPUNB_CHECKPOINTS", "RANK", "WORLD_SIZE",
@@ -329,6 +330,40 @@ class TestRanks:
         assert loaded(step=2).state == "quick"
         save("nothing, in rank 1", 2)
         assert loaded().step == 2
+
+    def test_what_the_attempt_began_from_waits_for_late_ranks(self, as_rank: Rank) -> None:
+        for attempt in range(3):
+            as_rank(0, attempt)
+            for step in range(attempt * 10, attempt * 10 + 6):
+                save(step, step)
+            steps = sorted(
+                one.step for one in checkpoint._found(Folder(as_rank.run / "checkpoints"))
+            )
+            began = attempt * 10 - 5
+            assert steps == ([began] if attempt else []) + [began + 8, began + 9, began + 10]
+            as_rank(1, attempt)
+            found = load()
+            assert (found.step if found else None) == (began if attempt else None)
+
+    def test_parts_of_all_ranks_end_the_waiting(self, as_rank: Rank) -> None:
+        for attempt in range(2):
+            for rank in (0, 1):
+                as_rank(rank, attempt)
+                for step in range(5):
+                    save(step, step, per_rank=True)
+        assert len(files(as_rank.run / "checkpoints")) == 3 * 2
+
+    def test_under_torchrun_on_several_hosts_all_is_seen(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A later run may look like the same, and must find what the first has saved."""
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        save("x", 1)
+        monkeypatch.setattr(checkpoint, "_processes", {})
+        assert loaded().state == "x"
 
     def test_every_rank_its_own(self, as_rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
         for step in (10, 20):

@@ -328,7 +328,7 @@ def test_threads_may_save_at_once() -> None:
 def test_old_ones_that_cannot_be_removed_do_not_end_the_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(place: object, keep: int) -> None:
+    def refuse(*args: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(checkpoint_files, "remove_old", refuse)

@@ -55,6 +55,8 @@ def save(state: Any, step: int, *, per_rank: bool = False, to: str | Path | None
     own, and the checkpoint is whole when all have. The others go on at once: nobody waits for
     another rank. It is on the disk when the call returns, and the last KEEP stay.
 
+    With several ranks, the one that the attempt began from stays too.
+
     `to`: a folder, or a URL that fsspec knows. Without it: TPUNB_CHECKPOINTS, else the run's
     folder, outside a run `./checkpoints`.
 
@@ -87,7 +89,7 @@ def save(state: Any, step: int, *, per_rank: bool = False, to: str | Path | None
                 raise CheckpointError(_unpicklable(*guilty, error, step, folder), path) from error
         raise CheckpointError(_unwritten(error, step, folder, path, to_cpu.size), path) from error
     try:
-        checkpoint_files.remove_old(folder, KEEP)
+        checkpoint_files.remove_old(folder, KEEP, _group(), ranks == 1)
     except Exception as error:  # of any kind in a bucket; not worth ending a training for
         _tell("save", f"old checkpoints stay in {folder.shown}: {_reason(error)}")
 
@@ -117,7 +119,7 @@ def load(
     hidden = None
     if step is not None:
         step = _step(step)
-    elif not _this_process().saves:
+    elif not _this_process().saves and _knows_its_attempt():
         hidden = _group()
     resume = os.environ.get("TPUNB_RESUME")
     places = [_default() if from_ is None else from_]
@@ -286,6 +288,12 @@ _processes: dict[int, _Process] = {}
 
 def _this_process() -> _Process:
     return _processes.setdefault(os.getpid(), _Process())
+
+
+def _knows_its_attempt() -> bool:
+    """Not under torchrun on several hosts, where a later run may look like the same."""
+    env = os.environ
+    return "TPUNB_RUN" in env or env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE")
 
 
 def _group() -> str:

@@ -256,18 +256,25 @@ def checkpoints(names: Iterable[str]) -> list[Found]:
     return sorted(found.values(), key=lambda one: one.number, reverse=True)
 
 
-def remove_old(place: Place, keep: int) -> None:
+def remove_old(place: Place, keep: int, group: str, alone: bool) -> None:
     """Keep the newest checkpoints that look whole, remove what is older than they are.
 
-    Whole is here what was written to its end: the files are not read again.
+    Whole is here what was written to its end: the files are not read again. Unless this process
+    is `alone`, the newest that is not of its `group` stays as well: the attempt began from it,
+    and a rank that is late has yet to load it.
     """
-    whole = 0
+    whole, began = 0, alone
     for one in checkpoints(place.list()):
-        if whole >= keep:
-            place.remove(one.names.values())
-        elif not one.missing:
+        counts = False
+        if not one.missing and (whole < keep or not began):
             with contextlib.suppress(FileNotFoundError):  # another rank is removing it
-                whole += all(has_end(place.tail(name), name) for name in one.names.values())
+                counts = all(has_end(place.tail(name), name) for name in one.names.values())
+        needed = counts and not began and one.group != group
+        if whole >= keep and not needed:
+            place.remove(one.names.values())
+        whole += counts
+        # All ranks have come to their first save when all parts of one are there.
+        began |= needed or (counts and one.ranks is not None)
 
 
 def _alive(pid: int) -> bool:
