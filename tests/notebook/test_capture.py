@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,8 +152,8 @@ NOTEBOOK = (
 )
 RUNNERS = {
     "papermill": (["papermill", "in.ipynb", "out.ipynb"], "papermill"),
-    "python -m papermill": (
-        [sys.executable, "-m", "papermill", "in.ipynb", "o.ipynb"],
+    "papermill in place, as a batch run on Kaggle": (
+        [sys.executable, "-m", "papermill", "in.ipynb", "in.ipynb"],
         "papermill",
     ),
     "nbconvert of two": (
@@ -173,8 +174,10 @@ def run(command: list[str], tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "runner"), RUNNERS.values(), ids=RUNNERS)
 def test_runners_are_found_by_their_command_line(
-    command: list[str], runner: str, tmp_path: Path
+    command: list[str], runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if command[-2:] == ["in.ipynb", "in.ipynb"]:
+        monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     write(tmp_path / "in.ipynb", *NOTEBOOK)
     write(tmp_path / "other.ipynb", code("other = 1"))
     run(command, tmp_path)
@@ -246,6 +249,22 @@ def test_a_file_that_the_user_names_must_exist(shell: InteractiveShell, tmp_path
         capture(history, "b = 2", environ={"TPUNB_NOTEBOOK": str(tmp_path / "gone.ipynb")})
     with pytest.raises(NotebookError, match="no cell"):
         capture(History(InteractiveShell()), environ={})
+
+
+def test_a_file_that_is_being_saved_is_read_when_it_is_whole(
+    shell: InteractiveShell, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "nb.ipynb", code("a = 1", "mine"), TRAIN)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[:100], encoding="utf-8")
+    history = History(shell)
+    shell.run_cell("a = 1", store_history=True)
+    saving = threading.Timer(0.2, path.write_text, (text, "utf-8"))
+    saving.start()
+    found = capture(history, "loop(rate)", notebook=str(path), environ={})
+    saving.join()
+    assert found.origin == "%tpu_setup --notebook"
+    assert found.cells[0].tags == ("mine",)
 
 
 def test_a_magic_that_code_calls_is_a_cell_of_its_own(shell: InteractiveShell) -> None:

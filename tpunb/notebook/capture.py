@@ -9,15 +9,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tpunb.errors import NotebookError
-from tpunb.models import Snapshot
+from tpunb.models import Cell, Snapshot
 from tpunb.notebook import sources
 from tpunb.notebook.files import cell_magics, cells_of, load
 from tpunb.notebook.history import Execution, History
 from tpunb.notebook.overlay import overlay
 from tpunb.notebook.sources import Found
+
+SETTLED = 1.0
+"""Seconds after which a file is not being saved any more."""
 
 
 def capture(
@@ -98,13 +102,32 @@ def capture(
 def _laid(found: Found, executed: Sequence[Execution], deleted: Mapping[str, float]) -> Snapshot:
     """What was executed, over a notebook that was found."""
     if found.path is not None:
-        cells, content = load(found.path), None
-        saved = found.path.stat().st_mtime
+        (cells, saved), content = _read(found.path), None
     else:
         cells, saved = cells_of(found.content, f"what {found.origin} sent"), math.inf
         content = json.dumps(_without_outputs(found.content or {}))
     laid = overlay(cells, executed, saved=saved, deleted=deleted)
     return replace(laid, path=_path(found), origin=found.origin, name=found.name, content=content)
+
+
+def _read(path: Path) -> tuple[tuple[Cell, ...], float]:
+    """The cells of a file, and when it was saved.
+
+    Servers write a notebook in its place, so one that is being saved is cut off for a moment:
+    it is read again until nothing has been written for a while.
+    """
+    deadline = time.monotonic() + SETTLED
+    while True:
+        try:
+            saved = path.stat().st_mtime
+        except OSError as error:
+            raise NotebookError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            return load(path), saved
+        except NotebookError:
+            if time.time() - saved > SETTLED or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _path(found: Found) -> str | None:
