@@ -1,7 +1,7 @@
 """Signs of life of a rank: a few shared bytes that it writes and the guard reads.
 
-Standard library only until a rank starts `watch`: the guard imports this too. Nothing here can
-block a rank: counting is a write to memory.
+Standard library only: the guard imports this too. Nothing here can block a rank: counting is a
+write to memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -49,9 +49,10 @@ def read(path: Path) -> Beat | None:
 
 
 class Pulse:
-    """A rank's own end."""
+    """A rank's own end. `count` gives steps, compilations begun and ended, from torch_xla."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, count: Callable[[], tuple[int, int, int]]) -> None:
+        self._count = count
         self._beat = Beat()
         self._pid = os.getpid()
         self._watching = False
@@ -87,20 +88,9 @@ class Pulse:
             threading.Thread(target=self._follow, name="tpunb-pulse", daemon=True).start()
 
     def _follow(self) -> None:
-        import torch_xla.debug.metrics as met
-
-        def timed(name: str) -> int:
-            data = met.metric_data(name)
-            return data[0] if data else 0
-
         last = (0, 0, 0)
         while True:
-            now = (
-                met.counter_value("MarkStep") or 0,
-                met.counter_value("UncachedCompile") or 0,
-                timed("CompileTime"),
-            )
-            # The user may set torch_xla's counters back to 0.
+            now = self._count()
             new = [b - a if b >= a else b for a, b in zip(last, now, strict=True)]
             last = now
             self._beat.steps += new[0]
@@ -114,10 +104,10 @@ _pause = threading.Event()
 _mine: Pulse | None = None
 
 
-def start(path: Path) -> None:
+def start(path: Path, count: Callable[[], tuple[int, int, int]]) -> None:
     """In a rank: begin to give signs of life."""
     global _mine
-    _mine = Pulse(path)
+    _mine = Pulse(path, count)
 
 
 def begin() -> None:

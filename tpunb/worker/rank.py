@@ -22,6 +22,7 @@ from tpunb.worker import (
     autograd,
     calls,
     cells,
+    counters,
     device,
     launchers,
     processes,
@@ -90,7 +91,7 @@ def _become(task: Assignment, report: Reporter) -> None:
     rundir.keep_room(task.run.error(task.attempt, task.rank))
     written = open(task.run.stacks(task.attempt, task.rank), "w")  # noqa: SIM115
     faulthandler.register(stacks.DUMP, written, all_threads=True)
-    pulse.start(task.run.pulse(task.attempt, task.rank))
+    pulse.start(task.run.pulse(task.attempt, task.rank), counters.look)
     torch.set_num_threads(int(task.env["OMP_NUM_THREADS"]))
     device.prepare(
         task.spec.device,
