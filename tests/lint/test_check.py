@@ -168,6 +168,15 @@ def test_only_the_snapshots_own_train_cell_counts_for_certainty() -> None:
     assert [finding.certain for finding in lint(first)] == [True]
 
 
+@pytest.mark.parametrize("head", ["# tpu: skip", "%%tpu_debug"])
+def test_cells_that_only_the_notebook_runs_are_read_for_what_fails_there(head: str) -> None:
+    assert rules(IMPORTS, f"{head}\nmodel.cuda()\n{OLD}", TRAIN) == ["retired-name"]
+    below = (IMPORTS, TRAIN, f"model.cuda()\n{OLD}")
+    assert rules(*below) == ["retired-name"]
+    tagged = notebook(IMPORTS, f"model.cuda()\n{OLD}", tags=[(1, "tpu-skip")])
+    assert [finding.rule for finding in lint(tagged)] == ["retired-name"]
+
+
 def test_a_notebook_with_every_example_is_linted() -> None:
     cells = [cell for fires, _ in EXAMPLES.values() for cells in fires for cell in cells]
     assert len(found(*cells)) > 50

@@ -52,6 +52,8 @@ def _lint(read: list[Page]) -> list[Finding]:
     found: dict[tuple[int, int, int, str, str], Finding] = {}
     for rule in RULES.values():
         for hit in rule.check(book):
+            if hit.page.part == "kernel" and not rule.kernel:
+                continue
             finding = _finding(rule, hit, certainty)
             if not silences[hit.page.index].covers(rule.id, finding.line):
                 worst = SEVERITIES.index(finding.severity)

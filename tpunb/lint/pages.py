@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Literal
 
 from tpunb.models import Cell, Snapshot
 from tpunb.script.cells import SKIP_LINE, SKIP_TAGS, NotPythonError, magics, plain
+
+DEBUG = re.compile(r"^%%tpu_debug\b", re.MULTILINE)
 
 Part = Literal["prelude", "train", "kernel"]
 
@@ -84,7 +87,8 @@ def _page(cell: Cell, number: int, part: Part, runs: bool) -> Page:
         cell.index, number, part, runs, source.split("\n"), ast.Module(body=[], type_ignores=[]), []
     )
     try:
-        made = plain(source)
+        # The body of a %%tpu_debug cell is ordinary code too, though never part of a script.
+        made = plain(DEBUG.sub("%%tpu_train", source, count=1))
     except NotPythonError as error:
         page.problem = error.line, error.reason
         return page

@@ -52,20 +52,29 @@ class Rule:
     """Where the fact is from: measured, a file of torch_xla, an issue."""
     fix: str
     check: Check
+    kernel: bool = False
+    """Whether it also counts in cells that are no part of a run, which the notebook runs."""
 
 
 RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, severity: Severity, *, what: str, fact: str, source: str, fix: str
+    id: str,
+    severity: Severity,
+    *,
+    what: str,
+    fact: str,
+    source: str,
+    fix: str,
+    kernel: bool = False,
 ) -> Callable[[Check], Check]:
     """Add a function to the table: it yields a Hit for each place it finds."""
 
     def add(check: Check) -> Check:
         if id in RULES:
             raise ValueError(f"two rules have the id {id!r}")
-        RULES[id] = Rule(id, severity, what, fact, source, fix, check)
+        RULES[id] = Rule(id, severity, what, fact, source, fix, check, kernel)
         return check
 
     return add

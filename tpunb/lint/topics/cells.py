@@ -41,6 +41,7 @@ def _not_python(book: Book) -> Iterator[Hit]:
     fact="NameError on every core",
     source="Python",
     fix="import it in a cell above",
+    kernel=True,
 )
 def _missing_import(book: Book) -> Iterator[Hit]:
     if any(page.problem for page in book.pages):

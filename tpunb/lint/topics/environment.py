@@ -88,6 +88,7 @@ def _text(node: ast.expr | None) -> str | None:
     "sees it",
     source="IPython: every `!` line is a shell of its own",
     fix="write `%env NAME=value`",
+    kernel=True,
 )
 def _shell_export(book: Book) -> Iterator[Hit]:
     for page in book.pages:
@@ -121,6 +122,7 @@ def _lost_exports(page: Page) -> Iterator[tuple[int, str, str]]:
     source="measured with torch_xla 2.9.0; pytorch/xla#2425",
     fix="take it out, and write `model.to(torch.bfloat16)` or "
     "`with torch.autocast('xla', dtype=torch.bfloat16):`",
+    kernel=True,
 )
 def _bf16_variable(book: Book) -> Iterator[Hit]:
     for at, name, value in _variables(book):
@@ -135,6 +137,7 @@ def _bf16_variable(book: Book) -> Iterator[Hit]:
     fact="torch_xla 2.9 does not read it",
     source="torch_xla 2.9.0; the XRT runtime was removed in 2.1",
     fix="take it out",
+    kernel=True,
 )
 def _retired_variable(book: Book) -> Iterator[Hit]:
     for at, name, _ in _variables(book):
@@ -168,6 +171,7 @@ def _retired_variable(book: Book) -> Iterator[Hit]:
     fact="it fails, or puts a torch_xla in place that does not fit today's torch, Python or TPU",
     source="pytorch/xla's release notes; PyPI",
     fix="use the torch and torch_xla that the machine brings, or install a pair that fits",
+    kernel=True,
 )
 def _retired_command(book: Book) -> Iterator[Hit]:
     for page in book.pages:
@@ -230,6 +234,7 @@ TF = {
     "'Device or resource busy'",
     source="libtpu; seen as 'open(/dev/vfio/0): Device or resource busy'",
     fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
+    kernel=True,
 )
 def _tpu_taken(book: Book) -> Iterator[Hit]:
     if not book.xla and not book.has_train:

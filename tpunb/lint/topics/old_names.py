@@ -78,6 +78,7 @@ def _short(full: str) -> str:
     fact="ImportError or AttributeError where the line runs",
     source="each name was looked up in torch_xla 2.9.0",
     fix="use what replaced it; `tpunb migrate` rewrites the notebook",
+    kernel=True,
 )
 def _retired_name(book: Book) -> Iterator[Hit]:
     for site, row in _uses(book):
@@ -97,6 +98,7 @@ def _retired_name(book: Book) -> Iterator[Hit]:
     fact="deprecated names warn, and may be gone in the next release",
     source="torch_xla 2.9.0, core/xla_model.py: `@deprecated`",
     fix="use the current name; `tpunb migrate` rewrites the notebook",
+    kernel=True,
 )
 def _old_name(book: Book) -> Iterator[Hit]:
     seen = set()

@@ -82,6 +82,7 @@ def _is_moved(book: Book, model: str, site: Site) -> bool:
     "torch.storage.UntypedStorage (tagged with xla:0)",
     source="measured with torch 2.9.0 and torch_xla 2.9.0",
     fix="write `torch.load(path, map_location='cpu')`, and move the model afterwards",
+    kernel=True,
 )
 def _load_to_xla(book: Book) -> Iterator[Hit]:
     for site in book.calls_of("torch.load"):

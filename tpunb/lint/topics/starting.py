@@ -23,6 +23,7 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
     source="torch_xla 2.9.0 _internal/pjrt.py; since 2.6",
     fix="leave nprocs out to use every core, or put the call under %%tpu_train, where the number "
     "of cores is that of the run",
+    kernel=True,
 )
 def _nprocs(book: Book) -> Iterator[Hit]:
     for site in book.calls_of(SPAWN):
@@ -55,6 +56,7 @@ def _number(book: Book, node: ast.AST | None, site: Site) -> int | None:
     "\"Can't get attribute '_mp_fn' on <module '__main__'>\"",
     source="measured with torch_xla 2.9.0; pytorch/xla#2750, #7761",
     fix="put the call under %%tpu_train, or pass start_method='fork'",
+    kernel=True,
 )
 def _spawn_from_notebook(book: Book) -> Iterator[Hit]:
     for site in book.calls_of(LAUNCH, SPAWN):
