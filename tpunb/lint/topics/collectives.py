@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from textwrap import shorten
 
 from tpunb.lint.book import XM, Book
 from tpunb.lint.expressions import argument, call, last, words
@@ -88,7 +89,7 @@ def _collective_on_some_ranks(book: Book) -> Iterator[Hit]:
         test = _one_rank(book, site)
         if test is not None and (book.in_rank(site) or site.frame.function is not None):
             name = last(call(site).func)
-            shown = ast.unparse(test)
+            shown = shorten(ast.unparse(test), 60, placeholder=" …")
             yield Hit(
                 site, f"`{name}` is called only on ranks with `{shown}`: the others never come"
             )
@@ -136,7 +137,8 @@ def _step_skipped(book: Book) -> Iterator[Hit]:
                 continue
             for test, _ in jump.conditions(loop.frame):
                 if _of_the_data(test):
-                    yield Hit(jump, f"this rank leaves the step alone, if `{ast.unparse(test)}`")
+                    shown = shorten(ast.unparse(test), 60, placeholder=" …")
+                    yield Hit(jump, f"this rank leaves the step alone, if `{shown}`")
                     break
 
 

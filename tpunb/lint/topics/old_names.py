@@ -108,4 +108,7 @@ def _old_name(book: Book) -> Iterator[Hit]:
                 continue  # it is shown where it is used
             seen.add(row.old)
             word = "is deprecated" if row.state == "deprecated" else "is the old way"
-            yield Hit(site, f"`{_short(row.old)}` {word}", row.advice)
+            fix = row.advice
+            if row.new == "torch_xla.launch" and site.page.part != "train":
+                fix += " In a notebook without %%tpu_train it needs start_method='fork'."
+            yield Hit(site, f"`{_short(row.old)}` {word}", fix)
