@@ -349,7 +349,7 @@ def test_the_newest_whole_one_loads_after_kills(
     dice = random.Random(500)
     monkeypatch.setenv("TPUNB_RUN", os.path.abspath("run"))
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    last, torn = -1, 0
+    last, torn, span = -1, 0, 0.01
     for attempt in range(kills):
         begins, begun = os.pipe()
         reads, writes = os.pipe()
@@ -368,7 +368,7 @@ def test_the_newest_whole_one_loads_after_kills(
             pids = [stack.enter_context(child(partial(work, rank))) for rank in range(ranks)]
             for _ in pids:
                 os.read(begins, 1)
-            time.sleep(dice.uniform(0, 0.012 if ranks == 1 else 0.05))
+            time.sleep(dice.uniform(0, span))
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         for end in (begins, begun, writes):
@@ -377,6 +377,8 @@ def test_the_newest_whole_one_loads_after_kills(
             told = [(int(rank), int(step)) for rank, step in map(str.split, lines)]
         done = [max((s for r, s in told if r == rank), default=last) for rank in range(ranks)]
         torn += len(list(Path("run/checkpoints").glob(".*.tmp")))
+        # About as long as saves take on this machine now: some end, some do not.
+        span *= 0.8 if min(done) > last else 1.25
 
         monkeypatch.setenv("TPUNB_ATTEMPT", "next")
         for rank in range(ranks):
