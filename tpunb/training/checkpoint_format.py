@@ -77,7 +77,7 @@ def write(state: Any, file: IO[bytes], name: str, to_cpu: checkpoint_device.ToCp
 
     writer = Writer(file, name)
     try:
-        torch.save(state, writer, pickle_module=pickler(to_cpu))
+        torch.save(state, writer, pickle_module=pickler(to_cpu))  # type: ignore[arg-type]
     except RuntimeError as error:
         # torch closes its archive on the way out, which fails for this reason and hides ours.
         if isinstance(error.__context__, OSError | KeyboardInterrupt):
