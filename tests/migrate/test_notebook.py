@@ -96,6 +96,13 @@ REWRITTEN = {
         "        loop(model, para, e)\n"
         "        del para",
     ),
+    "a sampler for eight": (
+        "import torch_xla\nimport torch_xla.core.xla_model as xm\n"
+        "S(xm.xla_device(), num_replicas=8, rank=xm.get_ordinal(), n=8)\nS(num_replicas=8, rank=0)",
+        "import torch_xla\nimport torch_xla.runtime as xr\n"
+        "S(torch_xla.device(), num_replicas=xr.world_size(), rank=xr.global_ordinal(), n=8)\n"
+        "S(num_replicas=8, rank=0)",
+    ),
     "autocast": (
         "import torch\nfrom torch_xla.amp import autocast\n"
         "with autocast(torch_xla.device(), enabled=on):\n    pass",

@@ -60,4 +60,18 @@ def test_nothing_is_added_where_there_is_nothing_to_do(cells: tuple[str, ...]) -
 def test_without_train_no_magic_is_added() -> None:
     cell = "import torch_xla\ntorch_xla.launch(f)"
     assert migrated(cell) == [cell]
-    assert migrate(notebook(cell)).added is None
+    assert not migrate(notebook(cell)).added
+
+
+def test_what_later_cells_need_becomes_a_cell_above_the_launch() -> None:
+    made = migrated(
+        "import torch_xla\n\ndef f(i):\n    print(i)\n\n# go\ntorch_xla.launch(f)\nx = 1",
+        "@once\ndef g(i):\n    f(i)\ntorch_xla.launch(g)",
+        train=True,
+    )
+    assert made == [
+        LOAD,
+        "import torch_xla\n\ndef f(i):\n    print(i)",
+        "%%tpu_train\n# go\ntorch_xla.launch(f)\nx = 1",
+        "%%tpu_train\n@once\ndef g(i):\n    f(i)\ntorch_xla.launch(g)",
+    ]

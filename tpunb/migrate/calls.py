@@ -47,6 +47,7 @@ class Calls:
                 continue
             if isinstance(node, cst.Call):
                 self._devices(cell, node)
+                self._replicas_of(cell, node)
             if isinstance(node, (cst.Name, cst.Attribute)) and self._is_read(node):
                 use = self.names.use(cell, node)
                 if use is not None:
@@ -136,6 +137,18 @@ class Calls:
             if by_name or by_place:
                 _remove(cell, call, index)
                 cell.note(self.names.line(call), "without the kind of device: PJRT_DEVICE says it")
+
+    def _replicas_of(self, cell: CodeCell, call: cst.Call) -> None:
+        """`DistributedSampler(…, num_replicas=8, rank=xm.get_ordinal())`: as many as there are."""
+        given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+        number, rank = given.get("num_replicas"), given.get("rank")
+        if not isinstance(number, cst.Integer) or not isinstance(rank, cst.Call):
+            return
+        use = self.names.use(cell, rank.func)
+        if use is not None and use.certain and use.row.new == f"{retired.XR}.global_ordinal":
+            world = self.imports.spelled(f"{retired.XR}.world_size", cell, rank.func)
+            cell.replace_node(number, f"{world}()")
+            cell.note(self.names.line(call), f"num_replicas: {number.value} → {world}()")
 
     def _device(self, cell: CodeCell, call: cst.Call, line: int) -> None:
         for index, arg in enumerate(call.args):

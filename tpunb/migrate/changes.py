@@ -49,8 +49,8 @@ class Migration:
     changes: tuple[Change, ...]
     original: Mapping[str, Any]
     """The notebook as it was."""
-    added: int | None = None
-    """Index of the cell that was added, in the new notebook."""
+    added: frozenset[int] = frozenset()
+    """Indices of the cells that were added, in the new notebook."""
 
     def report(self) -> str:
         """What was done and what is left to do, as text; cells are counted from 1."""
@@ -68,17 +68,17 @@ class Migration:
         return "".join(self._diffs())
 
     def pairs(self) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any]]]:
-        """Each cell of the new notebook with what it was; None for the cell that was added."""
+        """Each cell of the new notebook with what it was; None for a cell that was added."""
         old = iter(self.original["cells"])
         for index, cell in enumerate(self.notebook["cells"]):
-            yield (None if index == self.added else next(old)), cell
+            yield (None if index in self.added else next(old)), cell
 
     def _diffs(self) -> Iterator[str]:
         for index, (old, new) in enumerate(self.pairs()):
             before, after = "" if old is None else text_of(old), text_of(new)
             if before != after:
-                # A person counts the cells that are there, the new one not among them.
-                place = index + (self.added is None or index < self.added)
+                # A person counts the cells that are there, new ones not among them.
+                place = index + 1 - sum(one < index for one in self.added)
                 name = "a new cell" if old is None else f"cell {place}"
                 lines = difflib.unified_diff(
                     before.split("\n") if before else [], after.split("\n"), name, name, lineterm=""

@@ -59,16 +59,17 @@ def _spliced(text: str, made: Migration) -> str:
     spans = iter(_elements(text, cells.start))
     pieces: list[str] = []
     done = 0
-    new: Mapping[str, Any] | None = None
+    waiting: list[Mapping[str, Any]] = []
     for old, cell in made.pairs():
         if old is None:
-            new = cell
+            waiting.append(cell)
             continue
         span = next(spans)
-        if new is not None:
-            lead = text[_before(text, span.start) : span.start]
+        lead = text[_before(text, span.start) : span.start]
+        for new in waiting:
             pieces += [text[done : span.start], _dumped(text, new, lead), ",", lead]
-            done, new = span.start, None
+            done = span.start
+        waiting.clear()
         if cell != old:
             source = next(one for key, one in _members(text, span.start) if key == "source")
             pieces += [text[done : source.start], _source(text, source, cell["source"])]

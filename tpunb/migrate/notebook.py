@@ -29,7 +29,8 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
     migration is the same.
 
     With `train` the result is a notebook for `%%tpu_train`: tpunb is loaded in a cell at the
-    top, and the magic stands over each cell that starts ranks. Raises NotebookError if this is
+    top, and the magic stands over each cell that starts ranks; what later cells need of such
+    a cell becomes a cell above it. Raises NotebookError if this is
     no notebook of format 4.
     """
     if not isinstance(notebook.get("cells"), list):
@@ -46,7 +47,7 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
     changes = rewrite(cells)
     for cell in cells:
         _put(result["cells"][cell.index], cell.result())
-    added = None
+    added: frozenset[int] = frozenset()
     if train:
         made, added = make_training(result)
         changes += made

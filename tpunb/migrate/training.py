@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import copy
+from collections.abc import Iterable
 from typing import Any
 
 from tpunb.migrate.cells import CodeCell
@@ -11,44 +11,64 @@ from tpunb.migrate.changes import LOAD, Change, text_of
 
 STARTERS = frozenset(("launch", "spawn", "notebook_launcher"))
 """The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
+TRAIN = "%%tpu_train\n"
+APART = "a cell of its own: later cells need it, and what a run's cell makes is gone after the run"
 
 
-def make_training(notebook: dict[str, Any]) -> tuple[list[Change], int | None]:
+def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int]]:
     """Put `%load_ext tpunb` at the top and `%%tpu_train` over the cells that start ranks.
 
-    What was done, and the index of the cell that was added.
+    Where later cells read names that such a cell makes before it starts ranks, that part becomes
+    a cell of its own above it. What was done, and the indices of the cells that were added.
     """
-    added = None
+    old = list(notebook["cells"])
+    codes = [index for index, cell in enumerate(old) if cell.get("cell_type") == "code"]
+    trees = _trees(old, codes)
+    starters = _functions(list(trees.values()))
     changes = []
-    codes = [
-        index for index, cell in enumerate(notebook["cells"]) if cell.get("cell_type") == "code"
-    ]
-    parsed = {index: CodeCell(index, text_of(notebook["cells"][index])) for index in codes}
-    trees = {
+    above: dict[int, list[dict[str, Any]]] = {}
+    for index, tree in trees.items():
+        cell = old[index]
+        text = text_of(cell)
+        if text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
+            continue
+        starts = [number for number, part in enumerate(tree.body) if _calls([part], starters)]
+        if not starts:
+            continue
+        head = tree.body[: starts[0]]
+        others = [other for place, other in trees.items() if place > index]
+        if _bound(head) & _read(others) and not text.lstrip().startswith("%%"):
+            cut = _line(tree.body[starts[0]])
+            lines = text.split("\n")
+            while lines[cut - 1].startswith("#") and cut - 1 > _end(head):
+                cut -= 1
+            above[index] = [_new(cell, "\n".join(lines[:cut]).rstrip(), f"tpunb-{index}")]
+            text = "\n".join(lines[cut:])
+            changes.append(Change(index, 1, "rewritten", lines[0].strip(), APART))
+        cell["source"] = _like(cell, TRAIN + text)
+        first = text.lstrip().partition("\n")[0]
+        changes.append(Change(index, 1, "rewritten", first, "%%tpu_train above it"))
+    if changes and not any(LOAD in text_of(old[index]) for index in codes):
+        above.setdefault(codes[0], []).insert(0, _new(old[codes[0]], LOAD, "tpunb-load"))
+        changes.insert(0, Change(codes[0], 1, "rewritten", "", f"a new cell: {LOAD}"))
+    added: set[int] = set()
+    cells: list[dict[str, Any]] = []
+    for index, cell in enumerate(old):
+        for new in above.get(index, ()):
+            added.add(len(cells))
+            cells.append(new)
+        cells.append(cell)
+    notebook["cells"] = cells
+    return changes, frozenset(added)
+
+
+def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Module]:
+    parsed = {index: CodeCell(index, text_of(cells[index])) for index in codes}
+    return {
         index: ast.parse(cell.module.code)
         for index, cell in parsed.items()
         if cell.module is not None
     }
-    starters = _functions(list(trees.values()))
-    for index, tree in trees.items():
-        cell = notebook["cells"][index]
-        text = text_of(cell)
-        if not _calls(tree.body, starters) or text.lstrip().startswith(
-            ("%%tpu_train", "%%tpu_debug")
-        ):
-            continue
-        line = "%%tpu_train\n"
-        cell["source"] = line + text if isinstance(cell["source"], str) else [line, *cell["source"]]
-        changes.append(
-            Change(index, 1, "rewritten", text.lstrip().partition("\n")[0], "%%tpu_train above it")
-        )
-    if changes and not any(
-        "%load_ext tpunb" in text_of(notebook["cells"][index]) for index in codes
-    ):
-        added = codes[0]
-        notebook["cells"].insert(codes[0], _loading(notebook, codes[0]))
-        changes.insert(0, Change(codes[0], 1, "rewritten", "", f"a new cell: {LOAD}"))
-    return changes, added
 
 
 def _functions(trees: list[ast.Module]) -> frozenset[str]:
@@ -96,12 +116,55 @@ def _is_other(function: ast.expr) -> bool:
     return name not in ("torch_xla", "xmp", "xla_multiprocessing", "mp", "multiprocessing")
 
 
-def _loading(notebook: dict[str, Any], before: int) -> dict[str, Any]:
-    """A new code cell, in the form of the cell that follows it."""
-    model = notebook["cells"][before]
-    cell = copy.deepcopy({name: model[name] for name in model if name in ("cell_type", "id")})
-    if "id" in cell:
-        cell["id"] = "tpunb-load"
-    cell |= {"execution_count": None, "metadata": {}, "outputs": []}
-    cell["source"] = LOAD if isinstance(model["source"], str) else [LOAD]
-    return cell
+def _bound(body: list[ast.stmt]) -> set[str]:
+    """The names that statements make (those inside of functions among them, at worst)."""
+    names = set()
+    for node in (node for part in body for node in ast.walk(part)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+    return names
+
+
+def _read(trees: Iterable[ast.Module]) -> set[str]:
+    return {
+        node.id
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def _line(statement: ast.stmt) -> int:
+    """The line (from 0) on which a statement starts, decorators included."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(one.lineno for one in decorators)]) - 1
+
+
+def _end(body: list[ast.stmt]) -> int:
+    """The line (from 0) on which statements end."""
+    return (body[-1].end_lineno or 0) - 1 if body else -1
+
+
+def _like(cell: dict[str, Any], text: str) -> str | list[str]:
+    """A source in the form that a cell's source has."""
+    if isinstance(cell["source"], str):
+        return text
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
+    """A new code cell, with an id where the cells have one."""
+    identity = {"id": name} if "id" in model else {}
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        **identity,
+        "metadata": {},
+        "outputs": [],
+        "source": _like(model, text),
+    }
