@@ -79,7 +79,7 @@ def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
     "error",
     what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks come to",
     fact="the ranks that call it wait for those that do not: the run hangs",
-    source="XLA's collectives; pytorch/xla#2152 and others like it",
+    source="read in torch_xla 2.9.0 core/xla_model.py; pytorch/xla#2224, #2712",
     fix="let every rank call it, and only print or write under the condition",
 )
 def _collective_on_some_ranks(book: Book) -> Iterator[Hit]:
@@ -100,8 +100,8 @@ def _collective_on_some_ranks(book: Book) -> Iterator[Hit]:
     "warning",
     what="`xm.save` under a condition on the rank",
     fact="it computes the tensors on every rank and writes on the master only. Called on one rank, "
-    "it hangs if their values wait for a collective; up to torch_xla 2.0 it always did",
-    source="torch_xla 2.9.0 core/xla_model.py: it syncs before it asks who writes",
+    "it hangs if their values wait for a collective; in old releases it always did",
+    source="torch_xla 2.9.0 core/xla_model.py syncs before it asks who writes; pytorch/xla#2712",
     fix="call `xm.save` on every rank, outside the condition",
 )
 def _save_on_some_ranks(book: Book) -> Iterator[Hit]:
@@ -117,7 +117,7 @@ def _save_on_some_ranks(book: Book) -> Iterator[Hit]:
     "warning",
     what="`continue` or `break` over a value of this rank's data, before the gradients are reduced",
     fact="ranks that go on wait for the gradients of those that left: the run hangs",
-    source="XLA's collectives; also each core's batches must be as many",
+    source="follows from how collectives work; not measured on a TPU",
     fix="decide with a value that is the same on all ranks, as `xm.all_reduce` or "
     "`xm.mesh_reduce` give it, or multiply the loss by zero in place of leaving",
 )
@@ -185,7 +185,7 @@ def _barrier_does_not_wait(book: Book) -> Iterator[Hit]:
     "error",
     what="torch.nn.SyncBatchNorm on several cores",
     fact="ValueError: SyncBatchNorm expected input tensor to be on GPU",
-    source="torch 2.9.0 nn/modules/batchnorm.py; measured on 2 ranks with the backend xla",
+    source="torch 2.9.0 nn/modules/batchnorm.py; seen on 2 rehearsal ranks",
     fix="use `torch_xla.core.functions.SyncBatchNorm`, or leave batch norm to each core",
 )
 def _sync_batch_norm(book: Book) -> Iterator[Hit]:

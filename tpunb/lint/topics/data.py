@@ -94,7 +94,7 @@ def _drops(book: Book, site: Site) -> bool:
     what="a training DataLoader that keeps the last, smaller batch",
     fact="its shape compiles a second program, which takes as long as the first; with ranks that "
     "have unequal batches the collectives do not fit",
-    source="pytorch/xla issues on recompilation and on hangs at the end of an epoch",
+    source="pytorch/xla#1368 on recompilation, #2020 on a hang at the end of an epoch",
     fix="write drop_last=True",
 )
 def _last_batch(book: Book) -> Iterator[Hit]:
@@ -110,7 +110,7 @@ def _last_batch(book: Book) -> Iterator[Hit]:
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
     fact="every core goes through all of the data, so an epoch takes as long as on one core",
-    source="torch.utils.data; 8 cores shuffle with 8 seeds or with the same one",
+    source="torch.utils.data: a DataLoader knows nothing of ranks",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
 )
@@ -224,7 +224,7 @@ def _set_epoch(book: Book) -> Iterator[Hit]:
     what="data cut for the ranks with `data[rank::world_size]`",
     fact="the parts differ by one where the division leaves a rest; if that makes a batch more, "
     "the ranks with fewer never come to its collectives: the run hangs",
-    source="XLA's collectives; DistributedSampler pads for this reason",
+    source="torch 2.9.0 utils/data/distributed.py pads for this reason; not measured on a TPU",
     fix="use DistributedSampler, or cut to `len(data) // world_size * world_size` first",
 )
 def _unequal_batches(book: Book) -> Iterator[Hit]:

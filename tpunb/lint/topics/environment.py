@@ -135,7 +135,7 @@ def _bf16_variable(book: Book) -> Iterator[Hit]:
     "hint",
     what="an environment variable of the XRT runtime, or one that has no effect",
     fact="torch_xla 2.9 does not read it",
-    source="torch_xla 2.9.0; the XRT runtime was removed in 2.1",
+    source="torch_xla 2.9.0 has no XRT runtime",
     fix="take it out",
     kernel=True,
 )
@@ -169,7 +169,7 @@ def _retired_variable(book: Book) -> Iterator[Hit]:
     "warning",
     what="an install or launch command of older torch_xla",
     fact="it fails, or puts a torch_xla in place that does not fit today's torch, Python or TPU",
-    source="pytorch/xla's release notes; PyPI",
+    source="what old set-up cells install, seen beside torch_xla 2.9.0",
     fix="use the torch and torch_xla that the machine brings, or install a pair that fits",
     kernel=True,
 )
@@ -192,7 +192,7 @@ def _retired_command(book: Book) -> Iterator[Hit]:
     what="tensorflow imported beside torch_xla",
     fact="a tensorflow built for TPUs takes the chips or aborts the process when torch_xla loads "
     "its own libtpu; importing it also starts threads, so ranks cannot be forked after it",
-    source="torch_xla 2.9.0 __init__.py warns for it; pytorch/xla#6560, tensorflow#87383",
+    source="torch_xla 2.9.0 __init__.py warns for it; pytorch/xla#6565, tensorflow#87383",
     fix="leave it out of the run (tag the cell tpu-skip), or install tensorflow-cpu in its place",
 )
 def _tensorflow_import(book: Book) -> Iterator[Hit]:
@@ -232,7 +232,7 @@ TF = {
     what="jax or tensorflow starting the TPU in a notebook that trains with torch_xla",
     fact="a chip belongs to one process: while the kernel holds it, every run fails with "
     "'Device or resource busy'",
-    source="libtpu; seen as 'open(/dev/vfio/0): Device or resource busy'",
+    source="reported as 'open(/dev/vfio/0): Device or resource busy'; not measured on a TPU",
     fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
     kernel=True,
 )
@@ -252,7 +252,7 @@ def _tpu_taken(book: Book) -> Iterator[Hit]:
     "warning",
     what="PJRT_DEVICE set after the XLA device was used",
     fact="the runtime reads it once, when the first device is used",
-    source='measured with torch_xla 2.9.0: "Can\'t change device type after"',
+    source="torch_xla 2.9.0 runtime.py: set_device_type raises RuntimeError for the same",
     fix="set it in the first cell, before torch_xla is imported",
 )
 def _late_variable(book: Book) -> Iterator[Hit]:

@@ -97,7 +97,7 @@ def _of_host(book: Book, node: ast.expr, site: Site) -> bool:
     what="a tokenizer or collator that pads to the longest of a batch",
     fact="every new length compiles a new program: one report was 54 minutes of compiling for "
     "34 s of work",
-    source="pytorch/xla issues on recompilation; transformers' own advice for TPUs",
+    source="pytorch/xla#2655",
     fix="write `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
     "for a few lengths",
 )
