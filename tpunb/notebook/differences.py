@@ -12,6 +12,8 @@ from tpunb.notebook.identity import plain
 NEVER = "it never ran in this kernel"
 FAILED = "it failed"
 DELETED = "it was deleted"
+MOST = 5
+"""Cells that one note names."""
 
 
 class Differences:
@@ -50,8 +52,9 @@ class Differences:
                 out[reason].append(cell)
         lines = list(self._lines)
         if out[NEVER]:
-            never = [f"{laid.called(cell)} ({_title(cell)})" for cell in out[NEVER]]
-            lines.append(f"never ran in this kernel, so left out: {_listed(never)}")
+            never = [f"{laid.called(cell)} ({_title(cell)})" for cell in out[NEVER][:MOST]]
+            listed = _listed(never, len(out[NEVER]))
+            lines.append(f"never ran in this kernel, so left out: {listed}")
         for what, cells in (
             ("failed and cannot be repeated, so left out", out[FAILED]),
             ("ran and deleted since, so left out", out[DELETED]),
@@ -60,7 +63,7 @@ class Differences:
             ("edited after it ran, the text that ran is used", self._edited),
         ):
             if cells:
-                numbers = _listed([f"[{cell.number}]" for cell in cells])
+                numbers = _listed([f"[{cell.number}]" for cell in cells[:MOST]], len(cells))
                 lines.append(f"{what}: cell{'s' if len(cells) > 1 else ''} {numbers}")
         return tuple(lines)
 
@@ -80,6 +83,6 @@ def _title(cell: Cell) -> str:
     return line if len(line) <= 40 else f"{line[:39]}…"
 
 
-def _listed(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _listed(names: list[str], total: int) -> str:
+    more = f" and {total - len(names)} more" if total > len(names) else ""
+    return ", ".join(names) + more

@@ -116,6 +116,7 @@ class _Alike:
         self._letters = difflib.SequenceMatcher(None, b=text[:SHORT], autojunk=False)
         self._lines = difflib.SequenceMatcher(None, b=_lines(text), autojunk=False)
         self._short = len(text) <= SHORT
+        self._own = frozenset(_lines(text))
 
     def __call__(self, other: str) -> bool:
         match: difflib.SequenceMatcher[Any]
@@ -124,11 +125,14 @@ class _Alike:
             match.set_seq1(other)
         else:
             match = self._lines
-            match.set_seq1(_lines(other))
+            lines = _lines(other)
+            if self._own.isdisjoint(lines):
+                return False
+            match.set_seq1(lines)
         return match.real_quick_ratio() >= ALIKE and match.quick_ratio() >= ALIKE <= match.ratio()
 
 
-@functools.lru_cache(maxsize=4 * NEAR)
+@functools.lru_cache(maxsize=1000)
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
