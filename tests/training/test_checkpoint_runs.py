@@ -34,7 +34,7 @@ for step in range(start, start + 4):
 STOPPED = """
 rank = int(os.environ["RANK"])
 try:
-    print("ready", flush=True)
+    print(f"rank {rank} is ready", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     tpunb.save({"rank": rank}, 7)
@@ -74,7 +74,7 @@ def test_a_later_run_goes_on_and_a_stopped_one_saves(driver: Driver, tmp_path: P
     stopped = driver.run(
         [PRELUDE],
         STOPPED,
-        when=lambda event: isinstance(event, Output) and "ready" in event.text,
+        when=lambda event: isinstance(event, Output) and "rank 0 is ready" in event.text,
         then=lambda run: run.stop("interrupt", "the test stopped it"),
     )
     assert stopped.result.state == "interrupted"
