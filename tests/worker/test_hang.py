@@ -95,10 +95,13 @@ def test_a_stopped_rank_is_named(driver: Driver) -> None:
         "import tpunb\nfor i in range(8):\n    time.sleep(0.5)\n    tpunb.log(step=i, loss=1.0)",
         "x = torch.ones(2, device='xla', requires_grad=True)\n(x * x).sum().backward()\n"
         "for _ in range(8):\n    time.sleep(0.5)\n    torch_xla.sync()",
+        "from pathlib import Path\nfolder = Path(os.environ['TPUNB_RUN'], 'checkpoints')\n"
+        "folder.mkdir(exist_ok=True)\nfor i in range(8):\n    time.sleep(0.5)\n"
+        "    (folder / 'part').write_bytes(bytes(i))",
         "import torch_xla.core.xla_model as xm\nfor _ in range(8):\n    time.sleep(0.5)\n"
         "    xm.rendezvous('here')",
     ],
-    ids=["line", "metric", "step", "collective"],
+    ids=["line", "metric", "step", "checkpoint", "collective"],
 )
 def test_any_sign_of_life_will_do(driver: Driver, alive: str) -> None:
     seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=2.0)

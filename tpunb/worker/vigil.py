@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from tpunb.rundir import RunDir
 from tpunb.worker import pulse
@@ -15,7 +16,8 @@ LOOK = 0.5
 class Vigil:
     """Watches the ranks of one attempt for signs of life.
 
-    A sign is a line, a metric, a finished step or collective of any rank; and as long as a
+    A sign is a line, a metric, a finished step or collective of any rank, or a checkpoint that
+    grows; and as long as a
     rank compiles, which may take many minutes, all are taken to be alive. Nothing is expected
     of a rank before its train cell has begun.
     """
@@ -25,7 +27,7 @@ class Vigil:
         self._paths = [run.pulse(attempt, rank) for rank in range(ranks)]
         self._patience = patience
         self._beats: list[Beat | None] = []
-        self._metrics = 0
+        self._files: list[int] = []
         self._next = 0.0
         self._last = time.monotonic()
 
@@ -40,10 +42,19 @@ class Vigil:
             return False
         self._next = now + LOOK
         beats = [pulse.read(path) for path in self._paths]
-        metrics = self._run.metrics.stat().st_size if self._run.metrics.exists() else 0
+        files = [_size(self._run.metrics)]
+        if self._run.checkpoints.is_dir():
+            files += [_size(path) for path in self._run.checkpoints.iterdir()]
         begun = [beat for beat in beats if beat is not None and beat.train]
-        moved = beats != self._beats or metrics != self._metrics
+        moved = beats != self._beats or files != self._files
         if moved or not begun or any(beat.compiling for beat in begun):
             self._last = now
-        self._beats, self._metrics = beats, metrics
+        self._beats, self._files = beats, files
         return now - self._last > self._patience
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
