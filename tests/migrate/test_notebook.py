@@ -325,6 +325,15 @@ def test_an_import_that_only_old_names_used_is_taken_out() -> None:
     assert migrated(*kept)[1] == kept[1]
 
 
+def test_a_module_that_a_cell_writes_is_a_program_of_its_own() -> None:
+    old = HEAD + "xm.save(xm.xla_device())"
+    first, second, third = migrated(
+        f"%%writefile a.py\n{old}", "xm.mark_step()", f"%%writefile a.txt\n{old}", train=True
+    )
+    assert first == "%%writefile a.py\n" + HEAD + "xm.save(torch_xla.device())"
+    assert (second, third) == ("xm.mark_step()", f"%%writefile a.txt\n{old}")
+
+
 def test_an_import_that_an_unread_cell_mentions_stays() -> None:
     spawn = (
         "import torch_xla\nimport torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f)"

@@ -43,6 +43,8 @@ class CodeCell:
     """None: not Python, or a cell magic whose body is something else."""
     shell: bool = False
     """The body is a shell script."""
+    file: bool = False
+    """The body is a Python module that the cell writes: a program of its own."""
     specials: dict[int, Special] = field(default_factory=dict)
     """Magics and shell lines by their first line, from 0."""
     changes: list[Change] = field(default_factory=list)
@@ -71,10 +73,13 @@ class CodeCell:
             if lines[top][:2] != "%%":
                 break
             name = lines[top][2:].split(maxsplit=1)[0] if lines[top][2:].strip() else ""
-            if name not in PYTHON_BODY:
+            self.file = name in ("writefile", "file") and lines[top].rstrip().endswith(".py")
+            if name not in PYTHON_BODY and not self.file:
                 self.shell = name in SHELL_BODY
                 return
             lines[top] = ""
+            if self.file:
+                break
         automagic = _automagic(lines)
         while not _is_python(lines):
             special = syntax.first(lines) or automagic

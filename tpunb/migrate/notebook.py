@@ -44,7 +44,9 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
         for index, cell in enumerate(result["cells"])
         if cell.get("cell_type") == "code"
     ]
-    changes = rewrite(cells)
+    changes = rewrite([cell for cell in cells if not cell.file])
+    for cell in cells:
+        changes += rewrite([cell]) if cell.file else []
     for cell in cells:
         _put(result["cells"][cell.index], cell.result())
     added: frozenset[int] = frozenset()

@@ -67,7 +67,7 @@ def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Modul
     return {
         index: ast.parse(cell.module.code)
         for index, cell in parsed.items()
-        if cell.module is not None
+        if cell.module is not None and not cell.file
     }
 
 
