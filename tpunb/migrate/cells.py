@@ -255,10 +255,6 @@ class CodeCell:
             at = self._starts[line] + column
             self._spans.append((at, 2, at, f"# {bar}"))
 
-    def is_commented_out(self, line: int) -> bool:
-        """Whether `comment_out` was called for a line (from 0)."""
-        return line in self._retired
-
     def result(self) -> str:
         """The text with all edits."""
         pieces: list[str] = []

@@ -9,7 +9,6 @@ from typing import Any, cast
 import libcst as cst
 from libcst.metadata import (
     Assignment,
-    GlobalScope,
     ImportAssignment,
     MetadataWrapper,
     ParentNodeProvider,
@@ -139,10 +138,6 @@ class Names:
         if scope is not None and root_of(call.func) is not None:
             for one in scope.get_qualified_names_for(call.func):
                 yield one.name
-
-    def is_global(self, node: cst.CSTNode) -> bool:
-        """Whether a node stands in the notebook's global scope (also in an `if` or `try`)."""
-        return isinstance(self.scopes.get(node), GlobalScope)
 
     def defined_here(self, node: cst.BaseExpression) -> bool:
         """Whether a value comes from the notebook itself and not from an imported module."""
