@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal as signals
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,7 +121,11 @@ class Script:
 
     def source(self, block: Block) -> str:
         """The text of a block."""
-        return "\n".join(self.text.split("\n")[block.first - 1 : block.last]) + "\n"
+        return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return self.text.split("\n")
 
 
 @dataclass(frozen=True)

@@ -70,3 +70,35 @@ def test_the_first_cell_that_shows_it_is_named() -> None:
         notebook("def fit():\n    loss.backward()", "x = 1", "fit()", "import jax", train=None)
     )
     assert static_reason(script) == "cell [3] calls backward()"
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        (
+            [
+                "from torch.autograd import grad as slope",
+                "def f(x):\n    return slope(x, x)",
+                "f(1)",
+            ],
+            "cell [3] calls torch.autograd.grad()",
+        ),
+        (
+            [
+                "class Model:\n    def fit(self):\n        self.loss.backward()",
+                "def go(model):\n    model.fit()",
+                "print('nothing here')",
+                "go(model)",
+            ],
+            "cell [4] calls backward()",
+        ),
+        (
+            ["import torch_xla.core.xla_model as xm", "d = xm.xla_device()"],
+            "cell [2] uses an XLA device",
+        ),
+    ],
+    ids=["alias", "through methods", "device"],
+)
+def test_what_is_found_through_several_cells(cells: list[str], found: str) -> None:
+    script = convert(notebook(*cells, "print()"))
+    assert static_reason(script) == found

@@ -8,6 +8,7 @@ and jax start threads when imported; an OpenMP pool of several threads hangs in 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -26,6 +27,10 @@ DEVICES = {
 """Calls that start XLA's runtime (torch_xla 1.0 to 2.9)."""
 
 
+WORDS = {"backward", "autograd", "set_num_threads", *THREADED}
+"""One of them, or 'xla', is in the cell in which something is found."""
+
+
 def static_reason(script: Script) -> str | None:
     """Why every rank must run the prelude itself, in one line; None if nothing shows it.
 
@@ -33,11 +38,12 @@ def static_reason(script: Script) -> str | None:
     methods of the prelude that they call by name, directly or through each other. What this
     misses is found at run time.
     """
-    lines = script.text.split("\n")
-    blocks = [block for block in script.blocks if block.role == "prelude"]
+    prelude_blocks = [block for block in script.blocks if block.role == "prelude"]
+    read = _worth_reading([script.source(block) for block in prelude_blocks])
+    blocks = [prelude_blocks[index] for index in sorted(read)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-        trees = [ast.parse("\n".join(lines[b.first - 1 : b.last])) for b in blocks]
+        trees = [ast.parse(read[index]) for index in sorted(read)]
     prelude = _Prelude(trees)
     for block, tree in zip(blocks, trees, strict=True):
         for node in prelude.executed(tree):
@@ -45,6 +51,28 @@ def static_reason(script: Script) -> str | None:
             if found is not None:
                 return f"cell [{block.number}] {found}"
     return None
+
+
+def _worth_reading(texts: list[str]) -> dict[int, str]:
+    """The cells that can matter, by their index: parsing takes longer than all the rest.
+
+    Those that hold a word of what is looked for, and those that hold a name that such a cell
+    defines or imports, and so on.
+    """
+    words = [set(re.findall(r"\w+", text)) for text in texts]
+    found: dict[int, str] = {}
+    names = set(WORDS)
+    while new := {
+        index: text
+        for index, text in enumerate(texts)
+        if index not in found and (words[index] & names or "xla" in text)
+    }:
+        found |= new
+        for text in new.values():
+            for line in re.findall(r"^.*\b(?:import|def)\b.*$", text, re.MULTILINE):
+                names.update(re.findall(r"\w+", line))
+        names -= {"import", "from", "as", "def"}
+    return found
 
 
 class _Prelude:
