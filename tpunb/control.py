@@ -15,13 +15,13 @@ from pathlib import Path
 
 from tpunb import rundir
 from tpunb.errors import TpunbError
-from tpunb.models import RunResult
+from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
 STARTING = 60.0
 """Seconds that a run may take from its `spec.json` until its guard holds the lock."""
-RECHECK = 0.1
-"""Seconds after which a lock that nobody holds is looked at again: a guard takes it in steps."""
+RECENT = 1.0
+"""Seconds for which a new lock that nobody holds says nothing yet: a guard takes it in steps."""
 LOOK = 0.05
 """Seconds between two looks at a run that is waited for."""
 
@@ -35,7 +35,7 @@ def state(run: RunDir) -> str:
     'lost': its guard or its machine has died, so nobody will ever say how it ended. Who cannot
     be read is lost too: a machine that crashes leaves half a file, or an empty one.
     """
-    for _ in range(2):
+    while True:
         # In this order: a guard writes the result, and then lets go of the lock.
         goes_on = run.is_running()
         result = read_result(run)
@@ -43,10 +43,11 @@ def state(run: RunDir) -> str:
             return result.state
         if goes_on:
             return _doing(run)
-        if not run.lock.exists() and _age(run) < STARTING:
-            return "starting"
-        time.sleep(RECHECK)
-    return "lost"
+        if not run.lock.exists():
+            return "starting" if _age(run.path) < STARTING else "lost"
+        if _age(run.lock) > RECENT:
+            return "lost"
+        time.sleep(LOOK)
 
 
 def read_result(run: RunDir) -> RunResult | None:
@@ -57,9 +58,17 @@ def read_result(run: RunDir) -> RunResult | None:
         return None
 
 
-def _age(run: RunDir) -> float:
+def read_spec(run: RunDir) -> RunSpec:
+    """What was to run. Raises TpunbError where a crash has left nothing that can be read."""
     try:
-        return time.time() - run.path.stat().st_mtime
+        return run.read_spec()
+    except (OSError, ValueError, TypeError, KeyError):
+        raise TpunbError(lost(run)) from None
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")
 
@@ -102,9 +111,12 @@ def stop(run: RunDir, reason: str) -> Iterator[str]:
     if before == "stopping":
         yield f"run {run.id} is being stopped already: what is left of its time to save is skipped"
     else:
-        grace = run.read_spec().grace
+        grace = read_spec(run).grace
         yield f"stopping run {run.id}: its ranks have {grace:g} s to save; stop it again to hurry"
-    wait(run)
+    try:
+        wait(run)
+    except KeyboardInterrupt:
+        raise TpunbError(f"run {run.id} is still being stopped; stop it again to hurry") from None
     yield ended(run)
 
 
@@ -145,7 +157,7 @@ def living(runs: Path, wanted: str | None) -> RunDir:
             raise TpunbError(f"no run in {runs} goes on; the latest: {_how(every[-1])}")
         return alive[-1] if alive else rundir.find(runs, None)
     theirs = runs / wanted
-    if theirs.is_dir() and not os.access(theirs, os.X_OK):
+    if theirs.is_dir() and not os.access(theirs, os.X_OK, effective_ids=True):
         raise TpunbError(
             f"run {wanted} is another user's ({_owner(theirs)}): only they can follow or stop it"
         )

@@ -113,7 +113,7 @@ class Attached:
 
     def __init__(self, folder: RunDir) -> None:
         self.dir = folder
-        self.spec = folder.read_spec()
+        self.spec = control.read_spec(folder)
 
     def events(self) -> Iterator[Event | None]:
         """Everything from its start, and then what happens until it has ended."""
