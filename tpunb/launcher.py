@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -68,9 +69,10 @@ class Run:
         """What happens, as it happens, until no process is left; None whenever nothing did."""
         gone = partial(self._guard.is_done_with, self.dir.path)
         yield from follow(self.dir, self.spec.world_size, gone)
-        if not self.dir.result.exists():
-            self._write_lost()
-            yield Ended("failed")
+        while not gone():  # what it says of the end comes right after it
+            time.sleep(LOOK / 10)
+        if problem := self._guard.said_of(self.dir.path).get("problem"):
+            yield Note(f"the run folder does not hold everything: {problem}")
 
     def stop(self, why: str, reason: str, *, now: bool = False) -> None:
         """Begin the stop ladder; with `now`, skip what is left of the grace period."""
@@ -78,34 +80,37 @@ class Run:
 
     def result(self) -> RunResult:
         """How it ended. Only after `events` has come to its end."""
-        result = self.dir.read_result()
-        assert result is not None
-        return result
+        if (written := self.dir.read_result()) is not None:
+            return written
+        if unwritten := self._guard.said_of(self.dir.path).get("result"):
+            return RunResult.from_json(unwritten, self.dir.path)
+        return self._lost()
 
-    def _write_lost(self) -> None:
+    def _lost(self) -> RunResult:
         """The guard is gone without a result, so nobody else can write one any more."""
         now = time.time()
         failure = Failure(
             rank=None, pid=self._guard.pid, exitcode=None, signal=None, type="Exit",
-            message=self._guard.broken, cell=None, line=None, traceback="", time=now,
+            message=self._guard.broken or "the guard has ended", cell=None, line=None, traceback="", time=now,
         )  # fmt: skip
-        self.dir.write_result(
-            RunResult(
-                state="failed",
-                name=self.spec.name,
-                world_size=self.spec.world_size,
-                device=self.spec.device,
-                started=self.dir.spec.stat().st_mtime,
-                ended=now,
-                dir=self.dir.path,
-                returncode=1,
-                failures=(failure,),
-                warm=self.spec.warm,
-                replicated=self.spec.replicate is not None,
-                replicate_reason=self.spec.replicate or "",
-            )
+        result = RunResult(
+            state="failed",
+            name=self.spec.name,
+            world_size=self.spec.world_size,
+            device=self.spec.device,
+            started=self.dir.spec.stat().st_mtime,
+            ended=now,
+            dir=self.dir.path,
+            returncode=1,
+            failures=(failure,),
+            warm=self.spec.warm,
+            replicated=self.spec.replicate is not None,
+            replicate_reason=self.spec.replicate or "",
         )
-        self.dir.emit(Ended("failed"))
+        with contextlib.suppress(OSError):  # the disk may be full: then it is said here only
+            self.dir.write_result(result)
+            self.dir.emit(Ended("failed"))
+        return result
 
 
 class Attached:

@@ -59,6 +59,7 @@ class GuardProcess:
         self.broken = ""
         """What the agent said before it ended by itself; empty while it lives."""
         self._runs: set[str] = set()
+        self._ended: dict[str, dict[str, Any]] = {}
         _living.add(self)
         self._tell({"do": "warm", "env": env, "sys_path": list(sys.path)})
 
@@ -72,11 +73,17 @@ class GuardProcess:
         return bool(self._runs)
 
     def is_done_with(self, folder: Path) -> bool:
-        """Whether the guard has ended, or cannot run anything more, and this run with it."""
+        """Whether a run has ended, as the guard says, or must have, as the guard itself has."""
         with self._mutex:
             self._hear()
-            over = bool(self.broken) or self._process.poll() is not None
-            return over and str(folder) not in self._runs
+            if self._process.poll() is not None:
+                self._hear()  # its last words
+                self._runs.clear()
+            return str(folder) not in self._runs
+
+    def said_of(self, folder: Path) -> dict[str, Any]:
+        """What the guard said of the end of a run: 'result' and 'problem', see the guard."""
+        return self._ended.get(str(folder), {})
 
     def run(
         self, folder: Path, env: dict[str, str], *, device: str | None = None,
@@ -125,6 +132,8 @@ class GuardProcess:
                 self.ready = True
             elif message["state"] == "ended":
                 self._runs.discard(message["dir"])
+                if message["problem"] or message["result"]:
+                    self._ended[message["dir"]] = message
             elif message["state"] == "broken":
                 output = message["output"] or f"exit code {message['code']}"
                 self.broken = f"the agent has ended: {output}"

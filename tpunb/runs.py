@@ -19,7 +19,8 @@ DAY = 86_400.0
 _ID = re.compile(r"\d{8}-\d{6}-.")
 _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
-    "metrics.jsonl returns checkpoints stacks.txt running.lock stopping result.json requests.jsonl".split()
+    "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
+    "result.json".split()
 )
 """What is in run folders. A folder that a crash has left without its spec is known by them."""
 

@@ -11,7 +11,8 @@ ended. It writes small state messages to its standard output:
     {"do": "stop", "dir": "…", "why": "interrupt", "reason": "…", "now": false}
 
     {"state": "ready"}               the agent has imported everything and waits
-    {"state": "ended", "dir": "…"}   that run's result.json is written, none of its processes left
+    {"state": "ended", "dir": "…",   that run's result.json is written, none of its processes left;
+     "result": null, "problem": ""}  or the result, and what the run folder could not take, and why
     {"state": "broken"}              the agent has ended: this guard cannot run anything any more
 
 What others than the kernel ask for they write into the run folder (tpunb.control).
@@ -29,6 +30,7 @@ import sys
 import tempfile
 from typing import Any
 
+from tpunb.models import RunResult
 from tpunb.worker import processes
 from tpunb.worker.jobs import Job
 from tpunb.worker.outcome import Why
@@ -155,8 +157,8 @@ class Guard:
             self.run.stop(why, reason, now=now)
         elif job in self.waiting:
             self.waiting.remove(job)
-            job.call_off(why, reason)
-            self._job_ended(job)
+            unwritten = job.call_off(why, reason)
+            self._job_ended(job, unwritten, job.problem)
 
     def _next(self) -> None:
         """Begin the run whose turn it is, if one's is; the others say for whom they wait."""
@@ -217,13 +219,14 @@ class Guard:
             self.agent.stdin.flush()
 
     def _run_ended(self) -> None:
-        job, self.run, self.job = self.job, None, None
-        assert job is not None
+        job, run, self.run, self.job = self.job, self.run, None, None
+        assert job is not None and run is not None
         job.close()
-        self._job_ended(job)
+        self._job_ended(job, run.unwritten, job.problem or run.problem)
 
-    def _job_ended(self, job: Job) -> None:
-        self._say(state="ended", dir=str(job.dir.path))
+    def _job_ended(self, job: Job, unwritten: RunResult | None, problem: str) -> None:
+        result = None if unwritten is None else unwritten.to_json()
+        self._say(state="ended", dir=str(job.dir.path), result=result, problem=problem)
         if job.detached:
             self.leaving = self.leaving or "its run was detached, and has ended"
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tpunb.control import WAITS
-from tpunb.events import Ended, Note, Phase
+from tpunb.events import Ended, Event, Note, Phase
+from tpunb.models import RunResult
 from tpunb.rundir import LineTail, RunDir
 from tpunb.worker import outcome
 from tpunb.worker.outcome import Observed, Stop, Why
@@ -27,6 +28,8 @@ class Job:
         self.env: dict[str, str] = order["env"]
         self.detached: bool = order["detached"]
         self.spec = self.dir.read_spec()
+        self.problem = ""
+        """Why the run folder does not hold everything; empty while it does."""
         self._ordered = time.time()
         self._requests = LineTail(self.dir.requests)
         self._stops = 0
@@ -36,13 +39,20 @@ class Job:
         self._holder: dict[str, Any] | None = None
         self._turn = self._draw(order["device"])
 
+    def _emit(self, event: Event) -> None:
+        """Tell of an event. On a full disk nothing can be told, and runs go on all the same."""
+        try:
+            self.dir.emit(event)
+        except OSError as error:
+            self.problem = self.problem or f"{self.dir.path}: {error.strerror}"
+
     def _draw(self, device: str | None) -> Turn | None:
         if device is None:
             return None
         try:
             return Turn(device, self.who())
         except OSError as error:
-            self.dir.emit(Note(f"runs cannot wait for each other on this machine: {error}"))
+            self._emit(Note(f"runs cannot wait for each other on this machine: {error}"))
             return None
 
     def who(self) -> dict[str, Any]:
@@ -66,14 +76,14 @@ class Job:
         text = f"{WAITS}run {who['run']} ({who['cores']}, since {since})"
         if text != self._waits_for:
             self._waits_for = text
-            self.dir.emit(Phase(text))
+            self._emit(Phase(text))
 
     def begins(self) -> None:
         """Its turn has come: the lock is let go for the one who watches over the run now."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-            self.dir.emit(Phase("starting"))
+            self._emit(Phase("starting"))
 
     def stops(self) -> Iterator[tuple[str, bool]]:
         """The stops that others asked for since the last call: why, and whether to hurry."""
@@ -83,8 +93,11 @@ class Job:
                 self._stops += 1
                 yield str(request.get("reason", "")), bool(request.get("now")) or self._stops > 1
 
-    def call_off(self, why: Why, reason: str) -> None:
-        """Write the result of a run that was stopped before its turn came."""
+    def call_off(self, why: Why, reason: str) -> RunResult | None:
+        """Write the result of a run that was stopped before its turn came.
+
+        Returns it if it cannot be written.
+        """
         now = time.time()
         seen = Observed(
             started=self._ordered,
@@ -96,10 +109,15 @@ class Job:
             cell=None,
         )
         result = outcome.compose(self.dir, self.spec, seen)
-        self.dir.write_result(result)
-        self.dir.emit(Phase(result.state))
-        self.dir.emit(Ended(result.state))
+        unwritten = None
+        try:
+            self.dir.write_result(result)
+        except OSError:
+            unwritten = result
+        self._emit(Phase(result.state))
+        self._emit(Ended(result.state))
         self.close()
+        return unwritten
 
     def close(self) -> None:
         """It is over: the next may have the device."""
