@@ -972,6 +972,21 @@ class TestDetached:
         driver.launcher.close()
 
 
+def test_a_result_that_cannot_be_written_is_told_all_the_same(driver: Driver) -> None:
+    seen = driver.run(
+        ["import os"], "os.makedirs(os.environ['TPUNB_RUN'] + '/result.json/x')", ranks=1
+    )
+    assert seen.result.state == "succeeded"
+    queued, _ = driver.start(["import time"], WAITING)
+    second, _ = driver.start([], "print('never')")
+    until(lambda: control.state(second.dir) == "waiting", "the second waits")
+    second.dir.result.mkdir()
+    second.stop("interrupt", "enough")
+    assert ended(second).reason == "enough"
+    queued.stop("interrupt", "enough")
+    assert ended(queued).state == "interrupted"
+
+
 def test_an_attached_run_is_whole_however_long(driver: Driver) -> None:
     """More than one look takes in of a file: the end is told after the last line."""
     seen = driver.run([], "line = 'x' * 999\nfor i in range(10_000):\n    print(line)", ranks=1)

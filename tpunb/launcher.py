@@ -80,7 +80,7 @@ class Run:
 
     def result(self) -> RunResult:
         """How it ended. Only after `events` has come to its end."""
-        if (written := self.dir.read_result()) is not None:
+        if (written := control.read_result(self.dir)) is not None:
             return written
         if unwritten := self._guard.said_of(self.dir.path).get("result"):
             return RunResult.from_json(unwritten, self.dir.path)
