@@ -91,7 +91,8 @@ class Run:
         now = time.time()
         failure = Failure(
             rank=None, pid=self._guard.pid, exitcode=None, signal=None, type="Exit",
-            message=self._guard.broken or "the guard has ended", cell=None, line=None, traceback="", time=now,
+            message=self._guard.broken or "the guard has ended", cell=None, line=None,
+            traceback="", time=now,
         )  # fmt: skip
         result = RunResult(
             state="failed",
