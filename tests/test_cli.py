@@ -123,7 +123,8 @@ class TestConvert:
     ) -> None:
         assert cli.main(["convert", str(write(tmp_path / "nb.ipynb", "a = 1", "b = ("))]) == 1
         assert capsys.readouterr().err == (
-            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed\n    b = (\n"
+            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed. Mend the cell; begin "
+            "shell commands with !; or tag the cell tpu-skip to leave it out of runs\n    b = (\n"
         )
 
     @pytest.mark.parametrize("name", ["convert", "run"])
