@@ -14,7 +14,7 @@ from typing import Any
 from tpunb import rundir
 from tpunb.events import Event
 from tpunb.handoff import returns
-from tpunb.launcher import Launcher
+from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import Block, RunResult, RunSpec, Script, Snapshot
 from tpunb.platforms import environment
 
@@ -80,6 +80,32 @@ class Driver:
         **values: Any,
     ) -> Seen:
         """One run; after the first event for which `when` is true, `then` is called with it."""
+        started = time.monotonic()
+        run, script = self.start(prelude, train, ranks=ranks, env=env, cwd=cwd, **values)
+        events: list[Event] = []
+        for event in run.events():
+            if event is None:
+                continue
+            events.append(event)
+            if when is not None and then is not None and when(event):
+                then(run)
+                when = None
+        result = returns.collect(run.result(), run.spec)
+        self.launcher.remember(script, result, run.spec)
+        return Seen(result, events, time.monotonic() - started)
+
+    def start(
+        self,
+        prelude: Iterable[str],
+        train: str,
+        *,
+        ranks: int = 2,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        detached: bool = False,
+        **values: Any,
+    ) -> tuple[Run | Attached, Script]:
+        """Start a run, and go on."""
         script = script_of(prelude, train)
         folder = rundir.create(self.folder, "test")
         spec = RunSpec(
@@ -92,17 +118,8 @@ class Driver:
             blocks=script.blocks,
             **values,
         )
-        started = time.monotonic()
         environ = self.env(**(env or {}))
-        run = self.launcher.start(folder, spec, script, Snapshot((), None, None, "test"), environ)
-        events: list[Event] = []
-        for event in run.events():
-            if event is None:
-                continue
-            events.append(event)
-            if when is not None and then is not None and when(event):
-                then(run)
-                when = None
-        result = returns.collect(run.result(), run.spec)
-        self.launcher.remember(script, result, spec)
-        return Seen(result, events, time.monotonic() - started)
+        snapshot = Snapshot((), None, None, "test")
+        return self.launcher.start(
+            folder, spec, script, snapshot, environ, detached=detached
+        ), script

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -16,14 +19,17 @@ import pytest
 from nbformat import v4
 
 from tests.kernels import ROOT, until
-from tpunb import __version__, cli
+from tests.test_runs import made
+from tpunb import __version__, cli, rundir, runs
 from tpunb.rundir import RunDir, runs_in
 
 SURFACE = {
     "convert": ["NB.ipynb", "-o --output OUT.py", "--cell N|ID"],
     "run": ["NB.ipynb", "OUT.ipynb", "-p --parameter NAME VALUE", "--cores N|all"],
     "runs": ["--runs DIR"],
-    "logs": ["RUN", "--rank R", "--tail N", "--runs DIR"],
+    "logs": ["RUN", "--rank R", "--tail N", "-f --follow", "--runs DIR"],
+    "stop": ["RUN", "--runs DIR"],
+    "clean": ["--older-than DAYS", "--keep N", "-y --yes", "--runs DIR"],
 }
 """What people type into terminals and scripts: changed only with a reason."""
 
@@ -71,7 +77,7 @@ def test_the_surface_is_what_it_was() -> None:
             if action.dest != "help":
                 value = action.metavar or ""
                 words = [value] if isinstance(value, str) else list(value)
-                rows.append(" ".join([*action.option_strings, *words]))
+                rows.append(" ".join([*action.option_strings, *filter(None, words)]))
         found[name] = rows
     assert found == SURFACE
 
@@ -117,7 +123,8 @@ class TestConvert:
     ) -> None:
         assert cli.main(["convert", str(write(tmp_path / "nb.ipynb", "a = 1", "b = ("))]) == 1
         assert capsys.readouterr().err == (
-            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed\n    b = (\n"
+            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed. Mend the cell; begin "
+            "shell commands with !; or tag the cell tpu-skip to leave it out of runs\n    b = (\n"
         )
 
     @pytest.mark.parametrize("name", ["convert", "run"])
@@ -190,6 +197,25 @@ class TestRun:
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
 
+    def test_runs_in_the_background_and_detached_ones_count_too(self, tmp_path: Path) -> None:
+        """The notebook is at its end before they are: one ends with the kernel, one later."""
+        work = "import time\nfor i in range({n}):\n    time.sleep(0.1)\nprint('whole')"
+        cells = [
+            f"%%tpu_train --cores 1 --detach --name far\n{work.format(n=20)}",
+            f"%%tpu_train --cores 1 --bg --name near\n{work.format(n=6000)}",
+            "import os, time\nwhile not os.path.exists(h) or 'training' not in open(h).read():\n"
+            "    time.sleep(0.1)",
+        ]
+        cells.insert(
+            2, "import glob\n[h] = [f'{f}/events.jsonl' for f in glob.glob('runs/*-near')]"
+        )
+        write(tmp_path / "nb.ipynb", LOAD, *cells)
+        done = tpunb(tmp_path, "run", "nb.ipynb")
+        far, near = done.stdout.splitlines()
+        assert far.startswith("far: succeeded on 1 rehearsal core in ")
+        assert near.startswith("near: interrupted on 1 rehearsal core in ")
+        assert done.returncode == 1
+
     def test_a_notebook_that_trains_nothing(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", "print(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
@@ -255,9 +281,9 @@ class TestListings:
     def test_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs"]) == 0
         heads, one, two = capsys.readouterr().out.splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started"]
+        assert heads.split() == ["run", "state", "cores", "time", "started", "size"]
         assert re.match(
-            r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d$", one
+            r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d +\S+ kB$", one
         )
         assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)
 
@@ -294,6 +320,18 @@ class TestListings:
         assert message in error
         assert error.count("\n") == 1
 
+    def test_logs_followed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["logs", "one", "--follow", "--rank", "1"]) == 0
+        out, error = capsys.readouterr()
+        assert out == "[1] one 1\n"
+        assert re.match(r"tpunb: run \S+-one has ended: succeeded, at 20\S+ \S+, after ", error)
+
+    def test_stop(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["stop", "two"]) == 0
+        assert re.match(r"run \S+-two has ended: failed \(", capsys.readouterr().out)
+        assert cli.main(["stop"]) == 1
+        assert "goes on; the latest: run " in capsys.readouterr().err
+
     def test_a_reader_that_has_seen_enough(self, two_runs: Path) -> None:
         [run, _] = runs_in(two_runs / "runs")
         large = RunDir(two_runs / "large" / run.id)
@@ -304,6 +342,116 @@ class TestListings:
             ["bash", "-c", line], cwd=two_runs, capture_output=True, text=True, timeout=60
         )
         assert (done.stdout, done.stderr) == ("[0] a line\n", "")
+
+
+class TestClean:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Five runs of different age and end, one that goes on, and what is none of ours."""
+        monkeypatch.chdir(tmp_path)
+        folder = tmp_path / "runs"
+        for name in ("a", "b", "c"):
+            made(folder, name, state="succeeded")
+        lost = made(folder, "lost")
+        lost.lock.unlink()
+        lost.log.write_text("x" * 20_000)
+        (folder / "Nov21_13-42-29_tensorboard").mkdir()
+        (folder / "Nov21_13-42-29_tensorboard/events.out").touch()
+        (folder / "20260101-000000-mine").mkdir()
+        (folder / "20260101-000000-mine/thesis.tex").touch()
+        for path in [*folder.glob("*-lost/*"), *folder.glob("*-lost")]:
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+        return folder
+
+    def left(self, folder: Path) -> set[str]:
+        return {path.name.rpartition("-")[2] for path in folder.iterdir()}
+
+    OTHERS = frozenset({"29_tensorboard", "mine"})
+
+    def test_asks_first(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        for answer in ("", "n", "yes please"):
+            monkeypatch.setattr("builtins.input", lambda prompt, answer=answer: answer)
+            assert cli.main(["clean"]) == 0
+            assert capsys.readouterr().out.endswith("\nNothing was removed.\n")
+        assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
+        asked = []
+        monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or "y")
+        assert cli.main(["clean"]) == 0
+        assert asked == [f"Remove from {folder}? [y/N] "]
+        heads, *rows, total, removed = capsys.readouterr().out.splitlines()
+        assert heads.split() == ["run", "state", "cores", "time", "started", "size"]
+        assert len(rows) == 4
+        assert re.search(r"-lost +lost +2 CPU +\? +2023-\S+ \S+ +20 kB", "\n".join(rows))
+        assert re.match(r"4 runs, 2\d kB$", total)
+        assert removed == "Removed."
+        assert self.left(folder) == self.OTHERS
+        assert cli.main(["clean"]) == 0
+        assert capsys.readouterr().out == f"There is nothing to remove in {folder}.\n"
+
+    def test_without_a_terminal_it_refuses(self, folder: Path) -> None:
+        done = subprocess.run(
+            command("clean"), cwd=folder.parent, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr == (
+            "tpunb: nothing was removed: there is no terminal to ask at; -y does not ask\n"
+        )
+        assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
+
+    def test_what_is_kept(self, folder: Path) -> None:
+        assert cli.main(["clean", "-y", "--keep", "3"]) == 0
+        assert len(self.left(folder)) == 3 + len(self.OTHERS)
+        young = made(folder, "young", state="failed")
+        result = json.loads(young.result.read_text())
+        rundir.write_json(young.result, {**result, "ended": time.time() - 3600})
+        assert cli.main(["clean", "-y", "--older-than", "1"]) == 0
+        assert self.left(folder) == {"young", *self.OTHERS}
+        assert cli.main(["clean", "-y", "--older-than", "0.01"]) == 0
+        assert self.left(folder) == self.OTHERS
+
+    def test_never_one_that_goes_on(self, folder: Path) -> None:
+        on, starting = made(folder, "on"), made(folder, "starting")
+        starting.lock.unlink()
+        with open(on.lock) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = runs.old(folder, None, 0)
+            assert {one.run.id for one in found}.isdisjoint({on.id, starting.id})
+            later = runs.kept(folder)  # as if it had begun since it was listed
+            runs.remove(later)
+            assert self.left(folder) == {"on", "starting", *self.OTHERS}
+
+    def test_a_folder_that_a_crash_has_left_half_written(self, folder: Path) -> None:
+        for name in ("empty", "early", "cut"):
+            (folder / f"20251231-235959-{name}").mkdir()
+        (folder / "20251231-235959-early/script.py").write_text("a = 1")
+        (folder / "20251231-235959-early/.spec.json.x1").write_text("{")
+        (folder / "20251231-235959-cut/spec.json").write_text("")
+        for path in folder.glob("20251231*"):
+            os.utime(path, (1_767_000_000, 1_767_000_000))
+        rows = {line.split()[0]: line.split()[1:4] for line in runs.table(folder).splitlines()}
+        for name in ("empty", "early", "cut"):
+            assert rows[f"20251231-235959-{name}"] == ["lost", "?", "?"]
+        assert cli.main(["clean", "-y"]) == 0
+        assert self.left(folder) == self.OTHERS
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--older-than=-1"], "'-1' is not a number of days"),
+            (["--keep=x"], "'x' is not a whole"),
+        ],
+    )
+    def test_what_is_refused(
+        self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["clean", *words])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["python -m tpunb", "tpunb"])

@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import Driver, Seen
+from tpunb import control, launcher, rundir
+from tpunb import process as guards
+from tpunb.errors import TpunbError
 from tpunb.events import Ended, Event, Note, Output, Phase, RankEnded, RanksStarted, Stopping
-from tpunb.launcher import Launcher
+from tpunb.handoff import returns
+from tpunb.launcher import Attached, Launcher, Run
+from tpunb.models import RunResult
 from tpunb.rundir import RunDir
 from tpunb.worker import processes
 
@@ -721,3 +726,286 @@ except KeyboardInterrupt:
             "[1] saved",
         ]
         assert not run.is_running()
+
+
+def written(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.02)
+
+
+def ended(run: Run | Attached) -> RunResult:
+    for _ in run.events():
+        continue
+    return run.result()
+
+
+WAITING = "print('at work')\ntime.sleep(600)"
+
+
+class TestOthersAsk:
+    """Through the run folder: it makes no difference who does."""
+
+    def test_another_process_stops_it(self, driver: Driver) -> None:
+        asks = "import sys; from tpunb import cli; sys.exit(cli.main(sys.argv[1:]))"
+        asked: list[subprocess.Popen[str]] = []
+
+        def stop(run: Run) -> None:
+            words = ["stop", run.dir.id, "--runs", str(run.dir.path.parent)]
+            asked.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", asks, *words],
+                    stdout=subprocess.PIPE, text=True, cwd=os.getcwd(),
+                )
+            )  # fmt: skip
+
+        seen = driver.run(["import time"], WAITING, when=says("at work"), then=stop)
+        [process] = asked
+        said = process.communicate(timeout=60)[0].splitlines()
+        assert process.returncode == 0
+        name = seen.result.dir.name
+        assert said[0] == (
+            f"stopping run {name}: its ranks have 15 s to save; stop it again to hurry"
+        )
+        assert said[1].startswith(
+            f"run {name} has ended: interrupted (stopped with tpunb stop), at 2"
+        )
+        assert (seen.result.state, seen.result.reason) == ("interrupted", "stopped with tpunb stop")
+        assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
+        assert below(driver) == []
+
+    def test_a_second_one_hurries(self, driver: Driver) -> None:
+        def twice(run: Run) -> None:
+            rundir.append(run.dir.requests, "what is this?\n[1]\n")  # changes nothing
+            control.ask_to_stop(run.dir, "once")
+            until(lambda: control.state(run.dir) == "stopping", "the first step")
+            [line, last] = control.stop(run.dir, "twice")
+            assert line.endswith("is being stopped already: what is left of its time to save is "
+                                 "skipped")  # fmt: skip
+            assert "has ended: interrupted (once)" in last
+
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\nwhile True:\n    try:\n        time.sleep(600)\n"
+            "    except KeyboardInterrupt:\n        pass",
+            when=says("at work"),
+            then=twice,
+            grace=600.0,
+        )
+        assert seen.result.reason == "once"
+        assert seen.seconds < 100
+
+
+class TestTheQueue:
+    def test_runs_of_one_launcher_go_one_after_the_other(self, driver: Driver) -> None:
+        first, _ = driver.start(["import time"], WAITING)
+        second, _ = driver.start([], "print('second')")
+        third, _ = driver.start([], "print('third')")
+        until(lambda: control.state(second.dir) == "waiting", "the second waits")
+        until(lambda: control.state(third.dir) == "waiting", "the third waits")
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        assert control.state(first.dir) == "running"
+        [line] = [line for line in control.stop(third.dir, "not needed") if "has ended" in line]
+        assert "interrupted (not needed)" in line
+        assert control.state(first.dir) == "running"
+        control.ask_to_stop(first.dir, "next")
+        assert ended(first).state == "interrupted"
+        seen = [event for event in second.events() if isinstance(event, Phase)]
+        since = time.strftime("%H:%M", time.localtime(first.dir.spec.stat().st_mtime))
+        assert [phase.text for phase in seen] == [
+            f"waits for run {first.dir.id} (2 CPU cores, since {since})",
+            "starting",
+            "training",
+            "succeeded",
+        ]
+        assert second.result().state == "succeeded"
+        result = ended(third)
+        assert (result.state, result.reason, result.failures) == ("interrupted", "not needed", ())
+        assert not third.dir.log.exists()
+
+    @pytest.mark.slow
+    def test_the_end_of_the_launcher_is_that_of_those_who_wait(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        runs = [driver.start(["import time"], WAITING)[0] for _ in range(3)]
+        until(lambda: control.state(runs[2].dir) == "waiting", "the last waits")
+        driver.launcher.close()
+        for run in runs:
+            assert ended(run).reason == "the kernel has ended"
+            assert not run.dir.is_running()
+
+    @pytest.mark.slow
+    def test_an_agent_that_is_lost_is_replaced_for_those_who_wait(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        first, _ = driver.start(["import time"], WAITING)
+        second, _ = driver.start([], "print('second')")
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        guard = driver.launcher._guard
+        assert guard is not None
+        os.kill(processes.descendants(guard.pid)[0].pid, signal.SIGKILL)
+        assert ended(first).state == "failed"
+        assert ended(second).state == "succeeded"
+        driver.launcher.close()
+
+    @pytest.mark.slow
+    def test_a_guard_that_no_later_run_can_use_ends_with_its_run(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        first, _ = driver.start(["import time"], WAITING)
+        guard = driver.launcher._guard
+        assert guard is not None
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        seen = driver.run([], "print('other')", env={"PYTHONHASHSEED": "7"})
+        assert seen.result.state == "succeeded"
+        assert control.state(first.dir) == "running"
+        first.stop("interrupt", "enough")
+        assert ended(first).state == "interrupted"
+        driver.launcher.put_away()
+        assert processes.find(guard.pid) is None
+        assert driver.launcher._busy == []
+        driver.launcher.close()
+
+    @pytest.mark.slow
+    def test_a_device_is_had_by_one_launcher_at_a_time(
+        self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The device of these runs stands in for the chips of a TPU."""
+        monkeypatch.setitem(launcher.DEVICES, "CPU", f"test-{tmp_path.name}-{os.getpid()}")
+        other = Driver(tmp_path)
+        other.warm()
+        guard = other.launcher._guard
+        assert guard is not None
+        first, _ = other.start(["import time"], WAITING)
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        second, _ = driver.start([], "print('second')")
+        until(lambda: control.state(second.dir) == "waiting", "the second waits")
+        monkeypatch.setitem(launcher.DEVICES, "CPU", None)
+        assert "waits" not in written(first.dir.events)
+        os.kill(guard.pid, signal.SIGKILL)  # with all below it; whoever waits need not know
+        assert ended(second).state == "succeeded"
+        told = next(event for event in second.events() if isinstance(event, Phase))
+        assert told.text.startswith(f"waits for run {first.dir.id} (2 CPU cores, since ")
+        assert ended(first).state == "failed"
+        other.launcher.close()
+
+
+DETACHES = """
+import sys, time
+from pathlib import Path
+from tests.support import Driver
+driver = Driver(Path(sys.argv[1]))
+driver.warm()
+guard = driver.launcher._guard
+run, _ = driver.start(["import os, time"], sys.argv[2], returns=("n",), detached=True)
+again = driver.launcher._guard
+assert again is not guard and again is not None
+print(run.dir.path, guard.pid, again.pid, flush=True)
+time.sleep(600)
+"""
+COUNTS = """
+for i in range(40):
+    print("line", i, flush=True)
+    time.sleep(0.05)
+n = int(os.environ["RANK"]) + 7
+"""
+
+
+class TestDetached:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])
+    def test_it_outlives_who_started_it(self, tmp_path: Path, how: signal.Signals) -> None:
+        """A killed kernel, and a terminal that is closed."""
+        kernel = subprocess.Popen(
+            [sys.executable, "-c", DETACHES, str(tmp_path), COUNTS],
+            stdout=subprocess.PIPE, text=True, cwd=os.getcwd(), start_new_session=True,
+        )  # fmt: skip
+        assert kernel.stdout is not None
+        folder, pid, again = kernel.stdout.readline().split()
+        run, guard = RunDir(folder), processes.find(int(pid))
+        assert guard is not None
+        until(lambda: "[1] line 3" in written(run.log), "the ranks work")
+        everyone = [guard, *processes.descendants(guard.pid)]
+        assert len(everyone) == 5  # guard, agent, runner, two ranks
+        os.killpg(kernel.pid, how)
+        if how == signal.SIGHUP:
+            os.kill(guard.pid, how)
+        kernel.wait()
+        kernel.stdout.close()
+        attached = Attached(run)
+        assert control.state(run) == "running"
+        lines: dict[int | None, str] = {}
+        for event in attached.events():
+            if isinstance(event, Output):
+                lines[event.rank] = lines.get(event.rank, "") + event.text
+        result = attached.result()
+        assert result.state == "succeeded"
+        assert lines == dict.fromkeys((0, 1), "".join(f"line {i}\n" for i in range(40)))
+        assert returns.collect(result, attached.spec).returns == {"n": 7}
+        until(lambda: not any(map(processes.alive, everyone)), "nothing of it is left")
+        until(lambda: processes.find(int(again)) is None, "nor of the other guard")
+
+    @pytest.mark.slow
+    def test_it_is_stopped_and_leaves_nothing(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        run, _ = driver.start(["import time"], WAITING, detached=True)
+        assert isinstance(run, Attached)
+        until(lambda: "at work" in written(run.dir.log), "the ranks work")
+        driver.launcher.close()
+        assert control.state(run.dir) == "running"
+        list(control.stop(run.dir, "enough"))
+        assert ended(run).reason == "enough"
+        until(lambda: all(g._process.poll() is not None for g in guards._left), "the guard ends")
+
+    @pytest.mark.slow
+    def test_a_guard_that_dies(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        run, _ = driver.start(["import time"], WAITING, detached=True)
+        until(lambda: "at work" in written(run.dir.log), "the ranks work")
+        guard = guards._left[-1]
+        os.kill(guard.pid, signal.SIGKILL)
+        with pytest.raises(TpunbError, match=f"run {run.dir.id} is lost"):
+            ended(run)
+        assert control.state(run.dir) == "lost"
+        driver.launcher.close()
+
+
+def test_a_result_that_cannot_be_written_is_told_all_the_same(driver: Driver) -> None:
+    seen = driver.run(
+        ["import os"], "os.makedirs(os.environ['TPUNB_RUN'] + '/result.json/x')", ranks=1
+    )
+    assert seen.result.state == "succeeded"
+    queued, _ = driver.start(["import time"], WAITING)
+    second, _ = driver.start([], "print('never')")
+    until(lambda: control.state(second.dir) == "waiting", "the second waits")
+    second.dir.result.mkdir()
+    second.stop("interrupt", "enough")
+    assert ended(second).reason == "enough"
+    queued.stop("interrupt", "enough")
+    assert ended(queued).state == "interrupted"
+
+
+def test_an_attached_run_is_whole_however_long(driver: Driver) -> None:
+    """More than one look takes in of a file: the end is told after the last line."""
+    seen = driver.run([], "line = 'x' * 999\nfor i in range(10_000):\n    print(line)", ranks=1)
+    run = Attached(RunDir(seen.result.dir))
+    size = sum(len(event.text) for event in run.events() if isinstance(event, Output))
+    assert size == 10_000_000
+    assert run.result() == seen.result
+    assert list(run.events())[-1] == seen.events[-1]
+
+
+def test_what_the_kernel_and_the_guard_write_is_private(driver: Driver) -> None:
+    seen = driver.run(["a = 1"], "print(a)")
+    for path in [seen.result.dir, *seen.result.dir.glob("*")]:
+        if path.is_file() or path == seen.result.dir:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_ranks_have_the_umask_of_the_kernel(driver: Driver) -> None:
+    mine = os.umask(0o022)
+    os.umask(mine)
+    seen = driver.run(["import os"], "old = os.umask(0)\nos.umask(old)\nprint(old)", ranks=1)
+    assert seen.log == [f"[0] {mine}"]

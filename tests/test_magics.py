@@ -642,8 +642,10 @@ class TestListings:
         train(nb, "1 / 0", "--name bad --no-raise --cores 1").good()
 
         heads, good, bad = nb.run("%tpu_runs", "list").good().stdout.strip().splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started"]
-        assert re.match(r"[\d-]+-good +succeeded +2 CPU +\d+ s +20\d\d-\d\d-\d\d \d\d:\d\d$", good)
+        assert heads.split() == ["run", "state", "cores", "time", "started", "size"]
+        assert re.match(
+            r"[\d-]+-good +succeeded +2 CPU +\d+ s +20\d\d-\d\d-\d\d \d\d:\d\d +\S+ k?B$", good
+        )
         assert re.match(r"[\d-]+-bad +failed +1 CPU ", bad)
 
         def logs(options: str) -> list[str]:

@@ -30,6 +30,8 @@ SURFACE = {
         "--env K=V",
         "--timeout S",
         "--grace S",
+        "--bg",
+        "--detach",
         "--logs all|none|RANKS",
         "--fresh",
         "--replicate",
@@ -39,10 +41,15 @@ SURFACE = {
     "%%tpu_debug": ["-h --help"],
     "%tpu_runs": ["-h --help"],
     "%tpu_logs": ["-h --help", "RUN", "--rank R", "--tail N"],
+    "%tpu_stop": ["-h --help", "RUN"],
+    "%tpu_attach": ["-h --help", "RUN", "--out VAR", "--logs all|none|RANKS", "--no-raise"],
 }
 """What people type and write into notebooks that they keep: changed only with a reason."""
 
-PARSERS = (options.SETUP, options.TRAIN, options.DEBUG, options.RUNS, options.LOGS)
+PARSERS = (
+    options.SETUP, options.TRAIN, options.DEBUG, options.RUNS, options.LOGS, options.STOP,
+    options.ATTACH,
+)  # fmt: skip
 
 
 def parsed(parser: MagicArgumentParser, line: str, **user_ns: object) -> Namespace:
@@ -79,6 +86,8 @@ def test_defaults() -> None:
         "env": [],
         "timeout": None,
         "grace": 15.0,
+        "bg": False,
+        "detach": False,
         "logs": "all",
         "fresh": False,
         "replicate": False,
@@ -127,6 +136,7 @@ def test_values(line: str, name: str, value: object) -> None:
         ("--env =1", "'=1' is not of the form NAME=VALUE"),
         ("--returns a-b", "--returns: 'a-b' is not the name of a variable"),
         ("--returns class", "'class' is not the name of a variable"),
+        ("--bg --detach", "argument --detach: not allowed with argument --bg"),
         ("--out a.b", "--out: 'a.b' is not the name of a variable"),
         ("--name 'x", "No closing quotation in: --name 'x"),
     ],

@@ -40,15 +40,17 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
 def test_how_runs_stand(tmp_path: Path) -> None:
     done = made(tmp_path, "done", state="succeeded", cores=16)
     lost = made(tmp_path, "lost")
+    os.utime(lost.lock, (1_700_000_000.0,) * 2)
     goes_on = made(tmp_path, "goes-on")
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
     with open(goes_on.lock) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as its guard does for as long as it lives
         heads, *rows = (re.split("  +", line) for line in runs.table(tmp_path).splitlines())
-    assert [*heads] == ["run", "state", "cores", "time", "started"]
+    assert [*heads] == ["run", "state", "cores", "time", "started", "size"]
     found = {row[0]: row[1:] for row in rows}
-    assert found[done.id] == ["succeeded", "16 CPU", "1 min 01 s", started]
-    assert found[lost.id] == ["lost", "2 CPU", "?", started]
+    assert found[done.id][:4] == ["succeeded", "16 CPU", "1 min 01 s", started]
+    assert found[lost.id][:4] == ["lost", "2 CPU", "?", started]
+    assert all(re.fullmatch(r"\d+ B", row[4]) for row in found.values())
     assert found[goes_on.id][:2] == ["running", "2 CPU"]
     assert found[goes_on.id][2].endswith(" min")
 
@@ -88,3 +90,29 @@ def test_runs_are_below_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert runs.default_folder() == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (9949, "9.9 kB"), (9960, "10 kB"),
+     (999_499, "999 kB"), (999_500, "1.0 MB"), (2_000_000_000, "2.0 GB"), (5 * 10**15, "5000 TB")],
+)  # fmt: skip
+def test_sizes(count: int, text: str) -> None:
+    assert runs.size(count) == text
+
+
+def test_the_log_of_a_run_that_goes_on_comes_as_it_grows(tmp_path: Path) -> None:
+    run = made(tmp_path, "x")
+    run.log.write_text("[0] a\n[1] b\n[0] c\n[0] half")
+    with open(run.lock) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        whole, mine = runs.follow(run, tail=2), runs.follow(run, rank=1)
+        assert next(whole) == "[1] b\n[0] c\n"
+        assert next(mine) == "[1] b\n"
+        with run.log.open("a") as log:
+            log.write(" and half\n[1] d\n")
+        assert next(whole) == "[0] half and half\n[1] d\n"
+        made_result = made(tmp_path, "y", state="succeeded").result
+        made_result.rename(run.result)
+    assert list(mine) == ["[1] d\n"]
+    assert list(whole) == []

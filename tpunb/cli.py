@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpunb import __version__, rundir, runs
+from tpunb import __version__, control, rundir, runs
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
@@ -69,7 +69,20 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--rank", type=int, metavar="R", help="only this rank's lines")
     logs.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     logs.set_defaults(do=_logs)
-    for command in (listing, logs):
+    logs.add_argument("-f", "--follow", action="store_true",
+                      help="go on as it grows, until the run has ended")  # fmt: skip
+    stop = commands.add_parser("stop", help="stop a run, whoever started it, and wait for its end")
+    stop.add_argument("run", nargs="?", metavar="RUN",
+                      help="an id or any part of it (the latest that goes on)")  # fmt: skip
+    stop.set_defaults(do=_stop)
+    clean = commands.add_parser("clean", help="remove old runs; asks first")
+    clean.add_argument("--older-than", type=_days, metavar="DAYS",
+                       help="only those that ended so many days ago")  # fmt: skip
+    clean.add_argument("--keep", type=_count, default=0, metavar="N",
+                       help="not the N newest")  # fmt: skip
+    clean.add_argument("-y", "--yes", action="store_true", help="remove without asking")
+    clean.set_defaults(do=_clean)
+    for command in (listing, logs, stop, clean):
         command.add_argument("--runs", type=Path, default=runs.default_folder(), metavar="DIR",
                              help="where run folders are (./runs)")  # fmt: skip
     return parser
@@ -102,7 +115,37 @@ def _runs(chosen: argparse.Namespace) -> int:
 
 
 def _logs(chosen: argparse.Namespace) -> int:
-    sys.stdout.write(runs.log(rundir.find(chosen.runs, chosen.run), chosen.rank, chosen.tail))
+    run = rundir.find(chosen.runs, chosen.run)
+    if not chosen.follow:
+        sys.stdout.write(runs.log(run, chosen.rank, chosen.tail))
+        return 0
+    for text in runs.follow(run, chosen.rank, chosen.tail):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    print(f"tpunb: {control.ended(run)}", file=sys.stderr)
+    return 0
+
+
+def _stop(chosen: argparse.Namespace) -> int:
+    for line in control.stop(control.living(chosen.runs, chosen.run), "stopped with tpunb stop"):
+        print(line, flush=True)
+    return 0
+
+
+def _clean(chosen: argparse.Namespace) -> int:
+    found = runs.old(chosen.runs, chosen.older_than, chosen.keep)
+    if not found:
+        print(f"There is nothing to remove in {chosen.runs}.")
+        return 0
+    print(runs.listing(found), flush=True)
+    if not chosen.yes:
+        if not sys.stdin.isatty():
+            raise TpunbError("nothing was removed: there is no terminal to ask at; -y does not ask")
+        if input(f"Remove from {chosen.runs}? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("Nothing was removed.")
+            return 0
+    runs.remove(found)
+    print("Removed.")
     return 0
 
 
@@ -142,12 +185,17 @@ def _run(chosen: argparse.Namespace) -> int:
                 failed = True
                 print(f"tpunb: {chosen.notebook}: {str(error).strip()}", file=sys.stderr)
         folders = [rundir.RunDir(line) for line in ran.read().splitlines()]
-    results = [result for folder in folders if (result := folder.read_result()) is not None]
-    for result in results:
-        print(summary(result))
-    if not results and not failed:
+    for folder in folders:
+        control.wait(folder)  # those with --bg end with the kernel, those with --detach later
+        if (result := control.read_result(folder)) is None:
+            failed = True
+            print(f"tpunb: {control.lost(folder)}", file=sys.stderr)
+        else:
+            failed = failed or result.state != "succeeded"
+            print(summary(result), flush=True)
+    if not folders and not failed:
         print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
-    return 0 if results and not failed and all(r.state == "succeeded" for r in results) else 1
+    return 0 if folders and not failed else 1
 
 
 def _reason(error: PapermillExecutionError, output: Path) -> str:
@@ -183,6 +231,22 @@ def _cores(text: str) -> str:
     if text != "all" and not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
     return text
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
+    return days
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _value(text: str) -> Any:

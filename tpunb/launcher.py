@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
-from tpunb import rundir
+from tpunb import control, rundir
+from tpunb.errors import TpunbError
 from tpunb.events import Ended, Event, Note
-from tpunb.models import Failure, RunResult, RunSpec, Script, Snapshot
+from tpunb.models import Device, Failure, RunResult, RunSpec, Script, Snapshot
 from tpunb.platforms import environment
 from tpunb.process import GuardProcess
 from tpunb.rundir import Follower, RunDir
 
 LOOK = 0.04
 """Seconds between two looks into the run folder: quick to the eye, and cheap."""
+
+
+DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
+"""What only one run of a user on a machine can use, by kind. Processors can be shared."""
+
+
+def follow(run: RunDir, ranks: int, gone: Callable[[], bool]) -> Iterator[Event | None]:
+    """What happens in a run, from its start; None whenever nothing did. Ends after `Ended`.
+
+    `gone` is asked before each look whether nobody will write any more; then it ends without
+    `Ended`, once everything was read.
+    """
+    follower = Follower(run, ranks)
+    try:
+        end: Event | None = None
+        while True:
+            last = gone()  # asked before the files are read: what was written last is read below
+            anything = False
+            for event in follower.read():
+                anything = True
+                if isinstance(event, Ended):
+                    end = event
+                else:
+                    yield event
+            if not anything and end is not None:
+                yield end
+                return
+            if not anything and last:
+                return
+            if not anything or end is None:
+                yield None
+                time.sleep(LOOK)
+    finally:
+        follower.close()
 
 
 class Run:
@@ -30,56 +67,73 @@ class Run:
 
     def events(self) -> Iterator[Event | None]:
         """What happens, as it happens, until no process is left; None whenever nothing did."""
-        follower = Follower(self.dir, self.spec.world_size)
-        while True:
-            self._guard.hear()
-            # Asked before the files are read: what a guard wrote last is then read below.
-            lost = bool(self._guard.broken) and not self._guard.busy
-            for event in follower.read():
-                yield event
-                if isinstance(event, Ended):
-                    follower.close()
-                    return
-            if lost and not self.dir.result.exists():
-                self._write_lost()
-                continue
-            yield None
-            time.sleep(LOOK)
+        gone = partial(self._guard.is_done_with, self.dir.path)
+        yield from follow(self.dir, self.spec.world_size, gone)
+        while not gone():  # what it says of the end comes right after it
+            time.sleep(LOOK / 10)
+        if problem := self._guard.said_of(self.dir.path).get("problem"):
+            yield Note(f"the run folder does not hold everything: {problem}")
 
     def stop(self, why: str, reason: str, *, now: bool = False) -> None:
         """Begin the stop ladder; with `now`, skip what is left of the grace period."""
-        self._guard.stop(why, reason, now=now)
+        self._guard.stop(self.dir.path, why, reason, now=now)
 
     def result(self) -> RunResult:
         """How it ended. Only after `events` has come to its end."""
-        result = self.dir.read_result()
-        assert result is not None
-        return result
+        if (written := control.read_result(self.dir)) is not None:
+            return written
+        if unwritten := self._guard.said_of(self.dir.path).get("result"):
+            return RunResult.from_json(unwritten, self.dir.path)
+        return self._lost()
 
-    def _write_lost(self) -> None:
+    def _lost(self) -> RunResult:
         """The guard is gone without a result, so nobody else can write one any more."""
         now = time.time()
         failure = Failure(
             rank=None, pid=self._guard.pid, exitcode=None, signal=None, type="Exit",
-            message=self._guard.broken, cell=None, line=None, traceback="", time=now,
+            message=self._guard.broken or "the guard has ended", cell=None, line=None,
+            traceback="", time=now,
         )  # fmt: skip
-        self.dir.write_result(
-            RunResult(
-                state="failed",
-                name=self.spec.name,
-                world_size=self.spec.world_size,
-                device=self.spec.device,
-                started=self.dir.spec.stat().st_mtime,
-                ended=now,
-                dir=self.dir.path,
-                returncode=1,
-                failures=(failure,),
-                warm=self.spec.warm,
-                replicated=self.spec.replicate is not None,
-                replicate_reason=self.spec.replicate or "",
-            )
+        result = RunResult(
+            state="failed",
+            name=self.spec.name,
+            world_size=self.spec.world_size,
+            device=self.spec.device,
+            started=self.dir.spec.stat().st_mtime,
+            ended=now,
+            dir=self.dir.path,
+            returncode=1,
+            failures=(failure,),
+            warm=self.spec.warm,
+            replicated=self.spec.replicate is not None,
+            replicate_reason=self.spec.replicate or "",
         )
-        self.dir.emit(Ended("failed"))
+        with contextlib.suppress(OSError):  # the disk may be full: then it is said here only
+            self.dir.write_result(result)
+            self.dir.emit(Ended("failed"))
+        return result
+
+
+class Attached:
+    """A run that somebody else has started, followed through its folder."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self.dir = folder
+        self.spec = control.read_spec(folder)
+
+    def events(self) -> Iterator[Event | None]:
+        """Everything from its start, and then what happens until it has ended."""
+        return follow(self.dir, self.spec.world_size, self._gone)
+
+    def _gone(self) -> bool:
+        return control.state(self.dir) not in control.ALIVE
+
+    def result(self) -> RunResult:
+        """How it ended. Only after `events` has come to its end; TpunbError if it is lost."""
+        result = control.read_result(self.dir)
+        if result is None:
+            raise TpunbError(control.lost(self.dir))
+        return result
 
 
 class Launcher:
@@ -87,6 +141,8 @@ class Launcher:
 
     def __init__(self) -> None:
         self._guard: GuardProcess | None = None
+        self._busy: list[GuardProcess] = []
+        """Guards that no later run can use, with runs in the background that still go on."""
         self._key: object = None
         self._replicate: dict[str, str] = {}
 
@@ -94,14 +150,14 @@ class Launcher:
         """A guard whose agent fits this run environment; started now if there is none.
 
         One that was started for another interpreter, other packages or other variables that
-        are read at import is closed first.
+        are read at import is put away first.
         """
         key = _fingerprint(env)
         guard = self._guard
         if guard is not None:
             guard.hear()
             if guard.broken or key != self._key:
-                self.close()
+                self.put_away()
                 guard = None
         if guard is None:
             guard = GuardProcess(environment.for_agent(env))
@@ -115,31 +171,60 @@ class Launcher:
             self._guard.hear()
         return self._guard is not None and self._guard.ready
 
-    def close(self) -> None:
-        """End the guard and all below it."""
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
+    def put_away(self) -> None:
+        """End the guard and all below it; one that has a run in the background, when that ends."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            self._busy.append(guard)
+        for guard in list(self._busy):
+            guard.hear()
+            if not guard.busy:
+                guard.close()
+                self._busy.remove(guard)
+
+    def close(self, wait: float = 60.0) -> None:
+        """End every guard and all below it, also runs in the background, with time to save."""
+        guards = [*self._busy, *([] if self._guard is None else [self._guard])]
+        self._busy, self._guard = [], None
+        for guard in guards:
+            guard.let_go()
+        for guard in guards:
+            guard.close(wait)
 
     def start(
         self, folder: RunDir, spec: RunSpec, script: Script, snapshot: Snapshot,
-        env: Mapping[str, str],
-    ) -> Run:  # fmt: skip
-        """Write everything that is known about a run into its folder, and start it."""
+        env: Mapping[str, str], *, detached: bool = False,
+    ) -> Run | Attached:  # fmt: skip
+        """Write everything that is known about a run into its folder, and start it.
+
+        It waits for those that were started before it here and still go on; on a TPU for all
+        that this user has on this machine. A run that is `detached` waits for those on a TPU
+        only. It outlives this process and takes the guard with it, of which nothing is heard
+        any more: it is followed as others follow it.
+        """
         known = self._replicate.get(_prelude(script))
         if spec.replicate is None and known is not None:
             spec = replace(spec, replicate=known)
         guard = self.warm(env)
+        if detached and guard.busy:
+            guard = GuardProcess(environment.for_agent(env))
         guard.hear()
         spec = replace(spec, warm=guard.ready)
+        folder.script.touch(0o600)
         folder.script.write_text(script.text, encoding="utf-8")
         rundir.write_json(folder.snapshot, asdict(snapshot))
         rundir.write_json(folder.env, environment.without_secrets(env))
         rundir.write_json(folder.spec, spec.to_json())
         if spec.replicate is not None:
             folder.emit(Note(f"every rank runs the prelude itself: {spec.replicate}"))
-        guard.run(folder.path, dict(env))
-        return Run(folder, spec, guard)
+        guard.run(folder.path, dict(env), device=DEVICES[spec.device], detached=detached)
+        if not detached:
+            return Run(folder, spec, guard)
+        if guard is self._guard:
+            self._guard = None
+        guard.forget()
+        self.warm(env)
+        return Attached(folder)
 
     def remember(self, script: Script, result: RunResult, spec: RunSpec) -> None:
         """A prelude that could not be followed by a fork goes to replicate directly next time."""

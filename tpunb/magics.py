@@ -78,6 +78,19 @@ class TpuMagics(Magics):
             run = rundir.find(self.session.runs, chosen.run)
             print(runs.log(run, chosen.rank, chosen.tail), end="")
 
+    @line_magic
+    @_documented(options.STOP)
+    def tpu_stop(self, line: str) -> None:
+        with options.help_ends():
+            self.session.stop(options.parse(options.STOP, line, self.session.shell.user_ns).run)
+
+    @line_magic
+    @_documented(options.ATTACH)
+    def tpu_attach(self, line: str) -> Any:
+        with options.help_ends():
+            chosen = options.parse(options.ATTACH, line, self.session.shell.user_ns)
+            return self.session.attach(chosen)
+
 
 def _body(name: str, cell: str | None) -> str:
     if cell is None:

@@ -152,6 +152,13 @@ TRAIN.add_argument("--env", type=_assignment, action="append", default=[], metav
 TRAIN.add_argument("--timeout", type=_seconds, metavar="S", help="end the run after S seconds")
 TRAIN.add_argument("--grace", type=_seconds, default=15.0, metavar="S",
                    help="time to save after a stop (15)")  # fmt: skip
+_WHERE = TRAIN.add_mutually_exclusive_group()
+_WHERE.add_argument("--bg", action="store_true",
+                    help="return a handle at once: .wait() .stop() .result .state; --out binds "
+                    "it, .wait() brings --returns; the run ends with the kernel")  # fmt: skip
+_WHERE.add_argument("--detach", action="store_true",
+                    help="return at once; the run outlives the kernel, and %%tpu_attach follows "
+                    "it from any other")  # fmt: skip
 TRAIN.add_argument("--logs", default="all", metavar="all|none|RANKS",
                    help="which ranks' lines the cell shows, e.g. 0,3-5 (all)")  # fmt: skip
 TRAIN.add_argument("--fresh", action="store_true", help="start a new agent instead of a warm one")
@@ -168,3 +175,25 @@ LOGS = _parser("%tpu_logs", "Show the log of a run.")
 LOGS.add_argument("run", nargs="?", metavar="RUN", help="an id or any part of it (the latest)")
 LOGS.add_argument("--rank", type=_whole, metavar="R", help="only this rank's lines")
 LOGS.add_argument("--tail", type=_whole, metavar="N", help="only the last N lines")
+
+STOP = _parser(
+    "%tpu_stop",
+    "Stop a run, whoever started it: as the interrupt key does, with time to save. Waits until it "
+    "has ended. Stopping it again skips what is left of that time.",
+)
+STOP.add_argument("run", nargs="?", metavar="RUN",
+                  help="an id or any part of it (the latest that goes on)")  # fmt: skip
+
+ATTACH = _parser(
+    "%tpu_attach",
+    "Follow a run from its start to its end, whoever started it, and take its result. "
+    "The interrupt key only ends the following: %%tpu_stop ends the run.",
+)
+ATTACH.add_argument("run", nargs="?", metavar="RUN",
+                    help="an id or any part of it (the latest that goes on)")  # fmt: skip
+ATTACH.add_argument(
+    "--out", type=_variable, metavar="VAR", help="bind the RunResult to VAR as well"
+)
+ATTACH.add_argument("--logs", default="all", metavar="all|none|RANKS",
+                    help="which ranks' lines the cell shows, e.g. 0,3-5 (all)")  # fmt: skip
+ATTACH.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")

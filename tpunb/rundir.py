@@ -9,6 +9,7 @@
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  checkpoints/  returns/               what it made
       running.lock  result.json                           whether it goes on; how it ended
+      requests.jsonl                                      what others ask of it (tpunb.control)
 
 Processes of a run only append to files here, and the kernel only reads: nothing that a
 reader does can slow or block a rank.
@@ -93,6 +94,10 @@ class RunDir:
     def stopping(self) -> Path:
         """There once the run is being stopped, so that its ranks are not started again."""
         return self.path / "stopping"
+
+    @property
+    def requests(self) -> Path:
+        return self.path / "requests.jsonl"
 
     def is_running(self) -> bool:
         """Whether a guard watches over this run now. It holds a lock for as long as it lives."""

@@ -1,15 +1,28 @@
-"""Listings of runs and their logs, for the magics and the command line alike."""
+"""Listings of runs and their logs, and what is old, for the magics and the command line alike."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb import rundir
+from tpunb import control
 from tpunb.display.status import span
 from tpunb.errors import TpunbError
-from tpunb.rundir import RunDir
+from tpunb.rundir import LineTail, RunDir
+
+DAY = 86_400.0
+_ID = re.compile(r"\d{8}-\d{6}-.")
+_PARTS = frozenset(
+    "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
+    "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
+    "result.json".split()
+)
+"""What is in run folders. A folder that a crash has left without its spec is known by them."""
 
 
 def default_folder() -> Path:
@@ -17,22 +30,83 @@ def default_folder() -> Path:
     return Path.cwd() / "runs"
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A run folder, and what can be said of it."""
+
+    run: RunDir
+    state: str
+    """See `control.state`."""
+    cores: str
+    took: str
+    started: float
+    """Seconds since the epoch."""
+    ended: float
+    """The same; of a run that has no end, when its folder was last changed."""
+    size: int
+    """Bytes of all its files."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state in control.ALIVE
+
+
+def kept(runs: Path) -> list[Kept]:
+    """All run folders, oldest first, also those that a crash has left half-written."""
+    found = [_look(RunDir(path)) for path in (runs.iterdir() if runs.is_dir() else ())
+             if _is_run(path)]  # fmt: skip
+    return sorted(found, key=lambda one: (one.started, one.run.id))
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run's. `runs` may have others: TensorBoard writes there too."""
+    if path.is_symlink() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        return False
+    if (path / "spec.json").exists():
+        return True
+    names = {name for name in os.listdir(path) if not name.startswith(".")}
+    return bool(_ID.match(path.name)) and names <= _PARTS
+
+
+def _look(run: RunDir) -> Kept:
+    state, result = control.state(run), control.read_result(run)
+    changed = run.path.stat().st_mtime
+    started = run.spec.stat().st_mtime if run.spec.exists() else changed
+    try:
+        spec = control.read_spec(run)
+        cores = f"{spec.world_size} {spec.device}"
+    except TpunbError:
+        cores = "?"
+    if result is not None:
+        took = span(result.duration)
+    else:
+        took = span(time.time() - started) if state in control.ALIVE else "?"
+    ended = changed if result is None else result.ended
+    return Kept(run, state, cores, took, started, ended, _size(run.path))
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(path, name)).st_size
+            except FileNotFoundError:  # a run that goes on replaces files
+                continue
+    return total
+
+
 def table(runs: Path) -> str:
     """All runs in a folder, oldest first, as a table."""
-    rows = [("run", "state", "cores", "time", "started")]
-    for run in rundir.runs_in(runs):
-        spec, result = run.read_spec(), run.read_result()
-        started = run.spec.stat().st_mtime
-        if result is not None:
-            state, took = str(result.state), span(result.duration)
-        elif run.is_running():
-            state, took = "running", span(time.time() - started)
-        else:
-            state, took = "lost", "?"
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
-        rows.append((run.id, state, f"{spec.world_size} {spec.device}", took, when))
-    if len(rows) == 1:
-        return f"There are no runs in {runs} yet."
+    rows = kept(runs)
+    return _table(rows) if rows else f"There are no runs in {runs} yet."
+
+
+def _table(found: list[Kept]) -> str:
+    rows = [("run", "state", "cores", "time", "started", "size")]
+    for one in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.started))
+        rows.append((one.run.id, one.state, one.cores, one.took, when, size(one.size)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -40,18 +114,87 @@ def table(runs: Path) -> str:
     )
 
 
+def size(count: int) -> str:
+    """'512 B', '1.5 kB', '20 MB': as file managers count, by thousands."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 999.5:
+            break
+        amount, unit = amount / 1000, larger
+    digits = 1 if unit != "B" and amount < 9.95 else 0
+    return f"{amount:.{digits}f} {unit}"
+
+
+def old(runs: Path, older_than: float | None, keep: int) -> list[Kept]:
+    """The runs that may go: ended or lost, `older_than` days ago, without the `keep` newest."""
+    ended = [one for one in kept(runs) if not one.alive]
+    ended = ended[: max(0, len(ended) - keep)]
+    if older_than is None:
+        return ended
+    return [one for one in ended if time.time() - one.ended >= older_than * DAY]
+
+
+def listing(found: list[Kept]) -> str:
+    """What would go, and how much room that makes."""
+    what = "1 run" if len(found) == 1 else f"{len(found)} runs"
+    return f"{_table(found)}\n{what}, {size(sum(one.size for one in found))}"
+
+
+def remove(found: list[Kept]) -> None:
+    """Delete run folders. One that goes on by now is left, whatever it was before.
+
+    Raises TpunbError for one that cannot be deleted.
+    """
+    for one in found:
+        if control.state(one.run) in control.ALIVE:
+            continue
+        try:
+            shutil.rmtree(one.run.path)
+        except OSError as error:
+            raise TpunbError(f"cannot remove {one.run.path}: {error.strerror}") from error
+
+
 def log(run: RunDir, rank: int | None = None, tail: int | None = None) -> str:
     """The log of a run, or of one rank of it, or the last lines of either.
 
     Raises TpunbError for a rank that the run has not.
     """
-    if rank is not None and rank >= (size := run.read_spec().world_size):
-        raise TpunbError(f"run {run.id} has no rank {rank}: its ranks are 0 to {size - 1}")
     text = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
     lines = text.removesuffix("\n").split("\n") if text else []
-    if rank is not None:
-        mine = re.compile(rf"\[{rank}( err| prelude)?\] ")
+    if (mine := _lines_of(run, rank)) is not None:
         lines = [line for line in lines if mine.match(line)]
     if tail is not None:
         lines = lines[-tail:] if tail else []
     return "".join(f"{line}\n" for line in lines)
+
+
+def _lines_of(run: RunDir, rank: int | None) -> re.Pattern[str] | None:
+    """What a rank's lines begin with; None for all ranks."""
+    if rank is None:
+        return None
+    if rank >= (count := control.read_spec(run).world_size):
+        raise TpunbError(f"run {run.id} has no rank {rank}: its ranks are 0 to {count - 1}")
+    return re.compile(rf"\[{rank}( err| prelude)?\] ")
+
+
+def follow(run: RunDir, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
+    """The log from its start, or its last `tail` lines, and then as it grows until the run ends."""
+    mine = _lines_of(run, rank)
+    lines = LineTail(run.log)
+    first = True
+    try:
+        while True:
+            over = control.state(run) not in control.ALIVE  # asked before the last look
+            text = []
+            while new := lines.read():
+                text += [line for line in new if mine is None or mine.match(line)]
+            if first and tail is not None:
+                text = text[-tail:] if tail else []
+            first = False
+            if text:
+                yield "".join(f"{line}\n" for line in text)
+            if over:
+                return
+            time.sleep(control.LOOK)
+    finally:
+        lines.close()

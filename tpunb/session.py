@@ -6,10 +6,12 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,14 +22,15 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import tpunb
-from tpunb import debug, plan, rundir, runs
+from tpunb import control, debug, plan, rundir, runs
+from tpunb.background import BackgroundRun
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
 from tpunb.errors import MissingPackageError, NotebookNotFoundError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
-from tpunb.launcher import Launcher, Run
-from tpunb.models import RunResult, RunSpec, Snapshot
+from tpunb.launcher import Attached, Launcher, Run
+from tpunb.models import RunResult, RunSpec, Script, Snapshot
 from tpunb.notebook.capture import capture
 from tpunb.notebook.history import History
 from tpunb.platforms import environment, machine
@@ -122,8 +125,13 @@ class Session:
             f"{found['platform']} · {ranks} · {own}\n{packages}\nruns in {found['runs']} · {state}"
         )
 
-    def train(self, chosen: argparse.Namespace, cell: str) -> RunResult | None:
+    def train(self, chosen: argparse.Namespace, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`, from the options and the cell's body to the result."""
+        if chosen.detach and chosen.out is not None:
+            raise UsageError(
+                "%%tpu_train --out: a detached run has no result yet; "
+                "`%tpu_attach --out VAR` binds it when it has"
+            )
         here = self.machine()
         world_size = self._world_size(here, chosen.cores)
         try:
@@ -136,12 +144,12 @@ class Session:
     def _train(
         self, chosen: argparse.Namespace, cell: str, here: Machine, world_size: int,
         shown: frozenset[int], pressed: list[int],
-    ) -> RunResult | None:  # fmt: skip
+    ) -> RunResult | BackgroundRun | None:  # fmt: skip
         env = environment.for_run(self.environ(), here.device, dict(chosen.env))
         if not chosen.dry_run:
             need_xla("%%tpu_train")
             if chosen.fresh:
-                self.launcher.close()
+                self.launcher.put_away()
             self.launcher.warm(env)  # it imports while the notebook is converted
         snapshot = capture(self.history, cell, notebook=self.notebook, user_ns=self.shell.user_ns)
         script = convert(snapshot)
@@ -167,11 +175,64 @@ class Session:
             timeout=chosen.timeout,
             replicate=replicate,
         )
-        run = self.launcher.start(folder, spec, script, replace(snapshot, content=None), env)
+        slim = replace(snapshot, content=None)
+        run = self.launcher.start(folder, spec, script, slim, env, detached=chosen.detach)
         self._keep_notebook(snapshot, folder)
+        if RAN in os.environ:
+            rundir.append(Path(os.environ[RAN]), f"{folder.path}\n")
+        if isinstance(run, Attached):
+            print(_detached(run))
+            return None
+        if chosen.bg:
+            return self._in_background(run, script, shown, snapshot, chosen)
         result = self._follow(run, shown, snapshot, pressed)
         self.launcher.remember(script, result, spec)
         return self._hand_over(result, chosen)
+
+    def _in_background(
+        self, run: Run, script: Script, shown: frozenset[int], snapshot: Snapshot,
+        chosen: argparse.Namespace,
+    ) -> BackgroundRun:  # fmt: skip
+        handle = BackgroundRun(
+            run,
+            logs=shown,
+            notes=snapshot.notes,
+            raises=not chosen.no_raise,
+            bind=self.shell.user_ns.update,
+            ended=lambda result: self.launcher.remember(script, result, run.spec),
+        )
+        if chosen.out is not None:
+            self.shell.user_ns[chosen.out] = handle
+        return handle
+
+    def attach(self, chosen: argparse.Namespace) -> RunResult | None:
+        """`%tpu_attach`: everything from the run's start, then until its end, or an interrupt."""
+        folder = control.living(self.runs, chosen.run)
+        run = Attached(folder)
+        try:
+            shown = parse_ranks(chosen.logs, run.spec.world_size)
+        except ValueError as error:
+            raise UsageError(f"%tpu_attach --logs: {error}") from None
+        age = max(0.0, time.time() - folder.spec.stat().st_mtime)
+        view = View(run.spec, folder, logs=shown, age=age)
+        with _interrupts() as pressed:
+            for event in run.events():
+                if event is None:
+                    view.tick()
+                else:
+                    view.show(event)
+                if pressed[0]:
+                    view.leave("goes on, and is not followed here any more")
+                    print(f"run {folder.id} goes on; %tpu_stop {folder.id} stops it")
+                    return None
+            result = returns.collect(run.result(), run.spec)
+            view.finish(result)
+        return self._hand_over(result, chosen)
+
+    def stop(self, wanted: str | None) -> None:
+        """`%tpu_stop`: ask, and wait until the run has ended."""
+        for line in control.stop(control.living(self.runs, wanted), "stopped with %tpu_stop"):
+            print(line, flush=True)
 
     def _world_size(self, here: Machine, asked: Any) -> int:
         forced = os.environ.get(CORES)
@@ -185,10 +246,13 @@ class Session:
     def _keep_notebook(self, snapshot: Snapshot, folder: rundir.RunDir) -> None:
         """The whole notebook, as it was found; `notebook.json` holds what was captured of it."""
         kept = folder.path / "notebook.ipynb"
+        kept.touch(0o600)
         if snapshot.content is not None:
             kept.write_text(snapshot.content, encoding="utf-8")
         elif snapshot.path is not None and Path(snapshot.path).is_file():
             shutil.copyfile(snapshot.path, kept)
+        else:
+            kept.unlink()
 
     def _follow(
         self, run: Run, shown: frozenset[int], snapshot: Snapshot, pressed: list[int]
@@ -215,11 +279,22 @@ class Session:
         if chosen.out is not None:
             self.shell.user_ns[chosen.out] = result
         tpunb.last_run = result
-        if RAN in os.environ:
-            rundir.append(Path(os.environ[RAN]), f"{result.dir}\n")
         if not chosen.no_raise:
             result.raise_for_failure()
         return result
+
+
+def _detached(run: Attached) -> str:
+    """How to come back to a run."""
+    name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
+    return (
+        f"run {name} goes on without this notebook, on {run.spec.world_size} "
+        f"{'rehearsal' if run.spec.device == 'CPU' else 'TPU'} cores\n"
+        f"  follow it, and get its result: %tpu_attach {name}\n"
+        f"  stop it: %tpu_stop {name}\n"
+        f"  in a terminal: tpunb logs --follow {name} --runs {runs}\n"
+        f"                 tpunb stop {name} --runs {runs}"
+    )
 
 
 @contextmanager

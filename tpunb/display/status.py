@@ -40,7 +40,10 @@ _WORDS = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
 
 
 class Status:
-    """What is known of a run now, built up from its events. `place` is its folder."""
+    """What is known of a run now, built up from its events.
+
+    `place` is its folder, `age` the seconds since it began.
+    """
 
     def __init__(
         self,
@@ -49,12 +52,13 @@ class Status:
         *,
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
+        age: float = 0.0,
     ) -> None:
         self._spec = spec
         self._place = place
         self._clock = clock
         self._wall = wall
-        self._started = clock()
+        self._started = clock() - age
         self._phase = "starting"
         self._attempt = 0
         self._alive: set[int] | None = None

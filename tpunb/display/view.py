@@ -10,7 +10,7 @@ from pathlib import Path
 from tpunb.display.frontend import FrontEnd, here
 from tpunb.display.status import Status
 from tpunb.display.stream import Stream
-from tpunb.events import Event, Note, Output
+from tpunb.events import Event, Note, Output, Phase
 from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
@@ -34,13 +34,17 @@ class View:
         logs: frozenset[int],
         front: FrontEnd | None = None,
         clock: Callable[[], float] = time.monotonic,
+        age: float = 0.0,
     ) -> None:
-        """`logs`: the ranks whose lines are shown. `front`: the cell's own, unless given."""
+        """`logs`: the ranks whose lines are shown. `front`: the cell's own, unless given.
+
+        `age`: the seconds since the run began, where it is not followed from its start.
+        """
         self._front = here() if front is None else front
         self._clock = clock
         every = BATCH_EVERY if self._front.batch else LINES_EVERY
         self._stream = Stream(logs, self._front.write, interval=every)
-        self._status = Status(spec, _short(run.path), clock=clock)
+        self._status = Status(spec, _short(run.path), clock=clock, age=age)
         self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
@@ -71,6 +75,13 @@ class View:
         now = self._clock()
         self._stream.finish(now, None if result.state == "succeeded" else result.failure)
         self._status.end(result)
+        self._publish(now)
+
+    def leave(self, text: str) -> None:
+        """Show what waits, and in place of the run's phase that it is followed no more."""
+        now = self._clock()
+        self._stream.finish(now)
+        self._status.show(Phase(text))
         self._publish(now)
 
     def _publish(self, now: float) -> None:
