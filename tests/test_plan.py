@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tpunb import plan
+from tpunb.lint.findings import Finding
 from tpunb.models import Cell, Snapshot
 from tpunb.platforms.environment import Change
+from tpunb.reading import Reading
 from tpunb.script.convert import convert
 
 CELLS = (
@@ -21,7 +23,8 @@ def test_what_is_left_out_and_why() -> None:
     snapshot = Snapshot(CELLS, 2, "nb.ipynb", "the test", ("a note",), left_out)
     changes = [Change("A", "1", "a reason"), Change("B", None, "another")]
     script = convert(snapshot)
-    text = plan.describe(snapshot, script, 2, "CPU", None, changes)
+    found = Finding("a-rule", "hint", 1, 2, "it is odd", "make it even", source="x = 1")
+    text = plan.describe(Reading(snapshot, script, None, (found,)), 2, "CPU", changes)
     assert text.removesuffix(f"\n\n{script.text.rstrip()}").split("\n") == [
         "notebook: nb.ipynb (from the test)",
         "a note",
@@ -36,12 +39,16 @@ def test_what_is_left_out_and_why() -> None:
         "environment of the ranks, beside the kernel's:",
         "  A = 1  (a reason)",
         "  B removed  (another)",
+        "lint:",
+        "  cell [1], line 2: hint: it is odd [a-rule]",
+        "      x = 1",
+        "    → make it even",
     ]
 
 
 def test_nothing_is_left_out() -> None:
     snapshot = Snapshot((Cell(0, "code", "%%tpu_train\n1", 1),), 0, None, "the test")
-    text = plan.describe(snapshot, convert(snapshot), 8, "TPU", "it says so", [])
+    text = plan.describe(Reading(snapshot, convert(snapshot), "it says so", ()), 8, "TPU", [])
     assert "left out:" not in text
     assert "notebook: no file (from the test)\nprelude: none; train cell: [1]\n" in text
     assert "8 TPU cores; every rank runs the prelude: it says so\n" in text

@@ -5,7 +5,7 @@
     %%tpu_train          the notebook above, and this cell on every core
 
 In cells: `tpunb.log(step=…, loss=…)`, `tpunb.save(state, step)` and `tpunb.load()`; after a run:
-`tpunb.last_run`.
+`tpunb.last_run`. For a log of any run: `tpunb.diagnose(text)`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from tpunb.diagnosis import diagnose
     from tpunb.models import RunResult
     from tpunb.training.checkpoint import load, save
     from tpunb.training.log import log
 
 __version__ = "0.1.0"
-__all__ = ["RunResult", "last_run", "load", "log", "save"]
+__all__ = ["RunResult", "diagnose", "last_run", "load", "log", "save"]
 
 last_run: RunResult | None = None
 """The result of the last run of this kernel."""
@@ -36,6 +37,10 @@ def __getattr__(name: str) -> Any:
         from tpunb.training import checkpoint
 
         return getattr(checkpoint, name)
+    if name == "diagnose":
+        from tpunb.diagnosis import diagnose
+
+        return diagnose
     if name == "RunResult":
         from tpunb.models import RunResult
 

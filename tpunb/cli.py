@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
-import re
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpunb import __version__, control, rundir, runs
 from tpunb.errors import TpunbError
@@ -20,9 +18,7 @@ from tpunb.errors import TpunbError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from papermill.exceptions import PapermillExecutionError
-
-    from tpunb.models import RunResult
+    from tpunb.lint.findings import Finding
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +58,27 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--cores", type=_cores, metavar="N|all", help="ranks, whatever the cells say")
     run.set_defaults(do=_run)
 
+    lint = commands.add_parser("lint", help="what would fail, hang or be slow on a TPU")
+    lint.add_argument("notebook", type=Path, metavar="NB.ipynb")
+    lint.add_argument("--json", action="store_true", help="print the findings as JSON")
+    lint.add_argument("--cell", metavar="N|ID", help="the train cell (the last %%%%tpu_train)")
+    lint.set_defaults(do=_lint)
+    migrate = commands.add_parser("migrate", help="rewrite retired torch_xla names to current ones")
+    migrate.add_argument("notebook", type=Path, metavar="NB.ipynb")
+    migrate.add_argument("-o", "--output", type=Path, metavar="OUT.ipynb",
+                         help="where it goes (NB.migrated.ipynb)")  # fmt: skip
+    migrate.add_argument(
+        "--diff", action="store_true", help="show what would change, write nothing"
+    )
+    migrate.add_argument("--train", action="store_true",
+                         help="and put %%%%tpu_train on cells that start the ranks")  # fmt: skip
+    migrate.set_defaults(do=_migrate)
+    diagnose = commands.add_parser("diagnose", help="causes and fixes for a log")
+    diagnose.add_argument("log", metavar="LOG", help="a file, or - for standard input")
+    diagnose.add_argument("--returncode", type=int, metavar="N", help="how the process ended")
+    diagnose.add_argument("--json", action="store_true", help="print them as JSON")
+    diagnose.set_defaults(do=_diagnose)
+
     listing = commands.add_parser("runs", help="list the runs")
     listing.set_defaults(do=_runs)
     logs = commands.add_parser("logs", help="show the log of a run")
@@ -99,6 +116,73 @@ def _convert(chosen: argparse.Namespace) -> int:
         with _writing(chosen.output):
             chosen.output.write_text(script.text, encoding="utf-8")
     return 0
+
+
+def _lint(chosen: argparse.Namespace) -> int:
+    from tpunb.lint.check import lint
+    from tpunb.notebook.files import read
+
+    findings = lint(read(chosen.notebook, chosen.cell))
+    if chosen.json:
+        print(json.dumps([finding.to_json() for finding in findings], indent=1))
+    else:
+        print("\n".join([*(f"{finding}\n" for finding in findings), _counted(findings)]))
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "Nothing was found."
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
+
+
+def _migrate(chosen: argparse.Namespace) -> int:
+    from tpunb.migrate import migrate_text
+    from tpunb.notebook.files import load
+
+    load(chosen.notebook)  # says what is wrong with the file, by its name
+    with open(chosen.notebook, encoding="utf-8", newline="") as file:
+        made = migrate_text(file.read(), train=chosen.train)
+    if chosen.diff:
+        sys.stdout.write(made.diff)
+    else:
+        output = chosen.output or chosen.notebook.with_suffix(".migrated.ipynb")
+        with _writing(output), open(output, "w", encoding="utf-8", newline="") as file:
+            file.write(made.text)
+        print(f"wrote {output}")
+    print(made.report, file=sys.stderr if chosen.diff else sys.stdout)
+    return 0
+
+
+def _diagnose(chosen: argparse.Namespace) -> int:
+    """1 if no cause is known: then the most telling lines are shown, and no guess."""
+    from tpunb.diagnosis import diagnose, telling_lines
+    from tpunb.diagnosis.runs import end_of, of_log
+
+    path = Path(chosen.log)
+    if chosen.log == "-":
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        found = diagnose(text, chosen.returncode)
+    elif path.is_file():
+        text, found = end_of(path), of_log(path, chosen.returncode)
+    else:
+        raise TpunbError(f"there is no log {chosen.log!r}")
+    if chosen.json:
+        print(json.dumps([one.to_json() for one in found], indent=1))
+    elif found:
+        print("\n\n".join(str(one) for one in found))
+    else:
+        lines = telling_lines(text)
+        print("No cause is known. The most telling lines:" if lines else "The log is empty.")
+        print("\n".join(f"  | {line}" for line in lines))
+    return 0 if found else 1
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from tpunb import batch
+
+    return batch.run(chosen)
 
 
 @contextmanager
@@ -149,84 +233,6 @@ def _clean(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _run(chosen: argparse.Namespace) -> int:
-    """Papermill with a look at the runs that the notebook made: 0 only if all succeeded."""
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-    from papermill.exceptions import PapermillException, PapermillExecutionError
-
-    output = chosen.output or chosen.notebook.with_suffix(".out.ipynb")
-    kernel = _kernel(chosen.notebook)
-    failed = False
-    with tempfile.NamedTemporaryFile("r", prefix="tpunb-ran-") as ran:
-        variables = {
-            "TPUNB_NOTEBOOK": str(chosen.notebook.absolute()),
-            "TPUNB_RAN": ran.name,
-            "TPUNB_CORES": chosen.cores,
-        }
-        with _environment(variables):
-            try:
-                with _writing(output):
-                    output.parent.mkdir(parents=True, exist_ok=True)
-                papermill.execute_notebook(
-                    chosen.notebook,
-                    output,
-                    parameters={name: _value(text) for name, text in chosen.parameter},
-                    kernel_name=kernel,
-                    language="python",
-                    progress_bar=False,
-                    log_output=False,
-                )
-            except PapermillExecutionError as error:
-                failed = True
-                where = f"{chosen.notebook}, cell [{error.exec_count}]"
-                print(f"tpunb: {where}: {_reason(error, output)}", file=sys.stderr)
-            except (PapermillException, DeadKernelError) as error:
-                failed = True
-                print(f"tpunb: {chosen.notebook}: {str(error).strip()}", file=sys.stderr)
-        folders = [rundir.RunDir(line) for line in ran.read().splitlines()]
-    for folder in folders:
-        control.wait(folder)  # those with --bg end with the kernel, those with --detach later
-        if (result := control.read_result(folder)) is None:
-            failed = True
-            print(f"tpunb: {control.lost(folder)}", file=sys.stderr)
-        else:
-            failed = failed or result.state != "succeeded"
-            print(summary(result), flush=True)
-    if not folders and not failed:
-        print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
-    return 0 if folders and not failed else 1
-
-
-def _reason(error: PapermillExecutionError, output: Path) -> str:
-    """Why a cell has failed, as the notebook shows it.
-
-    IPython writes a UsageError to the cell's standard error, where papermill does not look.
-    """
-    if error.traceback:
-        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).strip()
-    cells = json.loads(output.read_text(encoding="utf-8"))["cells"]
-    outputs = [
-        out
-        for cell in cells
-        if cell.get("execution_count") == error.exec_count
-        for out in cell["outputs"]
-    ]
-    return "".join("".join(out["text"]) for out in outputs if out.get("name") == "stderr").strip()
-
-
-def _kernel(notebook: Path) -> str:
-    """The kernel that the notebook names, if this machine has it; else this environment's."""
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    from tpunb.notebook.files import load
-
-    load(notebook)  # says what is wrong, where papermill would show a traceback
-    metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata", {})
-    name = metadata.get("kernelspec", {}).get("name", "")
-    return name if name in KernelSpecManager().find_kernel_specs() else "python3"
-
-
 def _cores(text: str) -> str:
     if text != "all" and not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
@@ -247,40 +253,3 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
-
-
-def _value(text: str) -> Any:
-    """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-@contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables for the notebook's kernel, which inherits this process's environment."""
-    before = {name: os.environ.get(name) for name in values}
-    _set(values)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def summary(result: RunResult) -> str:
-    """One line: what ran, on what, how it ended, and its last metrics (mean of the ranks)."""
-    line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
-    metrics = result.metrics()
-    names = [name for name in metrics.columns if name not in ("step", "rank", "time")]
-    means = metrics.groupby("step")[names].mean() if names else metrics
-    last = [f"{name} {means[name].dropna().iloc[-1]:.4g}" for name in names]
-    return " · ".join([line, *last])

@@ -4,10 +4,12 @@ TpunbError
 ├─ NotebookError
 │   └─ NotebookNotFoundError
 ├─ ConversionError      .cell .line
+│   └─ LintError        .findings
 ├─ SetupError
 │   └─ MissingPackageError
 ├─ RunError             .result
 │   ├─ RankFailedError
+│   ├─ RunHungError
 │   ├─ RunTimeoutError
 │   └─ RunInterruptedError
 ├─ HandoffError
@@ -19,6 +21,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpunb.lint.findings import Finding
     from tpunb.models import RunResult
 
 
@@ -79,6 +84,20 @@ class ConversionError(TpunbError):
             place += f", line {self.line}"
         shown = f"\n    {self.source.strip()}" if self.source.strip() else ""
         return f"{place}: {self.reason}{shown}"
+
+
+class LintError(ConversionError):
+    """The run would surely fail, so it was not started."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        first = findings[0]
+        more = f" (and {len(findings) - 1} more like it)" if len(findings) > 1 else ""
+        reason = (
+            f"{first.message} [{first.rule}]{more}: {first.fix}. "
+            f"Nothing was started; `# tpunb: ignore[{first.rule}]` behind the line runs it anyway"
+        )
+        super().__init__(reason, first.cell, first.line, first.source)
+        self.findings = tuple(findings)
 
 
 class SetupError(TpunbError):

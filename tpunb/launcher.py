@@ -79,7 +79,10 @@ class Run:
         self._guard.stop(self.dir.path, why, reason, now=now)
 
     def result(self) -> RunResult:
-        """How it ended. Only after `events` has come to its end."""
+        """How it ended, and why if it failed. Only after `events` has come to its end."""
+        return explained(self._ended())
+
+    def _ended(self) -> RunResult:
         if (written := control.read_result(self.dir)) is not None:
             return written
         if unwritten := self._guard.said_of(self.dir.path).get("result"):
@@ -133,7 +136,16 @@ class Attached:
         result = control.read_result(self.dir)
         if result is None:
             raise TpunbError(control.lost(self.dir))
+        return explained(result)
+
+
+def explained(result: RunResult) -> RunResult:
+    """The same with what its log says about the causes, if the run has failed or hung."""
+    if result.state not in ("failed", "hung"):
         return result
+    from tpunb.diagnosis.runs import of_run  # the rules are read only when they are needed
+
+    return replace(result, diagnoses=tuple(of_run(result)))
 
 
 class Launcher:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tpunb.diagnosis.finding import Diagnosis
+
 CellKind = Literal["code", "markdown", "raw"]
 Role = Literal["header", "prelude", "train"]
 State = Literal["succeeded", "failed", "hung", "timed_out", "interrupted"]
@@ -239,11 +241,13 @@ class RunResult:
     """Values of `--returns` from rank 0, tensors on the CPU."""
     returns_failed: Mapping[str, str] = field(default_factory=dict)
     """Names of `--returns` that did not arrive, and why."""
+    diagnoses: tuple[Diagnosis, ...] = ()
+    """What is known about the causes of a failure, the likeliest first."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of `result.json`: of returns the names, without the folder itself."""
-        data = asdict(replace(self, returns={}))
-        del data["dir"], data["returns_failed"]
+        data = asdict(replace(self, returns={}, diagnoses=()))
+        del data["dir"], data["returns_failed"], data["diagnoses"]
         return {**data, "returns": list(self.returns)}
 
     @classmethod
@@ -329,6 +333,10 @@ class RunResult:
                 f"all {self.world_size} ranks have ended"
             )
         lines += [f"{name} did not come back: {why}" for name, why in self.returns_failed.items()]
+        if self.diagnoses:
+            lines += [str(self.diagnoses[0]), ""]
+        if self.state != "succeeded" and any(self.dir.glob("checkpoints/*.pt")):
+            lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {self.dir.name}")
         lines.append(f"log: {self.dir / 'run.log'}")
         return "\n".join(lines)
 

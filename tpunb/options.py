@@ -150,8 +150,17 @@ TRAIN.add_argument("--out", type=_variable, metavar="VAR",
 TRAIN.add_argument("--env", type=_assignment, action="append", default=[], metavar="K=V",
                    help="for the ranks; may repeat")  # fmt: skip
 TRAIN.add_argument("--timeout", type=_seconds, metavar="S", help="end the run after S seconds")
+TRAIN.add_argument("--hang-timeout", type=_seconds, default=300.0, metavar="S",
+                   help="call the run hung when no rank has shown a sign of life for S; "
+                   "0: never (300)")  # fmt: skip
 TRAIN.add_argument("--grace", type=_seconds, default=15.0, metavar="S",
                    help="time to save after a stop (15)")  # fmt: skip
+TRAIN.add_argument("--retries", type=_whole, default=0, metavar="N",
+                   help="start the ranks again after a failure; they go on from what "
+                   "tpunb.load() gives them (0)")  # fmt: skip
+TRAIN.add_argument("--resume", metavar="RUN",
+                   help="tpunb.load() gives the last checkpoint of this run: an id or any part of "
+                   "it, a folder, or a URL")  # fmt: skip
 _WHERE = TRAIN.add_mutually_exclusive_group()
 _WHERE.add_argument("--bg", action="store_true",
                     help="return a handle at once: .wait() .stop() .result .state; --out binds "

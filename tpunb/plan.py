@@ -6,17 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from tpunb.models import Device, Script, Snapshot
 from tpunb.platforms.environment import Change
+from tpunb.reading import Reading
 
 
-def describe(
-    snapshot: Snapshot,
-    script: Script,
-    world_size: int,
-    device: Device,
-    replicate: str | None,
-    changes: Sequence[Change],
-) -> str:
-    """The plan of a run: where the cells come from, what is left out, where it runs, the script."""
+def describe(read: Reading, world_size: int, device: Device, changes: Sequence[Change]) -> str:
+    """The plan of a run: where the cells come from, what is left out, where it runs, what lint
+    has found, the script.
+    """
+    snapshot, script, replicate = read.snapshot, read.script, read.replicate
     kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
     lines = [
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
@@ -33,6 +30,9 @@ def describe(
         for change in changes:
             what = "removed" if change.value is None else f"= {change.value}"
             lines.append(f"  {change.name} {what}  ({change.reason})")
+    if read.findings:
+        lines.append("lint:")
+        lines += [f"  {line}" for found in read.findings for line in str(found).split("\n")]
     return "\n".join([*lines, "", script.text.rstrip()])
 
 

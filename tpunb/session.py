@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import tpunb
-from tpunb import control, debug, plan, rundir, runs
+from tpunb import control, debug, rundir, runs
 from tpunb.background import BackgroundRun
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
@@ -30,13 +30,14 @@ from tpunb.errors import MissingPackageError, NotebookNotFoundError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
-from tpunb.models import RunResult, RunSpec, Script, Snapshot
-from tpunb.notebook.capture import capture
+from tpunb.models import RunResult, RunSpec
 from tpunb.notebook.history import History
 from tpunb.platforms import environment, machine
 from tpunb.platforms.machine import Machine
-from tpunb.script.convert import convert, warm_up
-from tpunb.script.replicate import static_reason
+
+if TYPE_CHECKING:
+    from tpunb.models import Snapshot
+    from tpunb.reading import Reading
 
 RAN = "TPUNB_RAN"
 """A file, named in the environment, to which each run's folder is added (`tpunb run`)."""
@@ -90,7 +91,7 @@ class Session:
             need_xla("training")
             self.launcher.warm(environment.for_run(self.environ(), here.device))
             # nbconvert takes two seconds to import; by the first train cell it is there.
-            threading.Thread(target=warm_up, name="tpunb-warm-up", daemon=True).start()
+            threading.Thread(target=_warm_up, name="tpunb-warm-up", daemon=True).start()
 
     def found(self) -> dict[str, Any]:
         """What `%tpu_setup --json` prints."""
@@ -146,21 +147,32 @@ class Session:
         shown: frozenset[int], pressed: list[int],
     ) -> RunResult | BackgroundRun | None:  # fmt: skip
         env = environment.for_run(self.environ(), here.device, dict(chosen.env))
+        if chosen.resume is not None:
+            env["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
         if not chosen.dry_run:
             need_xla("%%tpu_train")
             if chosen.fresh:
                 self.launcher.put_away()
             self.launcher.warm(env)  # it imports while the notebook is converted
-        snapshot = capture(self.history, cell, notebook=self.notebook, user_ns=self.shell.user_ns)
-        script = convert(snapshot)
-        replicate = "--replicate" if chosen.replicate else static_reason(script)
+        from tpunb import reading  # it is much, and `%load_ext` must feel instant
+
+        read = reading.read(
+            self.history,
+            cell,
+            notebook=self.notebook,
+            user_ns=self.shell.user_ns,
+            replicate=chosen.replicate,
+        )
         if chosen.dry_run:
+            from tpunb import plan
+
             changes = environment.changes(self.environ(), here.device)
-            print(plan.describe(snapshot, script, world_size, here.device, replicate, changes))
+            print(plan.describe(read, world_size, here.device, changes))
             return None
+        read.refuse()
         if pressed[0]:
             raise TpunbError("interrupted before the run began: nothing was started")
-        name = chosen.name or snapshot.name
+        name = chosen.name or read.snapshot.name
         folder = rundir.create(self.runs, name)
         spec = RunSpec(
             id=folder.id,
@@ -169,37 +181,38 @@ class Session:
             device=here.device,
             cwd=os.getcwd(),
             sys_path=tuple(sys.path),
-            blocks=script.blocks,
+            blocks=read.script.blocks,
             returns=chosen.returns,
             grace=chosen.grace,
             timeout=chosen.timeout,
-            replicate=replicate,
+            hang_timeout=chosen.hang_timeout,
+            retries=chosen.retries,
+            replicate=read.replicate,
         )
-        slim = replace(snapshot, content=None)
-        run = self.launcher.start(folder, spec, script, slim, env, detached=chosen.detach)
-        self._keep_notebook(snapshot, folder)
+        slim = replace(read.snapshot, content=None)
+        run = self.launcher.start(folder, spec, read.script, slim, env, detached=chosen.detach)
+        self._keep_notebook(read.snapshot, folder)
         if RAN in os.environ:
             rundir.append(Path(os.environ[RAN]), f"{folder.path}\n")
         if isinstance(run, Attached):
             print(_detached(run))
             return None
         if chosen.bg:
-            return self._in_background(run, script, shown, snapshot, chosen)
-        result = self._follow(run, shown, snapshot, pressed)
-        self.launcher.remember(script, result, spec)
+            return self._in_background(run, read, shown, chosen)
+        result = self._follow(run, shown, _notes(read), pressed)
+        self.launcher.remember(read.script, result, spec)
         return self._hand_over(result, chosen)
 
     def _in_background(
-        self, run: Run, script: Script, shown: frozenset[int], snapshot: Snapshot,
-        chosen: argparse.Namespace,
-    ) -> BackgroundRun:  # fmt: skip
+        self, run: Run, read: Reading, shown: frozenset[int], chosen: argparse.Namespace
+    ) -> BackgroundRun:
         handle = BackgroundRun(
             run,
             logs=shown,
-            notes=snapshot.notes,
+            notes=_notes(read),
             raises=not chosen.no_raise,
             bind=self.shell.user_ns.update,
-            ended=lambda result: self.launcher.remember(script, result, run.spec),
+            ended=lambda result: self.launcher.remember(read.script, result, run.spec),
         )
         if chosen.out is not None:
             self.shell.user_ns[chosen.out] = handle
@@ -234,6 +247,18 @@ class Session:
         for line in control.stop(control.living(self.runs, wanted), "stopped with %tpu_stop"):
             print(line, flush=True)
 
+    def _checkpoints(self, wanted: str) -> str:
+        """`--resume`: a run's checkpoints, or the folder or URL of some."""
+        if "://" in wanted or Path(wanted).is_dir():
+            return wanted if "://" in wanted else str(Path(wanted).absolute())
+        run = rundir.find(self.runs, wanted)
+        if not run.checkpoints.is_dir():
+            raise TpunbError(
+                f"run {run.id} has left no checkpoint to go on from: "
+                "`tpunb.save(state, step)` in its train cell writes them"
+            )
+        return str(run.checkpoints)
+
     def _world_size(self, here: Machine, asked: Any) -> int:
         forced = os.environ.get(CORES)
         if forced is not None:
@@ -255,11 +280,11 @@ class Session:
             kept.unlink()
 
     def _follow(
-        self, run: Run, shown: frozenset[int], snapshot: Snapshot, pressed: list[int]
+        self, run: Run, shown: frozenset[int], notes: tuple[str, ...], pressed: list[int]
     ) -> RunResult:
         """Show the run until it has ended. The interrupt key stops it, twice at once."""
         view = View(run.spec, run.dir, logs=shown)
-        for note in snapshot.notes:
+        for note in notes:
             view.show(Note(note))
         told = 0
         for event in run.events():
@@ -282,6 +307,17 @@ class Session:
         if not chosen.no_raise:
             result.raise_for_failure()
         return result
+
+
+def _notes(read: Reading) -> tuple[str, ...]:
+    """What a person should know before the run begins."""
+    return (*read.snapshot.notes, *filter(None, [read.note()]))
+
+
+def _warm_up() -> None:
+    """Import what the first train cell needs of the kernel."""
+    importlib.import_module("tpunb.reading")
+    importlib.import_module("tpunb.script.convert").warm_up()
 
 
 def _detached(run: Attached) -> str:

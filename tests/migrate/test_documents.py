@@ -51,7 +51,7 @@ def test_a_new_cell_is_indented_as_the_others() -> None:
         f"%%tpu_train\n{start}",
     ]
     assert "--- a new cell\n+++ a new cell\n" in made.diff
-    assert "--- cell 2\n" in made.diff
+    assert "--- cell [1]\n" in made.diff
 
 
 def test_report_and_diff_are_those_of_the_migration() -> None:

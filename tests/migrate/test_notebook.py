@@ -369,7 +369,7 @@ def test_the_report_says_what_was_done_and_what_is_left() -> None:
     made = migrate(notebook(HEAD + "xm.mark_step()\nxm.parse_xla_device(d)"))
     report = made.report()
     assert "1 rewritten:" in report
-    assert "cell 1, line 4: xm.mark_step()\n    xm.mark_step → torch_xla.sync" in report
+    assert "cell [1], line 4: xm.mark_step()\n    xm.mark_step → torch_xla.sync" in report
     assert "1 to be looked at" in report
     assert migrate(notebook("x = 1")).report() == "nothing to migrate\n"
 
@@ -378,8 +378,8 @@ def test_the_diff_goes_cell_by_cell() -> None:
     made = migrate(notebook("x = 1", HEAD + "xm.mark_step()\nxm.save(x)"))
     assert made.diff() == dedent(
         """\
-        --- cell 2
-        +++ cell 2
+        --- cell [2]
+        +++ cell [2]
         @@ -1,5 +1,5 @@
          import torch
          import torch_xla

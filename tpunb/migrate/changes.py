@@ -29,9 +29,6 @@ class Change:
     what: str
     """What it became, or what to do."""
 
-    def __str__(self) -> str:
-        return f"cell {self.cell + 1}, line {self.line}: {self.before}\n    {self.what}"
-
 
 TITLES: dict[Kind, str] = {
     "rewritten": "rewritten",
@@ -53,14 +50,18 @@ class Migration:
     """Indices of the cells that were added, in the new notebook."""
 
     def report(self) -> str:
-        """What was done and what is left to do, as text; cells are counted from 1."""
+        """What was done and what is left to do, as text."""
+        names = called(self.original)
         if not self.changes:
             return "nothing to migrate\n"
         lines = []
         for kind, title in TITLES.items():
             found = [change for change in self.changes if change.kind == kind]
             if found:
-                lines += [f"{len(found)} {title}:", *(f"  {change}" for change in found)]
+                lines.append(f"{len(found)} {title}:")
+            for change in found:
+                place = f"{names[change.cell]}, line {change.line}"
+                lines.append(f"  {place}: {change.before}\n    {change.what}")
         return "\n".join(lines) + "\n"
 
     def diff(self) -> str:
@@ -74,16 +75,28 @@ class Migration:
             yield (None if index in self.added else next(old)), cell
 
     def _diffs(self) -> Iterator[str]:
-        for index, (old, new) in enumerate(self.pairs()):
+        names = iter(called(self.original))
+        for old, new in self.pairs():
+            name = "a new cell" if old is None else next(names)
             before, after = "" if old is None else text_of(old), text_of(new)
             if before != after:
-                # A person counts the cells that are there, new ones not among them.
-                place = index + 1 - sum(one < index for one in self.added)
-                name = "a new cell" if old is None else f"cell {place}"
                 lines = difflib.unified_diff(
                     before.split("\n") if before else [], after.split("\n"), name, name, lineterm=""
                 )
                 yield "\n".join(lines) + "\n"
+
+
+def called(notebook: Mapping[str, Any]) -> list[str]:
+    """What to call each cell: by the number beside it, else by its position among code cells."""
+    names = []
+    code = 0
+    for cell in notebook["cells"]:
+        if cell.get("cell_type") != "code":
+            names.append(f"the {cell.get('cell_type')} cell below [{code}]")
+            continue
+        code += 1
+        names.append(f"cell [{cell.get('execution_count') or code}]")
+    return names
 
 
 LOAD = "%load_ext tpunb"

@@ -84,7 +84,8 @@ def _cell(index: int, node: Any) -> Cell:
         index,
         kind,
         source,
-        number=node.get("execution_count") if kind == "code" else None,
+        # Colab saves a 0 for cells that did not run in its last session.
+        number=node.get("execution_count") or None if kind == "code" else None,
         id=node.get("id") or metadata.get("id"),  # Colab writes the second
         tags=tuple(str(tag) for tag in metadata.get("tags", ())),
     )

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 
-from tpunb.diagnose.patterns import LinePattern
-from tpunb.diagnose.report import Report
+from tpunb.diagnosis.patterns import LinePattern
+from tpunb.diagnosis.report import Report
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])")
 _RANK = re.compile(

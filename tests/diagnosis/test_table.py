@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tpunb.diagnose.table import RuleError, read_rules, rules
+from tpunb.diagnosis.table import RuleError, read_rules, rules
 
 GOOD = {
     "id": "moon",

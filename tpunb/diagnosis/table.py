@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from tpunb.diagnose.finding import Facts
-from tpunb.diagnose.patterns import LinePattern, PatternError
+from tpunb.diagnosis.finding import Facts
+from tpunb.diagnosis.patterns import LinePattern, PatternError
 from tpunb.errors import TpunbError
 
 Kind = Literal["cause", "symptom", "slow"]
@@ -78,7 +78,7 @@ class Rule:
 @functools.cache
 def rules() -> tuple[Rule, ...]:
     """The rules of this package. RuleError if one is wrong."""
-    folder = resources.files("tpunb.diagnose") / "rules"
+    folder = resources.files("tpunb.diagnosis") / "rules"
     found = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return read_rules({name: (folder / name).read_text(encoding="utf-8") for name in found})
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tpunb.diagnose import diagnose
-from tpunb.diagnose.finding import Facts
-from tpunb.diagnose.table import _REPORT_KEYS, _SIGN_KEYS, read_rules, rules
+from tpunb.diagnosis import diagnose
+from tpunb.diagnosis.finding import Facts
+from tpunb.diagnosis.table import _REPORT_KEYS, _SIGN_KEYS, read_rules, rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tpunb.diagnose.log import Log
+from tpunb.diagnosis.log import Log
 
 _FRAME = re.compile(r"Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.diagnose import diagnose
-from tpunb.diagnose.table import rules
+from tpunb.diagnosis import diagnose
+from tpunb.diagnosis.table import rules
 
 EXAMPLES = Path(__file__).parent / "examples"
 RULES = {rule.id: rule for rule in rules()}

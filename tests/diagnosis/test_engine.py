@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpunb.diagnose import Facts, diagnose
+from tpunb.diagnosis import Facts, diagnose
 
 REPORTS = Path(__file__).parents[2].parent / "shared" / "failures"
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tpunb.diagnose import telling_lines
+from tpunb.diagnosis import telling_lines
 
 
 def test_the_exception_lines_of_tracebacks_come_before_lines_that_only_say_error() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tpunb.diagnose.finding import Diagnosis, Evidence, Facts, exit_name
-from tpunb.diagnose.log import Log
-from tpunb.diagnose.table import Rule, Sign, rules
+from tpunb.diagnosis.finding import Diagnosis, Evidence, Facts, exit_name
+from tpunb.diagnosis.log import Log
+from tpunb.diagnosis.table import Rule, Sign, rules
 
 _MOST = 5
 """Causes in an answer."""

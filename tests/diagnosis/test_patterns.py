@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tpunb.diagnose.patterns import LinePattern, PatternError
-from tpunb.diagnose.table import rules
+from tpunb.diagnosis.patterns import LinePattern, PatternError
+from tpunb.diagnosis.table import rules
 
 
 @pytest.mark.parametrize(

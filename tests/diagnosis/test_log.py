@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tpunb.diagnose.log import Log
-from tpunb.diagnose.patterns import LinePattern
+from tpunb.diagnosis.log import Log
+from tpunb.diagnosis.patterns import LinePattern
 
 
 def found(text: str, pattern: str, most: int = 99) -> list[str]:

@@ -1,0 +1,147 @@
+"""A whole notebook with papermill, and how its runs ended: `tpunb run`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpunb import control, rundir
+from tpunb.errors import TpunbError
+
+if TYPE_CHECKING:
+    from papermill.exceptions import PapermillExecutionError
+
+    from tpunb.models import RunResult
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Papermill with a look at the runs that the notebook made: 0 only if all succeeded.
+
+    `chosen`: notebook, output, parameter (pairs of name and text) and cores.
+    """
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+    from papermill.exceptions import PapermillException, PapermillExecutionError
+
+    output = chosen.output or chosen.notebook.with_suffix(".out.ipynb")
+    kernel = _kernel(chosen.notebook)
+    failed = False
+    with tempfile.NamedTemporaryFile("r", prefix="tpunb-ran-") as ran:
+        variables = {
+            "TPUNB_NOTEBOOK": str(chosen.notebook.absolute()),
+            "TPUNB_RAN": ran.name,
+            "TPUNB_CORES": chosen.cores,
+        }
+        with _environment(variables):
+            try:
+                _make_folder(output)
+                papermill.execute_notebook(
+                    chosen.notebook,
+                    output,
+                    parameters={name: _value(text) for name, text in chosen.parameter},
+                    kernel_name=kernel,
+                    language="python",
+                    progress_bar=False,
+                    log_output=False,
+                )
+            except PapermillExecutionError as error:
+                failed = True
+                where = f"{chosen.notebook}, cell [{error.exec_count}]"
+                print(f"tpunb: {where}: {_reason(error, output)}", file=sys.stderr)
+            except (PapermillException, DeadKernelError) as error:
+                failed = True
+                print(f"tpunb: {chosen.notebook}: {str(error).strip()}", file=sys.stderr)
+        folders = [rundir.RunDir(line) for line in ran.read().splitlines()]
+    for folder in folders:
+        control.wait(folder)  # those with --bg end with the kernel, those with --detach later
+        if (result := control.read_result(folder)) is None:
+            failed = True
+            print(f"tpunb: {control.lost(folder)}", file=sys.stderr)
+        else:
+            failed = failed or result.state != "succeeded"
+            print(summary(result), flush=True)
+    if not folders and not failed:
+        print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
+    return 0 if folders and not failed else 1
+
+
+def _reason(error: PapermillExecutionError, output: Path) -> str:
+    """Why a cell has failed, as the notebook shows it.
+
+    IPython writes a UsageError to the cell's standard error, where papermill does not look.
+    """
+    if error.traceback:
+        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).strip()
+    cells = json.loads(output.read_text(encoding="utf-8"))["cells"]
+    outputs = [
+        out
+        for cell in cells
+        if cell.get("execution_count") == error.exec_count
+        for out in cell["outputs"]
+    ]
+    return "".join("".join(out["text"]) for out in outputs if out.get("name") == "stderr").strip()
+
+
+def _kernel(notebook: Path) -> str:
+    """The kernel that the notebook names, if this machine has it; else this environment's."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    from tpunb.notebook.files import load
+
+    load(notebook)  # says what is wrong, where papermill would show a traceback
+    metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata", {})
+    name = metadata.get("kernelspec", {}).get("name", "")
+    return name if name in KernelSpecManager().find_kernel_specs() else "python3"
+
+
+def _make_folder(output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TpunbError(f"cannot write {output}: {error.strerror}") from error
+
+
+def _value(text: str) -> Any:
+    """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables for the notebook's kernel, which inherits this process's environment."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def summary(result: RunResult) -> str:
+    """One line: what ran, on what, how it ended, and its last metrics (mean of the ranks)."""
+    line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
+    metrics = result.metrics()
+    names = [name for name in metrics.columns if name not in ("step", "rank", "time")]
+    means = metrics.groupby("step")[names].mean() if names else metrics
+    last = [f"{name} {means[name].dropna().iloc[-1]:.4g}" for name in names]
+    return " · ".join([line, *last])
