@@ -43,6 +43,9 @@ def _nothing_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "nb" in request.fixturenames:
         nb: Kernel = request.getfixturevalue("nb")
+        for run in runs_in(nb.folder / "runs"):
+            if control.state(run) in control.ALIVE:
+                control.ask_to_stop(run, "the test has ended", now=True)
         for path in [nb.folder / "go on", *nb.folder.glob("at work *")]:
             path.unlink(missing_ok=True)
         until(lambda: not nb.working(), "no run goes on")
@@ -160,10 +163,11 @@ class TestInTheBackground:
         at_work(nb)
         first = nb.value("h.id")
         train(nb, "print('second')", "--bg --out g").good()
+        second = nb.value("g.id")
         ran = nb.send("%%tpu_train\nprint('third')", "train")
-        until(lambda: nb.read(ran) or "waits for run" in ran.screen(), "the cell says so")
-        second = [run.id for run in runs_in(nb.folder / "runs")][-2]
-        assert f"waits for run {second} (2 CPU cores, since " in ran.status
+        # Updates of the handles arrive meanwhile, and go to their own places.
+        waits = f"waits for run {second} (2 CPU cores, since "
+        until(lambda: nb.read(ran) or waits in ran.screen(), "the cell says so")
         nb.interrupt()
         nb.wait(ran)
         assert ran.error is not None
