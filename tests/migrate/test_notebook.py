@@ -223,6 +223,36 @@ def lines_left(cell: str) -> list[str]:
     return [line for line in cell.splitlines() if not line.lstrip().startswith("#")]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("xmp.spawn(f, nprocs=8)", "torch_xla.launch(f, start_method='fork')"),
+        (
+            "xmp.spawn(f, args=(1,),  # one\n    nprocs=8)",
+            "torch_xla.launch(f, args=(1,), start_method='fork',  # one\n    )",
+        ),
+        (
+            "xmp.spawn(f, (1,), 8,  # one\n    join=True)",
+            "torch_xla.launch(f, (1,), start_method='fork',  # one\n    )",
+        ),
+        (
+            "xmp.spawn(f,  # one\n    nprocs=n)",
+            "torch_xla.launch(f,  # one\n    debug_single_process=n == 1, start_method='fork')",
+        ),
+        (
+            "xmp.spawn(\n    f,\n    nprocs=8,\n)",
+            "torch_xla.launch(\n    f, start_method='fork',\n)",
+        ),
+    ],
+)
+def test_comments_among_the_arguments_of_a_launch(before: str, after: str) -> None:
+    head = "import torch_xla.distributed.xla_multiprocessing as xmp\ndef f(index): ...\n"
+    [cell] = migrate(notebook(head + before)).notebook["cells"]
+    source = "".join(cell["source"])
+    compile(source, "cell", "exec")
+    assert source.endswith(f"def f(index): ...\n{after}")
+
+
 def test_setup_lines_become_comments_under_one_that_says_why() -> None:
     first, second, third = migrated(
         'VERSION = "nightly"  #@param ["1.5", "nightly"]\n'
@@ -378,8 +408,8 @@ def test_the_diff_goes_cell_by_cell() -> None:
     made = migrate(notebook("x = 1", HEAD + "xm.mark_step()\nxm.save(x)"))
     assert made.diff() == dedent(
         """\
-        --- cell [2]
-        +++ cell [2]
+        --- cell [1]
+        +++ cell [1]
         @@ -1,5 +1,5 @@
          import torch
          import torch_xla

@@ -166,31 +166,31 @@ class Calls:
         if any(arg.star for arg in call.args) or not call.args:
             return False
         order = ("fn", "args", "nprocs", "join", "daemon", "start_method")
-        given: dict[str, cst.Arg] = {}
-        for index, arg in enumerate(call.args):
-            name = arg.keyword.value if arg.keyword else order[min(index, 5)]
-            given[name] = arg
-            if name == "nprocs":
-                single = _single(cell, arg.value)
-                if single is None:
-                    _remove(cell, call, index)
-                else:
-                    start, end = cell.span(arg)
-                    cell.replace(start, end, f"debug_single_process={single}")
-            elif name in ("join", "daemon"):
-                _remove(cell, call, index)
+        names = [
+            a.keyword.value if a.keyword else order[min(i, 5)] for i, a in enumerate(call.args)
+        ]
+        given = dict(zip(names, call.args, strict=True))
+        if "fn" not in given:
+            return False
+        # A function of a notebook cannot be found by the processes that `spawn` starts.
+        forks = "start_method" not in given and self.names.defined_here(given["fn"].value)
+        single = _single(cell, given["nprocs"].value) if "nprocs" in given else None
+        gone = {"join", "daemon"} | ({"nprocs"} if single is None else set())
+        last = max(index for index, name in enumerate(names) if name not in gone)
+        added = ", start_method='fork'" if forks else ""
+        if last == len(names) - 1:
+            at = cell.span(call.args[last])[1]
+            cell.replace(at, at, added)
+        for index, (name, arg) in enumerate(zip(names, call.args, strict=True)):
+            if name in gone:
+                _remove(cell, call, index, added if index == last + 1 else "")
                 if name == "join" and cell.code(arg.value) != "True":
                     cell.mark(line, WAITS)
+            elif name == "nprocs":
+                cell.replace(*cell.span(arg), f"debug_single_process={single}")
             elif name == "start_method" and arg.keyword is None:
                 at = cell.span(arg)[0]
                 cell.replace(at, at, "start_method=")
-        if "fn" not in given:
-            return False
-        if "start_method" not in given and self.names.defined_here(given["fn"].value):
-            # A function of a notebook cannot be found by the processes that `spawn` starts.
-            last = call.args[-1]
-            at = cell.span(last)[1]
-            cell.replace(at, at, ", start_method='fork'")
         return True
 
     def _autocast(self, cell: CodeCell, call: cst.Call) -> bool:
@@ -230,16 +230,17 @@ def _after(cell: CodeCell, arg: cst.Arg) -> int:
     return end
 
 
-def _remove(cell: CodeCell, call: cst.Call, index: int) -> None:
-    """Take an argument out of a call; comments stay."""
+def _remove(cell: CodeCell, call: cst.Call, index: int, instead: str = "") -> None:
+    """Take an argument out of a call; comments stay. `instead` comes behind the one before it."""
     arg = call.args[index]
     start, end = cell.span(arg)[0], cell.span(arg)[1]
     if index:
         before = cell.span(call.args[index - 1])[1]
         if "#" not in cell.text[before:start]:
-            cell.replace(before, end, "")
+            cell.replace(before, end, instead)
         else:
             cell.replace(start, _after(cell, arg), "")
+            cell.replace(before, before, instead)
     elif len(call.args) > 1:
         after = cell.span(call.args[1])[0]
         between = cell.text[end:after]
