@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import io
 import json
 import os
 import re
@@ -26,6 +27,9 @@ from tpunb.rundir import RunDir, runs_in
 SURFACE = {
     "convert": ["NB.ipynb", "-o --output OUT.py", "--cell N|ID"],
     "run": ["NB.ipynb", "OUT.ipynb", "-p --parameter NAME VALUE", "--cores N|all"],
+    "lint": ["NB.ipynb", "--json", "--cell N|ID"],
+    "migrate": ["NB.ipynb", "-o --output OUT.ipynb", "--diff", "--train"],
+    "diagnose": ["LOG", "--returncode N", "--json"],
     "runs": ["--runs DIR"],
     "logs": ["RUN", "--rank R", "--tail N", "-f --follow", "--runs DIR"],
     "stop": ["RUN", "--runs DIR"],
@@ -127,7 +131,7 @@ class TestConvert:
             "shell commands with !; or tag the cell tpu-skip to leave it out of runs\n    b = (\n"
         )
 
-    @pytest.mark.parametrize("name", ["convert", "run"])
+    @pytest.mark.parametrize("name", ["convert", "run", "lint", "migrate"])
     def test_a_file_that_is_not_there_or_no_notebook(
         self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -138,6 +142,112 @@ class TestConvert:
         assert re.match(r"tpunb: .*text.ipynb is not valid JSON \(.*line 1 column 2.*\)\. Save",
                         capsys.readouterr().err)  # fmt: skip
         assert not list(tmp_path.glob("*.out.ipynb"))
+
+
+OLD = """import torch_xla.core.xla_model as xm
+print(xm.xrt_world_size())  # how many
+xm.mark_step()"""
+
+
+class TestLint:
+    def test_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1", OLD))]) == 1
+        text = capsys.readouterr().out
+        assert text.startswith(
+            "cell [2], line 2: error: `xla_model.xrt_world_size` does not exist in torch_xla 2.9 "
+            "[retired-name]\n    print(xm.xrt_world_size())  # how many\n  → Write "
+        )
+        assert text.endswith("\n1 error, 1 hint\n")
+
+    def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["lint", "--json", str(write(tmp_path / "nb.ipynb", OLD))]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert [sorted(one) for one in found] == [
+            ["cell", "fix", "line", "message", "rule", "severity"]
+        ] * 2
+        assert [(one["rule"], one["cell"], one["line"]) for one in found] == [
+            ("retired-name", 1, 2),
+            ("old-name", 1, 3),
+        ]
+
+    def test_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1"))]) == 0
+        assert capsys.readouterr().out == "Nothing was found.\n"
+        assert cli.main(["lint", "--json", str(tmp_path / "nb.ipynb")]) == 0
+        assert json.loads(capsys.readouterr().out) == []
+
+
+class TestMigrate:
+    def test_to_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        given = write(tmp_path / "nb.ipynb", "x = 1", OLD)
+        before = given.read_bytes()
+        assert cli.main(["migrate", str(given)]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"wrote {tmp_path}/nb.migrated.ipynb\n")
+        assert "cell [2], line 2: print(xm.xrt_world_size())" in said
+        assert given.read_bytes() == before
+        made = tmp_path / "nb.migrated.ipynb"
+        assert "xr.world_size())  # how many" in made.read_text()
+        assert cli.main(["migrate", str(made), "-o", str(tmp_path / "again.ipynb")]) == 0
+        assert (tmp_path / "again.ipynb").read_bytes() == made.read_bytes()
+        assert cli.main(["lint", str(made)]) == 0
+
+    def test_the_diff_writes_nothing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        given = write(tmp_path / "nb.ipynb", OLD)
+        assert cli.main(["migrate", "--diff", str(given)]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith("--- cell [1]\n+++ cell [1]\n")
+        assert "-print(xm.xrt_world_size())  # how many\n" in said.out
+        assert "rewritten" in said.err
+        assert list(tmp_path.iterdir()) == [given]
+
+    def test_a_notebook_that_trains(self, tmp_path: Path) -> None:
+        launch = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
+        launch += "def f(index):\n    print(index)\nxmp.spawn(f, nprocs=8, start_method='fork')"
+        given = write(tmp_path / "nb.ipynb", launch)
+        assert cli.main(["migrate", "--train", str(given), "-o", str(tmp_path / "new.ipynb")]) == 0
+        sources = [c.source for c in nbformat.read(tmp_path / "new.ipynb", as_version=4).cells]
+        assert sources[0] == "%load_ext tpunb"
+        assert sources[1].startswith("%%tpu_train\n")
+        assert cli.main(["convert", str(tmp_path / "new.ipynb"), "-o", str(tmp_path / "s.py")]) == 0
+
+
+class TestDiagnose:
+    LOG = "[0] step 1\n[1 err] OSError: [Errno 28] No space left on device\n"
+
+    def test_a_log(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "log").write_text(self.LOG)
+        assert cli.main(["diagnose", str(tmp_path / "log"), "--returncode", "1"]) == 0
+        text = capsys.readouterr().out
+        assert "[disk-full]" in text
+        assert "  | rank 1: " in text
+        assert "  fix: " in text
+        assert cli.main(["diagnose", str(tmp_path / "log"), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert sorted(found[0]) == ["cause", "confidence", "evidence", "fix", "id"]
+        assert found[0]["id"] == "disk-full"
+
+    def test_standard_input(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(self.LOG.encode())))
+        assert cli.main(["diagnose", "-"]) == 0
+        assert "[disk-full]" in capsys.readouterr().out
+
+    def test_nothing_known_is_said(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "log").write_text("one\nValueError: the moon is full\ntwo\n")
+        assert cli.main(["diagnose", str(tmp_path / "log")]) == 1
+        assert capsys.readouterr().out == (
+            "No cause is known. The most telling lines:\n  | ValueError: the moon is full\n"
+        )
+        assert cli.main(["diagnose", "--json", str(tmp_path / "log")]) == 1
+        assert json.loads(capsys.readouterr().out) == []
+        assert cli.main(["diagnose", str(tmp_path / "gone")]) == 1
+        assert capsys.readouterr().err == f"tpunb: there is no log '{tmp_path}/gone'\n"
 
 
 @pytest.fixture(scope="module")

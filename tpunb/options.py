@@ -152,7 +152,7 @@ TRAIN.add_argument("--env", type=_assignment, action="append", default=[], metav
 TRAIN.add_argument("--timeout", type=_seconds, metavar="S", help="end the run after S seconds")
 TRAIN.add_argument("--hang-timeout", type=_seconds, default=300.0, metavar="S",
                    help="call the run hung when no rank has shown a sign of life for S; "
-                   "0: never (300)")  # fmt: skip
+                   "0: not at all (300)")  # fmt: skip
 TRAIN.add_argument("--grace", type=_seconds, default=15.0, metavar="S",
                    help="time to save after a stop (15)")  # fmt: skip
 TRAIN.add_argument("--retries", type=_whole, default=0, metavar="N",
