@@ -7,29 +7,49 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import start, step
+from benchmarks import failing, lines, reading, start, step
+
+MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = {
+    "start": (
+        lambda folder, rounds: start.measure(folder, rounds, 5),
+        lambda folder: start.measure(folder, 1, 1),
+    ),
+    "step": (
+        lambda folder, rounds: step.measure(folder, rounds, 6, (1, 2)),
+        lambda folder: step.measure(folder, 1, 2, (2,)),
+    ),
+    "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),
+    "failing": (
+        failing.measure,
+        lambda folder: failing.measure(folder, 1, ("fail", "loop")),
+    ),
+    "lines": (
+        lambda folder, rounds: lines.measure(folder, rounds, 100_000),
+        lambda folder: lines.measure(folder, 1, 200),
+    ),
+}
+"""Each as it is, and in its quick form."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=("start", "step"), help="one of the two")
+    parser.add_argument("--only", choices=MEASURES, help="one of them")
     parser.add_argument("--rounds", type=int, default=4, help="how often each is measured (4)")
     parser.add_argument("--quick", action="store_true", help="one round of little work")
     chosen = parser.parse_args()
     os.environ["PJRT_DEVICE"] = "CPU"  # chips of a TPU would be taken in turns
-    rounds = 1 if chosen.quick else chosen.rounds
     began = time.monotonic()
     print(_machine(), flush=True)
-    with tempfile.TemporaryDirectory(prefix="tpunb-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        if chosen.only != "step":
-            print(start.measure(folder, rounds, 1 if chosen.quick else 5) + "\n", flush=True)
-        if chosen.only != "start":
-            epochs, sizes = (2, (2,)) if chosen.quick else (6, (1, 2))
-            print(step.measure(folder, rounds, epochs, sizes) + "\n", flush=True)
+    for name in [chosen.only] if chosen.only else MEASURES:
+        whole, quick = MEASURES[name]
+        with tempfile.TemporaryDirectory(prefix="tpunb-bench-", ignore_cleanup_errors=True) as made:
+            folder = Path(made)
+            told = quick(folder) if chosen.quick else whole(folder, chosen.rounds)
+        print(f"{told}\n", flush=True)
     print(f"{time.monotonic() - began:.0f} s in all, load {os.getloadavg()[0]:.1f} at the end")
 
 

@@ -69,17 +69,19 @@ def run(
     return Ran(started, first, ended, text)
 
 
-def torchrun(ranks: int, script: str) -> list[str]:
-    """The command that runs a script under torchrun, on a port that nobody else uses now.
-
-    Torchrun's own is the same for all: two at once on a machine end each other.
-    """
+def free_port() -> int:
+    """A port that nobody else uses now: two launchers at once on one port end each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def torchrun(ranks: int, script: str) -> list[str]:
+    """The command that runs a script under torchrun, on a port of its own."""
     return [
         str(_SCRIPTS / "torchrun"),
         f"--nproc-per-node={ranks}",
-        f"--master-port={port}",
+        f"--master-port={free_port()}",
         script,
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import nbformat
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+
+from tpunb.worker import processes
+from tpunb.worker.processes import Process
 
 PATIENCE = 300.0
 """Seconds in which a kernel must say something while a cell runs."""
@@ -37,6 +41,41 @@ class Execution:
     """What the cell has printed."""
 
 
+@dataclass
+class Running:
+    """A cell that was sent, and what is known of it by now."""
+
+    message: str
+    """The id of the request."""
+    sent: float
+    awaited: set[str]
+    """Words that no text has held yet."""
+    found: float | None = None
+    """When the last of the awaited words was here."""
+    texts: list[str] = field(default_factory=list)
+    error: str | None = None
+    """The traceback, if it has failed."""
+    raised: float | None = None
+    """When that was here."""
+    ended: float | None = None
+
+    def take(self, kind: str, content: dict[str, Any]) -> None:
+        """Take in one message about this cell."""
+        if kind == "stream":
+            self.texts.append(content["text"])
+            if self.awaited:
+                self.awaited -= {words for words in self.awaited if words in content["text"]}
+                self.found = None if self.awaited else time.monotonic()
+        elif kind == "error":
+            self.error, self.raised = "\n".join(content["traceback"]), time.monotonic()
+        elif kind == "status" and content["execution_state"] == "idle":
+            self.ended = time.monotonic()
+
+    def text(self) -> str:
+        """What the cell has printed."""
+        return "".join(self.texts)
+
+
 class Kernel:
     """Runs cells of one notebook file; a context manager that ends the kernel and its runs."""
 
@@ -60,10 +99,11 @@ class Kernel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
+        if kind is None and self.is_there:
             # Waits until the processes of tpunb have ended.
             self.do("get_ipython().run_line_magic('unload_ext', 'tpunb')")
-        self._manager.shutdown_kernel(now=kind is not None)
+        if self.is_there:
+            self._manager.shutdown_kernel(now=kind is not None)
         self._client.stop_channels()
 
     def cell(self, index: int, *, await_words: str = "") -> Execution:
@@ -83,7 +123,41 @@ class Kernel:
                 raise TimeoutError("the agent did not get warm")
             time.sleep(0.1)
 
-    def _execute(self, source: str, metadata: dict[str, Any] | None, words: str) -> Execution:
+    def send(self, index: int, *, await_words: Sequence[str] = ()) -> Running:
+        """Send the code cell with this index, and go on: `read` takes in what it says."""
+        cell = self._cells[index]
+        return self._send(cell.source, {"cellId": cell.id}, await_words)
+
+    def read(self, running: Running, timeout: float) -> bool:
+        """Take in one message, if one comes in time; whether one came."""
+        try:
+            heard = self._client.get_iopub_msg(timeout=timeout)
+        except Empty:
+            return False
+        if heard["parent_header"].get("msg_id") == running.message:
+            running.take(heard["msg_type"], heard["content"])
+            if running.ended is not None:
+                self._client.get_shell_msg(timeout=PATIENCE)
+        return True
+
+    def interrupt(self) -> None:
+        """The stop button."""
+        self._manager.interrupt_kernel()
+
+    def processes(self) -> list[Process]:
+        """All living processes below the kernel."""
+        return processes.descendants(self._manager.provisioner.pid)  # type: ignore[union-attr]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was not killed."""
+        return self._manager.has_kernel
+
+    def kill(self) -> None:
+        """End a kernel that does not answer."""
+        self._manager.shutdown_kernel(now=True)
+
+    def _send(self, source: str, metadata: dict[str, Any] | None, words: Sequence[str]) -> Running:
         request = {
             "code": source,
             "silent": False,
@@ -93,27 +167,18 @@ class Kernel:
             "stop_on_error": True,
         }
         message = self._client.session.msg("execute_request", request, metadata=metadata)
-        sent = time.monotonic()
+        running = Running(message["header"]["msg_id"], time.monotonic(), set(words))
         self._client.shell_channel.send(message)
-        first, text = None, ""
-        while True:
-            try:
-                heard = self._client.get_iopub_msg(timeout=PATIENCE)
-            except Empty:
-                raise CellError(f"silent for {PATIENCE:.0f} s:\n{source}\n{text}") from None
-            if heard["parent_header"].get("msg_id") != message["header"]["msg_id"]:
-                continue
-            kind, content = heard["msg_type"], heard["content"]
-            if kind == "stream":
-                text += content["text"]
-                if words and first is None and words in content["text"]:
-                    first = time.monotonic()
-            elif kind == "error":
-                raise CellError("\n".join([*content["traceback"], text]))
-            elif kind == "status" and content["execution_state"] == "idle":
-                break
-        ended = time.monotonic()
-        self._client.get_shell_msg(timeout=PATIENCE)
-        if words and first is None:
+        return running
+
+    def _execute(self, source: str, metadata: dict[str, Any] | None, words: str) -> Execution:
+        running = self._send(source, metadata, [words] if words else [])
+        while running.ended is None:
+            if not self.read(running, PATIENCE):
+                raise CellError(f"silent for {PATIENCE:.0f} s:\n{source}\n{running.text()}")
+        text = running.text()
+        if running.error is not None:
+            raise CellError(f"{running.error}\n{text}")
+        if running.awaited:
             raise CellError(f"{words!r} was not printed:\n{text}")
-        return Execution(sent, first, ended, text)
+        return Execution(running.sent, running.found, running.ended, text)

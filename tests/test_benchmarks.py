@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,37 @@ ROOT = Path(__file__).parents[1]
                 r"2 {2,}without tpunb\.log {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
             ],
         ),
+        (
+            "reading",
+            [
+                # Once for plain cells, and once for cells with magics.
+                *[r"all three {2,}N"] * 2,
+                *[r"nbconvert's PythonExporter {2,}N"] * 2,
+                r"captured, converted and linted in 2 s {2,}\d+\.\d\d s {2,}(met|missed)",
+                r"%load_ext tpunb in 0\.15 s {2,}\d+\.\d\d s {2,}(met|missed)",
+            ],
+        ),
+        (
+            "failing",
+            [
+                # Once for a rank that fails, and once for the stop button.
+                *[r"%%tpu_train {2,}N {2,}yes {2,}N {2,}none"] * 2,
+                *[r"accelerate's notebook_launcher {2,}N {2,}\w+ {2,}(N|not in \d+ s) .*"] * 2,
+                *[r"nbconvert, then !python {2,}N {2,}\w+ {2,}(N|not in \d+ s) .*"] * 2,
+                r"%%tpu_train: all gone within .* {2,}N s {2,}(met|missed)",
+            ],
+        ),
+        (
+            "lines",
+            [
+                r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}200 {2,}200",
+                r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}800 {2,}800",
+                *[r"accelerate's notebook_launcher {2,}N {2,}N {2,}D {2,}N {2,}\d+ {2,}-"] * 2,
+                *[r"nbconvert, then !python {2,}N {2,}N {2,}D {2,}N {2,}\d+ {2,}-"] * 2,
+                r"all 200 lines in run\.log {2,}200 {2,}met",
+                r"all 800 lines in run\.log {2,}800 {2,}met",
+            ],
+        ),
     ],
 )
 def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
@@ -51,9 +83,12 @@ def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    for row in rows:
-        pattern = row.replace("N", r"\d+\.\d+ \(\d+\.\d+–\d+\.\d+\)")
-        assert re.search(f"^{pattern}$", done.stdout, re.MULTILINE), f"{row}\n{done.stdout}"
+    number = r"\d+\.\d+"
+    for row, times in Counter(rows).items():
+        pattern = row.replace("N", rf"{number} \({number}–{number}\)")
+        pattern = pattern.replace("D", rf"-?{number} \(-?{number}–-?{number}\)")
+        found = re.findall(f"^{pattern}$", done.stdout, re.MULTILINE)
+        assert len(found) == times, f"{row}\n{done.stdout}"
 
 
 def test_ratios_are_of_the_same_round() -> None:

@@ -1,0 +1,132 @@
+"""How soon a cell says that a rank has failed, and how soon nothing runs after a stop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.table import Samples, met, table
+from benchmarks.ways import TPUNB, WAYS, Bench, notebook
+
+RANKS = 2
+LIMIT = 40.0
+"""Seconds after which what still runs is counted, and killed."""
+GRACE = 15.0
+"""What ranks have to save, if no option says otherwise."""
+DO = """\
+import ctypes
+
+
+def do(rank, kind):
+    if kind == "fail":
+        time.sleep(0.5)
+        if rank == 1:
+            (folder / "failed").write_text(str(time.monotonic()))
+            raise ValueError("a batch of the wrong shape")
+        time.sleep(60)
+    if kind == "loop":
+        while True:
+            time.sleep(0.001)
+    if kind == "call":
+        # Waits for ever, with the interpreter's lock, and goes on waiting after every signal.
+        mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
+        while True:
+            lock(mutex)"""
+HEADS = {
+    "fail": "Rank 1 raises an error while rank 0 is busy: seconds from there",
+    "loop": "The stop button, while the ranks are in a Python loop: seconds from there",
+    "call": "The stop button, while the ranks are in a C call that does not return: the same",
+}
+
+
+@dataclass
+class Seen:
+    """What one way has done in all rounds with one kind of end."""
+
+    back: Samples = field(default_factory=Samples)
+    """Seconds until the cell had its error, or its end if it had none."""
+    gone: Samples = field(default_factory=Samples)
+    """Seconds until the last process had ended."""
+    left: list[int] = field(default_factory=list)
+    """How many processes were left, in each round."""
+    hung: int = 0
+    """Rounds in which the cell had not ended."""
+    failed: int = 0
+    """Rounds in which the cell has failed, as it should."""
+
+
+def measure(folder: Path, rounds: int, kinds: tuple[str, ...] = tuple(HEADS)) -> str:
+    """Measure all ways in turn, `rounds` times, and tell about each kind of end in a table."""
+    seen: dict[tuple[str, str], Seen] = {}
+    for _ in range(rounds):
+        for name in WAYS:
+            with notebook(folder, name, DO) as bench:
+                for kind in kinds:
+                    _once(bench, kind, seen.setdefault((name, kind), Seen()))
+    head = (
+        f"Ends: {RANKS} ranks, seen from the client of the kernel. The processes are all that were"
+        f"\nnew below the kernel; what is left after {LIMIT:.0f} s is killed."
+    )
+    return "\n\n".join([head, *(_report(kind, seen) for kind in kinds)])
+
+
+def _once(bench: Bench, kind: str, seen: Seen) -> None:
+    failed = bench.folder / "failed"
+    failed.unlink(missing_ok=True)
+    started = bench.begin(RANKS, {"kind": kind}, [])
+    if kind == "fail":
+        started.read_until(lambda: failed.exists() and failed.read_text(), LIMIT)
+        since = float(failed.read_text())
+    else:
+        started.read_until(lambda: False, 0.5)  # so that the ranks are where they are to be
+        started.look()
+        since = time.monotonic()
+        bench.kernel.interrupt()
+    started.read_to_the_end(since + LIMIT - time.monotonic())
+    running, left = started.running, started.left()
+    if running.ended is None:
+        seen.hung += 1
+    else:
+        seen.back.add([(running.raised or running.ended) - since])
+        seen.failed += running.error is not None
+    if started.gone is not None:
+        seen.gone.add([started.gone - since])
+    seen.left.append(len(left))
+    if left or running.ended is None:
+        started.end()
+
+
+def _report(kind: str, seen: dict[tuple[str, str], Seen]) -> str:
+    never = f"not in {LIMIT:.0f} s"
+    rows = [("", "cell is back", "and has failed", "last process gone", "processes left")]
+    for name, way in WAYS.items():
+        one = seen[name, kind]
+        rounds = len(one.left)
+        rows.append(
+            (
+                way.label,
+                one.back.text(2) if not one.hung else never,
+                _rounds(one.failed, rounds),
+                one.gone.text(2) if not any(one.left) else never,
+                f"{min(one.left)} to {max(one.left)}" if any(one.left) else "none",
+            )
+        )
+    if kind == "fail":
+        return f"{HEADS[kind]}\n\n{table(rows)}"
+    mine = seen[TPUNB, kind]
+    goals = [
+        ("goal", "measured", ""),
+        (
+            f"%%tpu_train: all gone within its grace of {GRACE:.0f} s + 2 s",
+            f"{mine.gone.text(2)} s" if not any(mine.left) else never,
+            met(mine.gone, most=GRACE + 2.0) if not any(mine.left) else "missed",
+        ),
+    ]
+    return f"{HEADS[kind]}\n\n{table(rows)}\n\n{table(goals)}"
+
+
+def _rounds(times: int, rounds: int) -> str:
+    if times in (0, rounds):
+        return "yes" if times else "no"
+    return f"in {times} of {rounds} rounds"

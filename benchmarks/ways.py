@@ -1,0 +1,177 @@
+"""The same ranks, started from a notebook in three ways: by tpunb and by its peers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import v4
+
+from benchmarks.commands import JUPYTER, PYTHON, free_port
+from benchmarks.kernel import Kernel, Running
+from tpunb.worker import processes
+from tpunb.worker.processes import Process
+
+JOB = "job.json"
+HERE = "here."
+TICK = 0.01
+"""Seconds between two looks at processes."""
+PATIENCE = 120.0
+"""Seconds in which the ranks must be here."""
+# Every rank says that it is here, waits for the others, and does its job. The folder is written
+# out: forks, scripts and runs need not agree about the working directory.
+RANK = """\
+import json
+import os
+import time
+from pathlib import Path
+
+folder = Path({folder!r})
+
+
+def job():
+    return json.loads((folder / "job.json").read_text())
+
+
+def work(rank):
+    known = job()
+    (folder / f"here.{{rank}}").touch()
+    while not all((folder / f"here.{{each}}").exists() for each in range(known["ranks"])):
+        time.sleep(0.01)
+    do(rank, **known["given"])"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How ranks are started: the cells before, and the one that starts them."""
+
+    label: str
+    before: tuple[str, ...]
+    start: str
+
+
+TPUNB = "%%tpu_train"
+WAYS = {
+    TPUNB: Way(
+        TPUNB,
+        ("%load_ext tpunb\n%tpu_setup",),
+        '%%tpu_train --cores {ranks}\nwork(int(os.environ["RANK"]))',
+    ),
+    "accelerate": Way(
+        "accelerate's notebook_launcher",
+        ("from accelerate import notebook_launcher",),
+        'notebook_launcher(lambda: work(int(os.environ["RANK"])), '
+        'num_processes=job()["ranks"], use_port=job()["port"])',
+    ),
+    "nbconvert": Way(
+        "nbconvert, then !python",
+        (),
+        # The ranks are in a notebook of their own: converted, it would start itself.
+        f"!{JUPYTER} nbconvert --to python other.ipynb && {PYTHON} other.py",
+    ),
+}
+# The launcher that names the first failing rank at once. torch_xla's own, which such a notebook
+# has on a TPU, is slower in this: it waits for the ranks in their order.
+START_PROCESSES = """\
+from torch.multiprocessing import start_processes
+
+start_processes(work, nprocs=job()["ranks"], start_method="fork")"""
+
+
+@contextmanager
+def notebook(folder: Path, name: str, do: str) -> Iterator[Bench]:
+    """A kernel in which the ranks of one way can be started; `do` is the source of their job."""
+    way = WAYS[name]
+    code = [RANK.format(folder=str(folder)), do]
+    _write(folder / "other.ipynb", [*code, START_PROCESSES])
+    path = _write(folder / f"{name.strip('%')}.ipynb", [*way.before, *code, way.start])
+    with Kernel(path) as kernel:
+        for index in range(len(way.before) + len(code)):
+            kernel.cell(index)
+        if name == TPUNB:
+            kernel.wait_until_warm()
+        yield Bench(kernel, folder, len(way.before) + len(code))
+
+
+@dataclass
+class Bench:
+    """A kernel that is ready to start ranks."""
+
+    kernel: Kernel
+    folder: Path
+    start: int
+    """The index of the cell that starts them."""
+
+    def begin(self, ranks: int, given: dict[str, object], words: list[str]) -> Started:
+        """Send the cell, and return when all ranks are here."""
+        for path in self.folder.glob(f"{HERE}*"):
+            path.unlink()
+        known = {"ranks": ranks, "given": given, "port": str(free_port())}
+        (self.folder / JOB).write_text(json.dumps(known))
+        self.kernel.do(f"ranks = {ranks}")
+        before = set(self.kernel.processes())
+        running = self.kernel.send(self.start, await_words=words)
+        started = Started(self.kernel, running, before)
+        here = [self.folder / f"{HERE}{rank}" for rank in range(ranks)]
+        if not started.read_until(lambda: all(path.exists() for path in here), PATIENCE):
+            raise AssertionError(f"the ranks did not start:\n{running.error}\n{running.text()}")
+        started.look()
+        return started
+
+
+class Started:
+    """A cell whose ranks run, and their processes: all that are new below the kernel."""
+
+    def __init__(self, kernel: Kernel, running: Running, before: set[Process]) -> None:
+        self.kernel = kernel
+        self.running = running
+        self._before = before
+        self._new: set[Process] = set()
+        self.gone: float | None = None
+        """When the last of the processes had ended."""
+
+    def look(self) -> None:
+        """Remember which processes there are."""
+        self._new |= set(self.kernel.processes()) - self._before
+
+    def read_until(self, true: Callable[[], object], seconds: float) -> bool:
+        """Take in what the cell says until something is true; whether it is, in this time."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            self.kernel.read(self.running, TICK)
+        return True
+
+    def read_to_the_end(self, seconds: float) -> bool:
+        """Take in all until the cell and all its processes have ended; whether they have."""
+        return self.read_until(lambda: self._is_gone() and self.running.ended, seconds)
+
+    def _is_gone(self) -> bool:
+        if self.gone is None and not self.left():
+            self.gone = time.monotonic()
+        return self.gone is not None
+
+    def left(self) -> list[Process]:
+        """The processes that still run."""
+        return [process for process in self._new if processes.alive(process)]
+
+    def end(self) -> None:
+        """Kill what is left, by pid; if the cell does not end by that, its kernel too."""
+        self.look()
+        for process in self.left():
+            processes.end(process, signal.SIGKILL)
+        if not self.read_until(lambda: self.running.ended, 5.0):
+            self.kernel.kill()
+
+
+def _write(path: Path, sources: list[str]) -> Path:
+    cells = [v4.new_code_cell(source) for source in sources]
+    nbformat.write(v4.new_notebook(cells=cells), path)
+    return path
