@@ -45,6 +45,8 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     notebook = notebook_of(["cores, epochs = 1, 1", "%load_ext tpunb", train])
     notebook.cells[0].metadata.tags = ["parameters"]
     nbformat.write(notebook, tmp_path / "notebook.ipynb")
+    nbformat.write(notebook_of(["import torch_xla.core.xla_model as xm"]), tmp_path / "old.ipynb")
+    (tmp_path / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     commands = [
         line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()
@@ -65,7 +67,11 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
 
 
 def test_links_lead_to_files() -> None:
-    for page in [*PAGES, "docs/architecture.md", "CONTRIBUTING.md"]:
+    for page in [
+        *PAGES,
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+        "CONTRIBUTING.md",
+    ]:
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
