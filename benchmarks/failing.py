@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +31,7 @@ def do(rank, kind):
     if kind == "loop":
         while True:
             time.sleep(0.001)
-    if kind == "call":
+    if kind in ("call", "nohup"):
         # Waits for ever, with the interpreter's lock, and goes on waiting after every signal.
         mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
         while True:
@@ -37,6 +40,7 @@ HEADS = {
     "fail": "Rank 1 raises an error while rank 0 is busy: seconds from there",
     "loop": "The stop button, while the ranks are in a Python loop: seconds from there",
     "call": "The stop button, while the ranks are in a C call that does not return: the same",
+    "nohup": "That C call again, in the kernel of a Jupyter that was started with nohup",
 }
 
 
@@ -61,14 +65,26 @@ def measure(folder: Path, rounds: int, kinds: tuple[str, ...] = tuple(HEADS)) ->
     seen: dict[tuple[str, str], Seen] = {}
     for _ in range(rounds):
         for name in WAYS:
-            with notebook(folder, name, DO) as bench:
-                for kind in kinds:
-                    _once(bench, kind, seen.setdefault((name, kind), Seen()))
+            groups = [[kind for kind in kinds if kind != "nohup"], ["nohup"] * ("nohup" in kinds)]
+            for group in filter(None, groups):
+                with _hangups(ignored="nohup" in group), notebook(folder, name, DO) as bench:
+                    for kind in group:
+                        _once(bench, kind, seen.setdefault((name, kind), Seen()))
     head = (
         f"Ends: {RANKS} ranks, seen from the client of the kernel. The processes are all that were"
         f"\nnew below the kernel; what is left after {LIMIT:.0f} s is killed."
     )
     return "\n\n".join([head, *(_report(kind, seen) for kind in kinds)])
+
+
+@contextmanager
+def _hangups(*, ignored: bool) -> Iterator[None]:
+    """Processes that are started in the block ignore SIGHUP, as below nohup, or do not."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _once(bench: Bench, kind: str, seen: Seen) -> None:
