@@ -19,7 +19,7 @@ demo: .venv/.ready
 	@.venv/bin/python -c "$$LAST_LINE" out/00_quickstart.ipynb
 
 test: .venv/.ready
-	.venv/bin/pytest $(ARGS)
+	.venv/bin/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: .venv/.ready
 	.venv/bin/ruff check

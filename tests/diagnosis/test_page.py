@@ -20,7 +20,7 @@ def block(language: str) -> str:
 def test_the_rule_of_the_page_works_as_the_page_says() -> None:
     text = block("yaml")
     assert len(text.splitlines()) == 10
-    package = Path(__file__).parents[2] / "tpunb" / "diagnose" / "rules"
+    package = Path(__file__).parents[2] / "tpunb" / "diagnosis" / "rules"
     files = {path.name: path.read_text(encoding="utf-8") for path in package.glob("*.yaml")}
     table = read_rules({**files, "new.yaml": text})
     log = block("text")
