@@ -337,6 +337,11 @@ class RunResult:
             lines += [str(self.diagnoses[0]), ""]
         if self.state != "succeeded" and any(self.dir.glob("checkpoints/*.pt")):
             lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {self.dir.name}")
+        elif self.state == "interrupted" and self.reason.startswith("this machine"):
+            lines.append(
+                "run it again on another machine; with tpunb.save(state, step) in the train cell "
+                "a run goes on from where it was"
+            )
         lines.append(f"log: {self.dir / 'run.log'}")
         return "\n".join(lines)
 

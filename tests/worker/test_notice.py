@@ -92,5 +92,6 @@ def test_a_run_on_a_machine_that_is_taken_away(
     assert seen.result.reason == (
         "this machine is about to be taken away: instance/preempted is TRUE"
     )
+    assert "run it again on another machine; with tpunb.save" in seen.result.explain()
     assert sorted(line for line in seen.log if "saved" in line) == ["[0] saved", "[1] saved"]
     assert [step.step for step in seen.of(Stopping)] == ["SIGINT"]
