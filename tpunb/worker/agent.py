@@ -58,12 +58,15 @@ def _import_ahead() -> None:
 
 def _run(order: dict[str, object], report: Reporter) -> None:
     agent = os.getpid()
+    # A SIGINT that comes before the runner can leave word of it waits until it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
     if pid == 0:
         from tpunb.worker import runner
 
         processes.die_with_parent(agent)
         runner.main(order, report)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     report.tell("runner", pid=pid)
     _, status = os.waitpid(pid, 0)
     report.tell("runner_exit", code=os.waitstatus_to_exitcode(status))

@@ -86,7 +86,8 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
     failures = [
         failure
         for end in seen.exits
-        if end.code != 0 and (failure := _failure(run, spec, seen, end)) is not None
+        if (end.code != 0 or run.error(seen.attempt, end.rank).exists())
+        and (failure := _failure(run, spec, seen, end)) is not None
     ]
     failures.sort(key=lambda failure: (failure.type in CONSEQUENCES, failure.time))
     if seen.hang is not None:

@@ -27,7 +27,10 @@ _RANK_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, s
 
 
 def main(order: dict[str, Any], report: Reporter) -> NoReturn:
-    """Run what the order names, and end the process with the exit code of the run."""
+    """Run what the order names, and end the process with the exit code of the run.
+
+    SIGINT is blocked when this begins.
+    """
     run = RunDir(order["dir"])
     spec = run.read_spec()
     code = 1
@@ -50,6 +53,7 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
     stdio.redirect(folder / "prelude.log", folder / "prelude.log")
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
     rundir.keep_room(run.error(0, None))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     env: dict[str, str] = order["env"]
     # One thread for the libraries that the prelude loads, as for torch in the agent: what
     # starts threads of its own when it is loaded cannot be forked after.

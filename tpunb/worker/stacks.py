@@ -50,7 +50,8 @@ class Place:
 
 def collect(run: RunDir, attempt: int, ranks: Mapping[int, Process]) -> None:
     """Have the living ranks write their stacks to `stacks.txt`, and add the native ones."""
-    files = {rank: run.stacks(attempt, rank) for rank in ranks}
+    # A rank that has not made its file yet would die of the signal: it is still in the fork.
+    files = {rank: path for rank in ranks if (path := run.stacks(attempt, rank)).exists()}
     before = {rank: _size(path) for rank, path in files.items()}
     waiting = {rank: path for rank, path in files.items() if processes.send(ranks[rank], DUMP)}
     deadline = time.monotonic() + _WAIT
@@ -138,7 +139,8 @@ def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, process: Process
     try:
         text = run.stacks(attempt, rank).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        text = ""
+        words = "has not come out of the fork (does something in the cells above wait for a lock"
+        return Place(None, None, f"{words} there, or for another process? Try --replicate)")
     frames = _main_thread(text)
     at = next((i for i, frame in enumerate(frames) if frame[0] == str(run.script)), None)
     if at is None:

@@ -67,6 +67,8 @@ class Supervision:
         """True once no process of this run will start or report anything any more."""
         self._stop: Stop | None = None
         self._ladder: Ladder | None = None
+        self._hurries = False
+        """No ladder gives time any more."""
         self._steps: set[str] = set()
         self._agent_said = ""
         self._vigil: Vigil | None = None
@@ -92,6 +94,9 @@ class Supervision:
 
     def _on_runner(self, pid: int) -> None:
         self._runner = processes.find(pid)
+        if self._stop is not None and self._ladder is None and not self._over:
+            # Stopped while it was being forked: there was nobody yet to be told.
+            self._climb_from([self._runner])
 
     def _on_cell(self, number: int | None) -> None:
         self._cell = number
@@ -102,7 +107,8 @@ class Supervision:
         self._attempt = attempt
         self._pids = dict(enumerate(pids))
         self._ranks = {rank: processes.find(pid) for rank, pid in enumerate(pids)}
-        self._vigil = Vigil(self.dir, attempt, len(pids), self.spec.hang_timeout)
+        prelude = self._replicate is not None
+        self._vigil = Vigil(self.dir, attempt, len(pids), self.spec.hang_timeout, prelude=prelude)
         self._emit(RanksStarted(attempt, tuple(pids)))
         if self._stop is not None:
             # Stopped while they were being forked: the ladder that runs does not know them.
@@ -150,7 +156,9 @@ class Supervision:
             self._cell = None
             self.begin()
             return
-        if code != 0 and not any(end.code != 0 for end in self._exits):
+        # 1 is how it ends when a rank has failed, of which the rank itself has left word.
+        follows = code == 1 and self._ranks and not self.dir.error(0, None).exists()
+        if code != 0 and not follows and not any(end.code != 0 for end in self._exits):
             self._exits.append(Exit(None, None, code, time.time(), sent=frozenset(self._steps)))
         self._over = True
 
@@ -174,9 +182,12 @@ class Supervision:
             self._over = True
         elif self._ladder is None and not self._over:
             living = [p for p in self._ranks.values() if p is not None and processes.alive(p)]
-            self._climb_from([*living] if self._ranks else [self._runner])
-        if now and self._ladder is not None:
-            self._ladder.hurry()
+            if self._ranks or self._runner is not None:
+                self._climb_from([*living] if self._ranks else [self._runner])
+        if now:
+            self._hurries = True
+            if self._ladder is not None:
+                self._ladder.hurry()
 
     def _climb_from(self, first: list[Process | None]) -> None:
         assert self._stop is not None
@@ -185,7 +196,7 @@ class Supervision:
             known,
             self._everyone,
             parent=self._runner,
-            grace=self.spec.grace,
+            grace=0.0 if self._hurries else self.spec.grace,
             stepped=self._say_step,
         )
 

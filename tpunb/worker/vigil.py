@@ -17,13 +17,17 @@ class Vigil:
     """Watches the ranks of one attempt for signs of life.
 
     A sign is a line, a metric, a finished step or collective of any rank, or a checkpoint that
-    grows; and as long as a
-    rank compiles, which may take many minutes, all are taken to be alive. Nothing is expected
-    of a rank before its train cell has begun.
+    grows; and as long as a rank compiles, which may take many minutes, all are taken to be
+    alive. With a `prelude` of their own nothing is expected of ranks before a train cell has
+    begun. Without one it begins right after the fork, so a rank that does not come out of that
+    (a library's handler for forks waits for a lock) is missed like any other.
     """
 
-    def __init__(self, run: RunDir, attempt: int, ranks: int, patience: float) -> None:
+    def __init__(
+        self, run: RunDir, attempt: int, ranks: int, patience: float, *, prelude: bool
+    ) -> None:
         self._run = run
+        self._prelude = prelude
         self._paths = [run.pulse(attempt, rank) for rank in range(ranks)]
         self._patience = patience
         self._beats: list[Beat | None] = []
@@ -47,7 +51,8 @@ class Vigil:
             files += [_size(path) for path in self._run.checkpoints.iterdir()]
         begun = [beat for beat in beats if beat is not None and beat.train]
         moved = beats != self._beats or files != self._files
-        if moved or not begun or any(beat.compiling for beat in begun):
+        elsewhere = self._prelude and not begun
+        if moved or elsewhere or any(beat.compiling for beat in begun):
             self._last = now
         self._beats, self._files = beats, files
         return now - self._last > self._patience

@@ -1,0 +1,158 @@
+"""Stops at random moments, of every kind: none hangs, leaves a process, or half a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tpunb
+from tests.support import Driver
+from tpunb import control
+from tpunb.events import Ended, RanksStarted
+from tpunb.launcher import Run
+from tpunb.worker import processes
+
+pytestmark = pytest.mark.slow
+
+STOPS = int(os.environ.get("TPUNB_TEST_STOPS", "60"))
+SEED = int(os.environ.get("TPUNB_TEST_SEED", "7"))
+LATEST = 1.2
+"""Seconds after which a run is stopped at last: by then it is far into its steps."""
+PATIENCE = 100.0
+KINDS = ("run", "folder", "twice", "at once", "SIGTERM")
+
+PRELUDE = [
+    "import os, time, torch, torch_xla, tpunb\nimport torch_xla.core.xla_model as xm",
+    "table = [time.sleep(0.01) or i for i in range(10)]",
+]
+TRAIN = """
+rank = int(os.environ["RANK"])
+weight = torch.zeros(1000, device="xla")
+try:
+    for step in range(10_000):
+        weight = weight + xm.all_reduce("sum", torch.ones(1, device="xla"))
+        torch_xla.sync()
+        tpunb.log(step=step, weight=weight[0])
+        print("step", step)
+        if step % 2 == 0:
+            tpunb.save({"weight": weight}, step)
+        else:
+            tpunb.save({"rank": rank}, step, per_rank=True, to="parts")
+except KeyboardInterrupt:
+    if rank == 0:
+        tpunb.save({"weight": weight}, step)
+    raise
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    made = Driver(tmp_path_factory.mktemp("runs"))
+    made.warm()
+    yield made
+    made.launcher.close()
+
+
+def _stop(kind: str, run: Run, ranks: list[int], dice: random.Random) -> None:
+    if kind == "run":
+        run.stop("interrupt", "enough")
+    elif kind == "folder":
+        control.ask_to_stop(run.dir, "enough")
+    elif kind == "twice":
+        run.stop("interrupt", "enough")
+        time.sleep(dice.random() * 0.1)
+        run.stop("interrupt", "again", now=True)
+    elif kind == "at once":
+        control.ask_to_stop(run.dir, "enough", now=True)
+    else:
+        for pid in ranks:
+            process = processes.find(pid)
+            if process is not None:
+                processes.send(process, signal.SIGTERM)
+        if not ranks:  # none has been started yet
+            run.stop("interrupt", "enough")
+
+
+def test_stops_at_random_moments(driver: Driver, tmp_path: Path) -> None:
+    guard = driver.launcher._guard
+    assert guard is not None
+    dice = random.Random(SEED)
+    whole = 0
+    for number in range(STOPS):
+        kind, ranks = dice.choice(KINDS), dice.choice((2, 3))
+        start = dice.choice((None, "asked for"))
+        # Half of them while it starts, where most happens at once.
+        moment = dice.uniform(0, 0.15) if dice.random() < 0.5 else dice.uniform(0, LATEST)
+        what = f"stop {number} (seed {SEED}): {kind}, {ranks} ranks, {start}, {moment:.3f} s"
+        run, _ = driver.start(
+            PRELUDE, TRAIN, ranks=ranks, replicate=start, grace=2.0, cwd=str(tmp_path)
+        )
+        assert isinstance(run, Run)
+        pids: list[int] = []
+        late = threading.Timer(PATIENCE, run.stop, ("interrupt", what), {"now": True})
+        late.start()
+        due: float | None = time.monotonic() + moment
+        for event in run.events():
+            if isinstance(event, RanksStarted):
+                pids = list(event.pids)
+            if due is not None and time.monotonic() >= due:
+                due = None
+                _stop(kind, run, pids, dice)
+            if event is not None and isinstance(event, Ended):
+                break
+        assert late.is_alive(), f"{what}: it hangs"
+        late.cancel()
+        result = run.result()
+        what += f"\n{result.dir}\n{result.failures}"
+        if kind == "SIGTERM" and result.state == "failed":
+            assert result.failure is not None, what
+            assert result.failure.signal == "SIGTERM", what
+        else:
+            assert (result.state, result.reason) == ("interrupted", "enough"), what
+            assert result.failures == (), what
+        while guard.busy:
+            guard.hear()
+        assert processes.descendants(guard.pid)[1:] == [], what
+        newest = tpunb.load(result.dir)
+        whole += newest is not None
+        assert newest is None or len(newest["weight"]) == 1000, what
+        parts = tmp_path / "parts"
+        if parts.exists():
+            for path in parts.iterdir():
+                path.unlink()
+    assert whole > STOPS / 5
+    seen = driver.run(["a = 1"], "print(a)")
+    assert seen.result.state == "succeeded"
+
+
+@pytest.mark.parametrize("how", ["once", "hurried"])
+def test_stops_while_a_run_starts(driver: Driver, how: str) -> None:
+    """Before its processes are known, or ready: they are told all the same, and only stopped."""
+    for number in range(25):
+        run, _ = driver.start(["import time"], "time.sleep(600)", grace=1.0)
+        assert isinstance(run, Run)
+        time.sleep(number * 0.003)
+        run.stop("interrupt", "enough")
+        if how == "hurried":
+            run.stop("interrupt", "again", now=True)
+        for _ in run.events():
+            continue
+        result = run.result()
+        assert (result.state, result.failures) == ("interrupted", ()), f"{number}: {result}"
+
+
+def test_who_fails_and_then_ends_well_has_failed(driver: Driver) -> None:
+    seen = driver.run(
+        ["import atexit, os"], "atexit.register(os._exit, 0)\nraise ValueError('odd')", ranks=1
+    )
+    failure = seen.result.failure
+    assert seen.result.state == "failed"
+    assert failure is not None
+    assert (failure.rank, failure.type, failure.line) == (0, "ValueError", 2)
