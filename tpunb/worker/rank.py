@@ -25,6 +25,7 @@ from tpunb.worker import (
     counters,
     device,
     launchers,
+    loaders,
     processes,
     pulse,
     returns,
@@ -103,6 +104,7 @@ def _become(task: Assignment, report: Reporter) -> None:
     )
     calls.name_places(str(task.run.script), task.spec.place)
     autograd.start_xla_before_backward()
+    loaders.tell_of_errors()
     launchers.install(task.rank)
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()

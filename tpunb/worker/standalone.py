@@ -35,9 +35,10 @@ def prepare() -> None:
 
             rank = int(os.environ["RANK"])
             rehearsal.install(rank, world_size, local_rank, local_world_size)
-    from tpunb.worker import autograd
+    from tpunb.worker import autograd, loaders
 
     autograd.start_xla_before_backward()
+    loaders.tell_of_errors()
     launchers.install(int(os.environ.get("RANK", "0")))
 
 

@@ -18,7 +18,7 @@ VERSIONS = ("2.8", "2.9")
 XLAC = "torch_xla._XLAC"
 OPS = "_c10d_functional"
 
-Kind = Literal["identity", "collective", "refused", "state", "launcher", "read"]
+Kind = Literal["identity", "collective", "refused", "state", "launcher", "loader", "read"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Name:
     name: str
     kind: Kind
     """What becomes of it: 'identity', 'collective' and 'launcher' are replaced by functions
-    of the same meaning, 'refused' by one that raises NotRehearsedError, 'state' is set."""
+    of the same meaning, 'refused' by one that raises NotRehearsedError, 'state' is set, of a
+    'loader' a method is replaced."""
     why: str
     versions: tuple[str, ...] = VERSIONS
 
@@ -150,6 +151,13 @@ NAMES: tuple[Name, ...] = (
         "dist",
         "launcher",
         "torch_xla.launch asks it whether torch elastic is above, to pass the local rank",
+    ),
+    Name(
+        "torch_xla.distributed.parallel_loader",
+        "ParallelLoader",
+        "loader",
+        "_loader_worker, _cpu_loader, _exception_queue: an error in the data set ends the loop "
+        "without a word",
     ),
     Name(
         "accelerate.launchers",
