@@ -29,7 +29,7 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     ),
     "lines": (
         lambda folder, rounds: lines.measure(folder, rounds, 100_000),
-        lambda folder: lines.measure(folder, 1, 200),
+        lambda folder: lines.measure(folder, 1, 50),
     ),
 }
 """Each as it is, and in its quick form."""

@@ -125,7 +125,7 @@ def _report(kind: str, seen: dict[tuple[str, str], Seen]) -> str:
                 one.back.text(2) if not one.hung else never,
                 _rounds(one.failed, rounds),
                 one.gone.text(2) if not any(one.left) else never,
-                f"{min(one.left)} to {max(one.left)}" if any(one.left) else "none",
+                " or ".join(str(number or "none") for number in sorted(set(one.left))),
             )
         )
     if kind == "fail":

@@ -64,12 +64,12 @@ ROOT = Path(__file__).parents[1]
         (
             "lines",
             [
+                r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}50 {2,}50",
                 r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}200 {2,}200",
-                r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}800 {2,}800",
                 *[r"accelerate's notebook_launcher {2,}N {2,}N {2,}D {2,}N {2,}\d+ {2,}-"] * 2,
                 *[r"nbconvert, then !python {2,}N {2,}N {2,}D {2,}N {2,}\d+ {2,}-"] * 2,
+                r"all 50 lines in run\.log {2,}50 {2,}met",
                 r"all 200 lines in run\.log {2,}200 {2,}met",
-                r"all 800 lines in run\.log {2,}800 {2,}met",
             ],
         ),
     ],
