@@ -315,9 +315,10 @@ def _notes(read: Reading) -> tuple[str, ...]:
 
 
 def _warm_up() -> None:
-    """Import what the first train cell needs of the kernel."""
+    """Import and read what the first train cell needs of the kernel, also if it fails."""
     importlib.import_module("tpunb.reading")
     importlib.import_module("tpunb.script.convert").warm_up()
+    importlib.import_module("tpunb.diagnosis.table").rules()
 
 
 def _detached(run: Attached) -> str:
