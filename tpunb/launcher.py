@@ -93,7 +93,7 @@ class Run:
         """The guard is gone without a result, so nobody else can write one any more."""
         now = time.time()
         failure = Failure(
-            rank=None, pid=self._guard.pid, exitcode=None, signal=None, type="Exit",
+            rank=None, pid=self._guard.pid, exitcode=None, signal=None, type="Lost",
             message=self._guard.broken or "the guard has ended", cell=None, line=None,
             traceback="", time=now,
         )  # fmt: skip

@@ -207,6 +207,8 @@ class Failure:
         place = "" if self.cell is None else f" in cell [{self.cell}]"
         if self.cell is not None and self.line is not None:
             place += f", line {self.line}"
+        if self.type == "Lost":  # agent or guard, which are nobody's cell
+            return self.message.strip().partition("\n")[0]
         if self.type in ("Signal", "Exit"):
             return f"{who} {self.message}{place}"
         first = self.message.strip().partition("\n")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import builtins
+import contextlib
 import os
 import re
 import sys
@@ -97,14 +98,16 @@ def show(error: BaseException, run: RunDir, spec: RunSpec) -> None:
     """Print an exception to standard error as the end of a script does, in notebook terms.
 
     A hook that the user's code has put in place gets it instead, without tpunb's own frames.
+    Where standard error is closed nothing is printed; what `write` has left says it all.
     """
-    if sys.excepthook is sys.__excepthook__:
-        print("".join(_chain(error, str(run.script), spec)), end="", file=sys.stderr)
-        return
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename != str(run.script):
-        tb = tb.tb_next
-    sys.excepthook(type(error), error, tb)
+    with contextlib.suppress(OSError, ValueError):
+        if sys.excepthook is sys.__excepthook__:
+            print("".join(_chain(error, str(run.script), spec)), end="", file=sys.stderr)
+            return
+        tb = error.__traceback__
+        while tb is not None and tb.tb_frame.f_code.co_filename != str(run.script):
+            tb = tb.tb_next
+        sys.excepthook(type(error), error, tb)
 
 
 def named_exit(error: SystemExit, consequence: str = "") -> SystemExit:

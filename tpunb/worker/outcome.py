@@ -48,6 +48,8 @@ class Exit:
     """How it is known that it was killed for its memory."""
     sent: frozenset[str] = frozenset()
     """The signals that the ranks had been sent by then, to stop them."""
+    agent: bool = False
+    """It is the agent, not the prelude, that has no rank."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
     """What an exit says, or None where it only follows from the stop."""
     signal = signal_name(-end.code) if end.code < 0 else None
     stopped = seen.stop is not None and end.time >= seen.stop.time
-    told = _read(run.error(seen.attempt, end.rank))
+    told = None if end.agent else _read(run.error(seen.attempt, end.rank))
     if told is not None:
         if stopped and told["type"] == "KeyboardInterrupt":
             return None
@@ -137,9 +139,10 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
     # By that only: it may have been killed a moment before the stop, and seen after it.
     if stopped and (signal in end.sent or (end.code == 130 and "SIGINT" in end.sent)):
         return None
-    cell, line, stack = _crash(run.attempt(seen.attempt, end.rank) / "crash.txt", spec)
-    if end.rank is None:
-        cell = seen.cell
+    cell, line, stack = None, None, ""
+    if not end.agent:
+        cell, line, stack = _crash(run.attempt(seen.attempt, end.rank) / "crash.txt", spec)
+        cell = seen.cell if end.rank is None else cell
     if end.memory:
         words = f"was killed because memory ran out ({_held(end)}; {end.memory})"
     elif signal == "SIGKILL":
@@ -150,12 +153,15 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
             words += f": {fatal}"
     else:
         words = f"ended with exit code {end.code} (os._exit, or native code that calls exit)"
+    kind = "Signal" if signal else "Exit"
+    if end.agent:
+        kind, words = "Lost", f"the agent, the process that runs are forked from, {words}"
     return Failure(
         rank=end.rank,
         pid=end.pid,
         exitcode=end.code,
         signal=signal,
-        type="Signal" if signal else "Exit",
+        type=kind,
         message=words,
         cell=cell,
         line=line,

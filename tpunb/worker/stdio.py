@@ -13,8 +13,7 @@ def redirect(stdout: Path, stderr: Path) -> None:
     File descriptors 1 and 2 are replaced as well, so native code and child processes write
     there too. Standard input is empty.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     stdout.parent.mkdir(parents=True, exist_ok=True)
     _replace(0, os.open(os.devnull, os.O_RDONLY))
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT

@@ -51,6 +51,7 @@ class Supervision:
         """The result, where it could not be written."""
         rundir.keep_room(run.result)
         rundir.keep_room(run.events, appended=True)
+        rundir.keep_room(run.log, appended=True)
         self._outputs = Outputs(run, self.spec.world_size)
         self._log = RunLog(run)
         self._memory = Memory()
@@ -166,9 +167,8 @@ class Supervision:
         """The agent has ended, so nobody reports about runner and ranks any more."""
         if not self._over:
             self._agent_said = said
-            self._exits.append(
-                Exit(None, None, code or 1, time.time(), sent=frozenset(self._steps))
-            )
+            sent = frozenset(self._steps)
+            self._exits.append(Exit(None, None, code or 1, time.time(), sent=sent, agent=True))
         self._agent = None
         self._over = True
 
