@@ -608,3 +608,27 @@ def test_saving_numbers_does_not_import_torch_xla(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == "{'x': 1}\n"
+
+
+class _Full:
+    """A stream on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_line_that_cannot_be_written_costs_no_checkpoint(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save({"n": 1}, 1)
+    save({"n": 2}, 2)
+    newest = sorted((alone / "checkpoints").glob("*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", _Full())
+        found = load()
+    assert found is not None
+    assert found.step == 1

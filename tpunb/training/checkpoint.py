@@ -362,4 +362,6 @@ def _mega(size: int) -> str:
 
 
 def _tell(call: str, what: str) -> None:
-    print(f"tpunb.{call}: {what}", file=sys.stderr, flush=True)
+    # On a full disk, or with a closed stderr, the checkpoint counts and not the line about it.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"tpunb.{call}: {what}", file=sys.stderr, flush=True)
