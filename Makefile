@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself: it needs Python 3.10 or later with pip, make and git.
 #
 #   make demo    run the quickstart notebook on this machine's TPU, or on 4 rehearsal cores
-#   make test    all tests            (ARGS="-k name" to choose)
+#   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too)
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
 

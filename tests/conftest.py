@@ -23,6 +23,17 @@ PATIENCE = 10.0
 """Seconds that a process gets to end by itself after its test."""
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what repeats and measures for minutes, except in CI or where it is chosen."""
+    chosen = config.option.markexpr or any("::" in str(one) for one in config.args)
+    if chosen or os.environ.get("CI") == "true":
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
+
+
 class Processes:
     """The processes of this test session at one moment, except this one."""
 

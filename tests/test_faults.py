@@ -33,7 +33,7 @@ from tpunb.models import Failure
 from tpunb.rundir import RunDir
 from tpunb.worker import processes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SLEEP = "time.sleep(600)"
 PATIENCE = 120.0

@@ -893,7 +893,8 @@ class TestTheQueue:
 
 
 DETACHES = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may ignore it (nohup)
 from pathlib import Path
 from tests.support import Driver
 driver = Driver(Path(sys.argv[1]))

@@ -16,7 +16,7 @@ from tests.kernels import Kernel, kernel
 from tests.support import Driver
 from tpunb.worker import processes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RUNS = 100
 EARLY = 20

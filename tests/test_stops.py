@@ -19,7 +19,7 @@ from tpunb.events import Ended, RanksStarted
 from tpunb.launcher import Run
 from tpunb.worker import processes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STOPS = int(os.environ.get("TPUNB_TEST_STOPS", "60"))
 SEED = int(os.environ.get("TPUNB_TEST_SEED", "7"))

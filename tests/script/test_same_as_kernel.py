@@ -100,7 +100,7 @@ def _cell(head: str, bodies: list[str], start: int) -> str:
     numbered = [body.format(n=start + at) for at, body in enumerate(bodies)]
     if head.startswith("%%"):  # in IPython, these run their body where `await` is not allowed
         numbered = [body for body in numbered if "await" not in body]
-    return head + "\n".join(numbered)
+    return head + "\n".join(numbered or ["pass"])  # IPython refuses a magic without a body
 
 
 cells = st.one_of(

@@ -338,6 +338,7 @@ def test_old_ones_that_cannot_be_removed_do_not_end_the_training(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 400), (2, 100)])
 def test_the_newest_whole_one_loads_after_kills(
     ranks: int, kills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
