@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 
+from tpunb.lint.expressions import dotted
 from tpunb.lint.walk import Frame, Sites
 
 BUILTINS = frozenset(dir(builtins))
@@ -43,13 +44,9 @@ class Names:
         """The full dotted name of an expression: 'torch_xla.core.xla_model.mark_step' for
         `xm.mark_step`. A builtin is its own name; '' for everything that was not imported.
         """
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name):
+        name, _, rest = dotted(node).partition(".")
+        if not name:
             return ""
-        name = node.id
         function = frame.function
         while function is not None:
             if name in function.locals:
@@ -62,7 +59,7 @@ class Names:
             root = name
         else:
             return ""
-        return ".".join([root, *reversed(parts)]) if root else ""
+        return f"{root}.{rest}" if root and rest else root
 
     def sure(self, node: ast.expr) -> bool:
         """Whether the name at the root of an expression can only be what it was imported as."""

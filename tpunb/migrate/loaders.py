@@ -6,25 +6,14 @@ import libcst as cst
 
 from tpunb import retired
 from tpunb.migrate.cells import CodeCell
-from tpunb.migrate.imports import Imports
-from tpunb.migrate.names import Names, references
-from tpunb.migrate.statements import Retirements
+from tpunb.migrate.names import references
+from tpunb.migrate.rewriter import Rewriter
 
 NEW = "MpDeviceLoader"
 
 
-class Loaders:
+class Loaders(Rewriter):
     """Rewrites ParallelLoaders whose every use can be seen; the others are marked elsewhere."""
-
-    def __init__(self, names: Names, imports: Imports, retirements: Retirements) -> None:
-        self.names = names
-        self.imports = imports
-        self.retirements = retirements
-        self._handled: set[cst.CSTNode] = set()
-
-    def handled(self, node: cst.CSTNode) -> bool:
-        """Whether a mention of ParallelLoader was rewritten."""
-        return node in self._handled
 
     def apply(self) -> None:
         """Make the edits."""

@@ -15,9 +15,8 @@ from libcst.metadata import Assignment, GlobalScope, Scope
 from tpunb import retired
 from tpunb.migrate.cells import CodeCell
 from tpunb.migrate.changes import MARK
-from tpunb.migrate.imports import Imports
-from tpunb.migrate.names import Names, nodes_of, references
-from tpunb.migrate.statements import Retirements
+from tpunb.migrate.names import nodes_of, references
+from tpunb.migrate.rewriter import Rewriter
 
 DEVICES = f"{retired.XM}.get_xla_supported_devices"
 GONE = "Each rank has one device of its own, `torch_xla.device()`."
@@ -58,18 +57,8 @@ class Replica:
     devices: cst.Name | None
 
 
-class Replicas:
+class Replicas(Rewriter):
     """Rewrites what can be rewritten; the others are marked elsewhere."""
-
-    def __init__(self, names: Names, imports: Imports, retirements: Retirements) -> None:
-        self.names = names
-        self.imports = imports
-        self.retirements = retirements
-        self._handled: set[cst.CSTNode] = set()
-
-    def handled(self, node: cst.CSTNode) -> bool:
-        """Whether a mention of DataParallel was rewritten."""
-        return node in self._handled
 
     def apply(self) -> None:
         """Make the edits; one per notebook, as its functions need names."""

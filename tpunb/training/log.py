@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ def _snapshot(tensor: Any) -> Any:
     return torch._from_functional_tensor(tensor)
 
 
-class Book:
+class Book(ABC):
     """Records in the order of their calls; those with lazy values wait for the step marker."""
 
     def __init__(self) -> None:
@@ -179,9 +180,9 @@ class Book:
             if records:
                 self.deliver(records)
 
+    @abstractmethod
     def deliver(self, records: list[Record]) -> None:
         """Write records whose values can be read."""
-        raise NotImplementedError
 
 
 class Printed(Book):
@@ -199,7 +200,10 @@ class Silent(Book):
     """Under torchrun, outside a run: ranks other than 0."""
 
     def add(self, record: Record) -> None:
-        pass
+        """Drop it: rank 0 prints for all."""
+
+    def deliver(self, records: list[Record]) -> None:
+        """There are none."""
 
 
 class Written(Book):

@@ -52,7 +52,10 @@ _WIRE_TYPES = {
 
 
 class NotRehearsedError(TpunbError, NotImplementedError):
-    """A collective that rehearsal ranks do not have, though a TPU has."""
+    """A collective that rehearsal ranks do not have, though a TPU has.
+
+    A NotImplementedError as well: torch raises that for an operation which a backend lacks.
+    """
 
     def __init__(self, what: str, why: str = "") -> None:
         super().__init__(what, why)

@@ -367,7 +367,7 @@ def _optimizer_before_device(book: Book) -> Iterator[Hit]:
 
 def _parameters_of(node: ast.Call) -> Iterator[str]:
     for part in node.args[:1]:
-        if isinstance(part, ast.Call) and last(part.func) == "parameters":
-            assert isinstance(part.func, ast.Attribute) or True
-            if isinstance(part.func, ast.Attribute) and dotted(part.func.value):
-                yield dotted(part.func.value)
+        if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute):
+            continue
+        if part.func.attr == "parameters" and dotted(part.func.value):
+            yield dotted(part.func.value)
