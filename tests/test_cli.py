@@ -282,7 +282,9 @@ class TestRun:
         assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
 
     def test_a_failed_run_fails_even_where_the_cell_does_not(self, two_runs: Path) -> None:
-        assert "went on" in (two_runs / "nb.out.ipynb").read_text()
+        # a kernel under load may send one print in pieces
+        last = nbformat.read(two_runs / "nb.out.ipynb", as_version=4).cells[-1]
+        assert "".join(out.text for out in last.outputs) == "went on\n"
         assert (two_runs / "status").read_text() == "1"
         one, two = (two_runs / "printed").read_text().splitlines()
         assert one.startswith("one: succeeded on 2 rehearsal cores in ")
