@@ -157,12 +157,12 @@ def _rank(function: Any, rank: int, folder: Path, args: list[Any]) -> None:
 
 def rehearse(**options: float) -> tuple[int, int]:
     """In a rank: install rehearsal as the process machinery does; rank and world size."""
-    from tpunb.worker import rehearsal
+    from tpunb.worker.rehearsal.install import install
 
     rank, world, local, locals_ = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )
-    rehearsal.install(rank, world, local, locals_, **options)
+    install(rank, world, local, locals_, **options)
     return rank, world
 
 

@@ -24,7 +24,7 @@ AHEAD = (
     "torch_xla.distributed.parallel_loader",
     "torch_xla.distributed.xla_multiprocessing",
     "torch_xla.runtime",
-    "tpunb.worker.rehearsal",
+    "tpunb.worker.rehearsal.install",
     "tpunb.worker.runner",
 )
 """What is imported before a run asks for it. None of them starts a thread or touches a device."""

@@ -25,12 +25,12 @@ def prepare(
     if device == "TPU":
         _own_chip(local_rank, local_world_size)
     elif world_size > 1:
-        from tpunb.worker import rehearsal
+        from tpunb.worker.rehearsal.install import install
 
         # A run without a sign of life is ended by the guard, which knows where all ranks are.
         # This is for ranks that wait while another goes on, which may be meant.
         timeout = 4 * patience or FOREVER
-        rehearsal.install(rank, world_size, local_rank, local_world_size, timeout)
+        install(rank, world_size, local_rank, local_world_size, timeout)
 
 
 def _own_chip(local_rank: int, local_world_size: int) -> None:

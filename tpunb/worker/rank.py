@@ -20,7 +20,6 @@ from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
 from tpunb.worker import (
     autograd,
-    calls,
     cells,
     counters,
     device,
@@ -34,6 +33,7 @@ from tpunb.worker import (
 )
 from tpunb.worker.cells import Cells
 from tpunb.worker.messages import Reporter
+from tpunb.worker.rehearsal import calls
 
 
 @dataclass(frozen=True)

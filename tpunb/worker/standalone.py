@@ -31,10 +31,10 @@ def prepare() -> None:
         if os.environ["PJRT_DEVICE"] == "TPU":
             _own_chip(local_rank, local_world_size)
         elif os.environ["PJRT_DEVICE"] == "CPU":
-            from tpunb.worker import rehearsal
+            from tpunb.worker.rehearsal.install import install
 
             rank = int(os.environ["RANK"])
-            rehearsal.install(rank, world_size, local_rank, local_world_size)
+            install(rank, world_size, local_rank, local_world_size)
     from tpunb.worker import autograd, loaders
 
     autograd.start_xla_before_backward()

@@ -90,7 +90,7 @@ def only_imported() -> None:
     import torch_xla.runtime as xr
 
     before = [dict(vars(module)) for module in (torch_xla._XLAC, xm, xr)]
-    import tpunb.worker.rehearsal  # noqa: F401
+    import tpunb.worker.rehearsal.install  # noqa: F401
 
     assert [dict(vars(module)) for module in (torch_xla._XLAC, xm, xr)] == before
     assert xr.world_size() == 1
@@ -412,7 +412,7 @@ def disagreeing(how: str) -> tuple[str, float]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.gloo import MismatchError
+    from tpunb.worker.rehearsal.gloo import MismatchError
 
     device = torch_xla.device()
     x = torch.ones(3, device=device)
@@ -482,7 +482,7 @@ def leaving(how: str) -> tuple[str, str, str]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker import gloo
+    from tpunb.worker.rehearsal import gloo
 
     x = torch.ones(2, device=torch_xla.device())
     xm.all_reduce("sum", x)
@@ -518,7 +518,7 @@ def wait_for(*files: str) -> None:
 
 
 def late(when: str, folder: str) -> tuple[str, str]:
-    from tpunb.worker import gloo
+    from tpunb.worker.rehearsal import gloo
 
     assert gloo.TIMEOUT == 300.0
     gloo.INQUIRY = 0.5
@@ -559,7 +559,7 @@ def interrupted(when: str, folder: str) -> str:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker import gloo
+    from tpunb.worker.rehearsal import gloo
 
     x = torch.ones(2, device=torch_xla.device())
     if when == "later":
@@ -592,7 +592,7 @@ def not_rehearsed() -> None:
     import torch_xla.core.xla_model as xm
 
     from tpunb.worker import xla_patches
-    from tpunb.worker.collectives import NotRehearsedError
+    from tpunb.worker.rehearsal.collectives import NotRehearsedError
 
     x = torch.ones(4, 4, device=torch_xla.device())
     for call in (
@@ -632,7 +632,7 @@ def compiled() -> float:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.collectives import NotRehearsedError
+    from tpunb.worker.rehearsal.collectives import NotRehearsedError
 
     x = torch.ones(3, device=torch_xla.device())
 
@@ -660,8 +660,8 @@ def in_a_child() -> str:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker import gloo
-    from tpunb.worker.calls import Call
+    from tpunb.worker.rehearsal import gloo
+    from tpunb.worker.rehearsal.calls import Call
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
     # In a child, XLA itself would hang: the wire alone is asked.
@@ -758,7 +758,7 @@ def threads() -> list[int]:
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.calls import Call
+    from tpunb.worker.rehearsal.calls import Call
 
     counts.append(len(os.listdir("/proc/self/task")))
     # The wire alone: XLA's own pools grow when they like.

@@ -21,8 +21,8 @@ from torch_xla.version import __version__
 
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
-from tpunb.worker.collectives import Collectives, refusing
-from tpunb.worker.gloo import TIMEOUT, Wire
+from tpunb.worker.rehearsal.collectives import Collectives, refusing
+from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]

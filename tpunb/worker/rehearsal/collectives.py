@@ -16,8 +16,8 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from tpunb.errors import TpunbError
-from tpunb.worker.calls import Call
-from tpunb.worker.gloo import Wire
+from tpunb.worker.rehearsal.calls import Call
+from tpunb.worker.rehearsal.gloo import Wire
 
 Groups = Sequence[Sequence[int]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpunb.worker.calls import Call, disagreement, users_line
+from tpunb.worker.rehearsal.calls import Call, disagreement, users_line
 
 
 def test_a_call_in_words() -> None:

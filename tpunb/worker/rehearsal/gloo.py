@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import (
 
 from tpunb.errors import TpunbError
 from tpunb.worker import pulse
-from tpunb.worker.calls import Call, disagreement
+from tpunb.worker.rehearsal.calls import Call, disagreement
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
