@@ -25,6 +25,7 @@ from tests.conftest import Processes
 from tests.support import Driver, Seen, script_of
 from tpunb import control
 from tpunb import process as guards
+from tpunb.background import BackgroundRun
 from tpunb.errors import TpunbError
 from tpunb.events import Event, Output
 from tpunb.handoff import returns
@@ -392,28 +393,25 @@ def _options(case: Case, bench: Bench) -> dict[str, object]:
 
 
 class Watch:
-    """Follows a run, and does what comes from outside as soon as the rank is about to act."""
+    """A run that tells what it saw, and does what comes from outside at the right moment."""
 
     def __init__(self, case: Case, run: Run | Attached, then: Callable[[], None]) -> None:
         self._case = case
+        self._run = run
         self._then: Callable[[], None] | None = then
-        self.run = run
-        self.events: list[Event] = []
-        self.error: BaseException | None = None
+        self.dir, self.spec, self.result = run.dir, run.spec, run.result
+        self.seen: list[Event] = []
 
-    def follow(self) -> None:
-        try:
-            for event in self.run.events():
-                if event is None:
-                    continue
-                self.events.append(event)
-                if self._then is not None and isinstance(event, Output) and "before" in event.text:
-                    then, self._then = self._then, None
-                    if self._case.fault == "stop_frozen":
-                        time.sleep(0.05)  # it freezes a moment after it has said so
-                    then()
-        except BaseException as error:
-            self.error = error
+    def events(self) -> Iterator[Event | None]:
+        for event in self._run.events():
+            if event is not None:
+                self.seen.append(event)
+            if self._then is not None and isinstance(event, Output) and "before" in event.text:
+                then, self._then = self._then, None
+                if self._case.fault == "stop_frozen":
+                    time.sleep(0.05)  # it freezes a moment after it has said so
+                then()
+            yield event
 
 
 def _from_outside(case: Case, run: Run | Attached, guard: int) -> None:
@@ -427,6 +425,24 @@ def _from_outside(case: Case, run: Run | Attached, guard: int) -> None:
         os.kill(_direct(guard)[0].pid, signal.SIGKILL)
     elif case.fault == "guard":
         os.kill(guard, signal.SIGKILL)
+
+
+def _in_background(watch: Watch) -> None:
+    """Follow it as the handle of --bg does, in a thread of its own."""
+    handle = BackgroundRun(
+        watch,  # type: ignore[arg-type]
+        logs=frozenset(range(watch.spec.world_size)),
+        notes=(),
+        raises=False,
+        bind=lambda values: None,
+        ended=lambda result: None,
+    )
+    try:
+        assert handle.wait(PATIENCE) is handle.result
+    except TimeoutError:  # the other cases shall not wait for this one
+        control.ask_to_stop(watch.dir, GIVEN_UP, now=True)
+        handle.wait()
+        raise
 
 
 def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
@@ -450,21 +466,14 @@ def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
         driver.folder = before
     watch = Watch(case, run, lambda: _from_outside(case, run, pid))
     if case.mode == "background":
-        thread = threading.Thread(target=watch.follow)
-        thread.start()
-        thread.join(PATIENCE)
-        if thread.is_alive():  # the other cases shall not wait for this one
-            control.ask_to_stop(run.dir, GIVEN_UP, now=True)
-            thread.join()
-            pytest.fail(f"it has not ended within {PATIENCE:g} s")
+        _in_background(watch)
     else:
         limit = threading.Timer(PATIENCE, control.ask_to_stop, (run.dir, GIVEN_UP), {"now": True})
         limit.start()
-        watch.follow()
+        for _ in watch.events():
+            pass
         limit.cancel()
-    if watch.error is not None:
-        raise watch.error
-    seen = Seen(run.result(), watch.events, time.monotonic() - started)
+    seen = Seen(run.result(), watch.seen, time.monotonic() - started)
     if detached:
         until(lambda: processes.find(pid) is None, "the guard ends with its run")
         until(lambda: all(g._process.poll() is not None for g in guards._left), "it is reaped")
