@@ -116,3 +116,13 @@ def test_the_log_of_a_run_that_goes_on_comes_as_it_grows(tmp_path: Path) -> None
         made_result.rename(run.result)
     assert list(mine) == ["[1] d\n"]
     assert list(whole) == []
+
+
+def test_what_a_living_run_goes_on_from_is_not_old(tmp_path: Path) -> None:
+    first, other, follower = (made(tmp_path, name, state="failed") for name in "abc")
+    rundir.write_json(follower.env, {"TPUNB_RESUME": str(first.checkpoints)})
+    assert [one.run.id for one in runs.old(tmp_path, None, 0)] == [first.id, other.id, follower.id]
+    follower.result.unlink()
+    with open(follower.lock) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [one.run.id for one in runs.old(tmp_path, None, 0)] == [other.id]

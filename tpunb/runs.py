@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -126,12 +127,24 @@ def size(count: int) -> str:
 
 
 def old(runs: Path, older_than: float | None, keep: int) -> list[Kept]:
-    """The runs that may go: ended or lost, `older_than` days ago, without the `keep` newest."""
-    ended = [one for one in kept(runs) if not one.alive]
+    """The runs that may go: ended or lost, `older_than` days ago, without the `keep` newest.
+
+    One from whose checkpoints a living run goes on (`--resume`) stays.
+    """
+    found = kept(runs)
+    needed = {_resumes(one.run) for one in found if one.alive}
+    ended = [one for one in found if not one.alive and str(one.run.checkpoints) not in needed]
     ended = ended[: max(0, len(ended) - keep)]
     if older_than is None:
         return ended
     return [one for one in ended if time.time() - one.ended >= older_than * DAY]
+
+
+def _resumes(run: RunDir) -> str | None:
+    """Where `--resume` lets it find checkpoints."""
+    env = json.loads(run.env.read_text(encoding="utf-8")) if run.env.exists() else {}
+    found: str | None = env.get("TPUNB_RESUME")
+    return found
 
 
 def listing(found: list[Kept]) -> str:
