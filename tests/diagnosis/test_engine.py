@@ -70,6 +70,13 @@ def test_the_same_text_counts_by_how_the_run_ended() -> None:
     assert ids(FULL, 1, facts=Facts(state="succeeded")) == []
 
 
+def test_what_concerns_the_start_steps_back_once_the_run_is_at_work() -> None:
+    held = "libtpu.so already in used by another process. Not attempting to load libtpu.so here.\n"
+    both = held + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x5)\n"
+    assert ids(both, 1)[0] == "tpu-busy"
+    assert ids(both, 1, facts=Facts(stage="step"))[0] == "shape-mismatch"
+
+
 def test_a_log_that_stops_after_the_greeting_is_told_from_one_that_goes_on() -> None:
     greeting = "I0000 00:00:1.2 7 pjrt_api.cc:79] PJRT_Api is set for device type tpu\n"
     assert ids(greeting) == []

@@ -187,6 +187,8 @@ def _ranked(found: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
         }[match.rule.kind]
         if match.rule.stage == "install" and match.line < reached:
             behind = True  # it was mended: the run has come further
+        if match.rule.stage in ("install", "start") and facts.stage == "step":
+            behind = True  # the run itself has seen that it came further
         return match.confidence * (_STEP_BACK if behind or match.rule.id in explained else 1)
 
     def order(match: _Match) -> tuple[float, int, float]:

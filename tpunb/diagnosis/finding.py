@@ -26,7 +26,7 @@ class Facts:
     exits: Mapping[int, int] = field(default_factory=dict)
     """Exit code of each rank that has ended; -9 for a rank ended by signal 9."""
     stage: str | None = None
-    """How far the run came: 'setup', 'prelude', 'start', 'step', 'collective', 'return', …"""
+    """'step' if the run got as far as its training loop."""
     device: str | None = None
     """'TPU' or 'CPU'."""
     platform: str | None = None

@@ -33,6 +33,8 @@ def of_log(path: Path, returncode: int | None) -> list[Diagnosis]:
 
 def facts(result: RunResult) -> Facts:
     """What the run itself has observed."""
+    run = RunDir(result.dir)
+    at_work = run.metrics.exists() or run.checkpoints.exists()
     return Facts(
         state=result.state,
         exits={
@@ -40,6 +42,7 @@ def facts(result: RunResult) -> Facts:
             for failure in result.failures
             if failure.rank is not None and failure.exitcode is not None
         },
+        stage="step" if at_work else None,
         device=result.device,
         oom_killed=any("because memory ran out (" in f.message for f in result.failures) or None,
         memory_peak=max(result.peak_memory, default=0) or None,
