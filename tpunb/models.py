@@ -13,6 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tpunb import communication
+from tpunb.communication import Collective
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -232,6 +235,8 @@ class RunResult:
     """Earliest first."""
     peak_memory: tuple[int, ...] = ()
     """The most memory that each rank has held at once, in bytes; shared pages count in each."""
+    collectives: tuple[Collective, ...] = ()
+    """Of a rehearsal: how many, how many bytes and how long, by rank and operation."""
     warm: bool = False
     replicated: bool = False
     """True if every rank ran the prelude itself."""
@@ -259,6 +264,7 @@ class RunResult:
         del values["returns"]
         values["peak_memory"] = tuple(values.get("peak_memory", ()))
         values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
+        values["collectives"] = tuple(Collective(**row) for row in values.get("collectives", ()))
         return cls(dir=folder, **values)
 
     @property
@@ -370,9 +376,10 @@ class RunResult:
             return f"RunResult {self.explain()}"
         back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
         missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
+        told = f"\n{communication.in_words(self.collectives)}" if self.collectives else ""
         return (
             f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
-            f" · {self.dir}{missing}"
+            f" · {self.dir}{missing}{told}"
         )
 
 

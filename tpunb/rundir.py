@@ -130,6 +130,10 @@ class RunDir:
         """Where a rank counts its signs of life (tpunb.worker.pulse)."""
         return self.attempt(attempt, rank) / "pulse"
 
+    def collectives(self, attempt: int, rank: int) -> Path:
+        """Where a rehearsal rank leaves word of its collectives (tpunb.worker.rehearsal.tally)."""
+        return self.attempt(attempt, rank) / "collectives.json"
+
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""
         return self.attempt(attempt, rank) / "stacks.txt"

@@ -11,6 +11,7 @@ import html
 import time
 from collections.abc import Callable, Sequence
 
+from tpunb import communication
 from tpunb.events import (
     Ended,
     Event,
@@ -140,9 +141,12 @@ class Status:
 
     def _facts(self) -> list[str]:
         elapsed = self._clock() - self._started
+        told: list[str] = []
         if self._result is not None:
             elapsed = self._result.duration
-        return [*self._ranks(), self._device(), span(elapsed), *self._newest()]
+            if self._result.collectives:
+                told = [communication.in_short(self._result.collectives)]
+        return [*self._ranks(), self._device(), span(elapsed), *self._newest(), *told]
 
     def _ranks(self) -> list[str]:
         size = self._spec.world_size

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tpunb.models import Failure, RunResult, RunSpec, State, signal_name
 from tpunb.rundir import RunDir
 from tpunb.worker import memory
+from tpunb.worker.rehearsal import tally
 
 Why = Literal["interrupt", "timeout", "hung", "closed", "lost", "peer"]
 """Why ranks were stopped: a person, the time-out, no sign of life, the kernel's end, the
@@ -107,6 +108,11 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         attempts=seen.attempt + 1,
         failures=tuple(failures),
         peak_memory=_peaks(seen.exits),
+        collectives=tuple(
+            row
+            for rank in range(spec.world_size)
+            for row in tally.read(run.collectives(seen.attempt, rank))
+        ),
         warm=spec.warm,
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",

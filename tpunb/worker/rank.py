@@ -33,7 +33,7 @@ from tpunb.worker import (
 )
 from tpunb.worker.cells import Cells
 from tpunb.worker.messages import Reporter
-from tpunb.worker.rehearsal import calls
+from tpunb.worker.rehearsal import calls, tally
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def main(task: Assignment, report: Reporter) -> NoReturn:
         except BaseException as error:
             # Only what goes wrong before or after the cells: their own exceptions end in _work.
             _tell(error, task)
+        tally.save(task.run.collectives(task.attempt, task.rank), task.rank)
         _exit_like_an_interpreter()
     finally:
         stdio.flush()

@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import (
 
 from tpunb.errors import TpunbError
 from tpunb.worker import pulse
+from tpunb.worker.rehearsal import tally
 from tpunb.worker.rehearsal.calls import Call, disagreement
 
 TIMEOUT = 300.0
@@ -126,7 +127,12 @@ class Wire:
         pulse.watch()
         try:
             with pulse.collective():
-                yield self._agree(call, members, payload)
+                begun = time.perf_counter()
+                sizes = self._agree(call, members, payload)
+                met = time.perf_counter()
+                yield sizes
+                size = tally.size_of(call.tensors) + payload
+                tally.mine.add(call.operation, size, met - begun, time.perf_counter() - met)
         except MismatchError:
             raise  # every rank has got it: they are together still
         except CollectiveError as error:
