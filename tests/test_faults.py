@@ -489,12 +489,17 @@ def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
 def holders(path: Path) -> list[str]:
     """Who has a file open."""
     found = []
-    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(fd) == str(path):
-                found.append(str(fd))
-        except OSError:  # it has ended, or closed it
+            opened = list((process / "fd").iterdir())
+        except OSError:  # it has ended
             continue
+        for fd in opened:
+            try:
+                if os.readlink(fd) == str(path):
+                    found.append(str(fd))
+            except OSError:  # it has ended, or closed it
+                continue
     return found
 
 
