@@ -189,6 +189,25 @@ class Wire:
         self._wait(group.backend._allgather_base(gathered, flat), group, call)
         return list(gathered.split(flat.numel()))
 
+    def all_to_all(
+        self,
+        flat: torch.Tensor,
+        sent: Sequence[int],
+        received: Sequence[int],
+        members: Sequence[int],
+        call: Call,
+    ) -> torch.Tensor:
+        """Cut `flat` into parts of the lengths `sent`, one for each of `members`, 0 for none.
+
+        What they sent to this rank, joined in their order; its parts' lengths are `received`.
+        """
+        if len(members) == 1:
+            return flat
+        group = self._group(members, call)
+        result = torch.empty(sum(received), dtype=flat.dtype)
+        self._wait(group.backend.alltoall_base(result, flat, received, sent), group, call)
+        return result
+
     def all_gather_bytes(
         self, data: bytes, sizes: Sequence[int], members: Sequence[int], call: Call
     ) -> list[bytes]:
