@@ -21,6 +21,7 @@ from torch_xla.version import __version__
 
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
+from tpunb.worker.rehearsal import compiled
 from tpunb.worker.rehearsal.collectives import Collectives, refusing
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
@@ -68,8 +69,9 @@ def install(
         "_xla_all_gather": collectives.all_gather,
     }
     for name, function in xlac.items():
-        setattr(_XLAC, name, function)
+        setattr(_XLAC, name, compiled.left_to_dynamo(function))
     xm.xla_rendezvous = collectives.rendezvous
+    compiled.install()
     operators = {"all_reduce": collectives.functional_all_reduce}
     for refused in NAMES:
         if refused.kind == "refused":
@@ -77,7 +79,7 @@ def install(
             if refused.owner == OPS:
                 operators[refused.name] = stand_in
             else:
-                setattr(_XLAC, refused.name, stand_in)
+                setattr(_XLAC, refused.name, compiled.left_to_dynamo(stand_in))
     _replace_operators(operators)
 
 
