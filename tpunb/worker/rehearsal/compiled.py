@@ -12,7 +12,7 @@ on the first call or an IndexError (torch_xla 2.9), which the whole graph does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -37,12 +37,11 @@ def left_to_dynamo(function: _Function) -> _Function:
     return disabled
 
 
-def _extract(model: GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
-    """`extract_compiled_graph_helper`: what runs `model`. Nothing communicates before it runs."""
-    if not any(_communicates(node.target) for node in model.graph.nodes):
-        compiled: Callable[..., Any] = _compile(model, inputs)
-        return compiled
-    return model
+def _extract(xla_model: GraphModule, xla_args: Any) -> Any:
+    """`extract_compiled_graph_helper`: what runs the graph. Before it runs, nobody communicates."""
+    if any(_communicates(node.target) for node in xla_model.graph.nodes):
+        return xla_model
+    return _compile(xla_model, xla_args)
 
 
 def _communicates(target: object) -> bool:
