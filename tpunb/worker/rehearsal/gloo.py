@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import (
 
 from tpunb.errors import TpunbError
 from tpunb.worker import pulse
-from tpunb.worker.rehearsal import tally
+from tpunb.worker.rehearsal import divergence, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement
 
 TIMEOUT = 300.0
@@ -43,8 +43,8 @@ INQUIRY = 2.0
 
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
-_HEADER = struct.Struct("<16sqq")
-"""Digest of the call, length of its payload, length of its description."""
+_HEADER = struct.Struct("<16sqqQ")
+"""Digest of the call, length of its payload, length of its description, hash of the program."""
 
 
 class CollectiveError(TpunbError):
@@ -147,19 +147,27 @@ class Wire:
 
     def _agree(self, call: Call, members: Sequence[int], payload: int) -> list[int]:
         described = call.described()
-        header = _HEADER.pack(call.digest(), payload, len(described))
+        header = _HEADER.pack(call.digest(), payload, len(described), divergence.mine.take())
         headers = [
             _HEADER.unpack(_bytes(part)) for part in self.all_gather(_tensor(header), members, call)
         ]
-        if len({digest for digest, _, _ in headers}) == 1:
-            return [length for _, length, _ in headers]
-        size = max(length for _, _, length in headers)
+        if len({digest for digest, *_ in headers}) == 1:
+            if divergence.mine.differ(call, [program for *_, program in headers]):
+                self._tell_of_programs(call, members)
+            return [length for _, length, *_ in headers]
+        size = max(length for _, _, length, _ in headers)
         parts = self.all_gather(_tensor(described.ljust(size, b"\0")), members, call)
         calls = {
             rank: Call.from_description(_bytes(part)[:length])
-            for rank, part, (_, _, length) in zip(members, parts, headers, strict=True)
+            for rank, part, (_, _, length, _) in zip(members, parts, headers, strict=True)
         }
         raise MismatchError(disagreement(calls))
+
+    def _tell_of_programs(self, call: Call, members: Sequence[int]) -> None:
+        described = self.all_gather(_tensor(divergence.mine.described()), members, call)
+        if self.rank == min(members):
+            texts = dict(zip(members, map(_bytes, described), strict=True))
+            divergence.say(divergence.mine.tell(call, texts))
 
     # The following are called in a block of `together`.
 
