@@ -115,7 +115,7 @@ def test_datasets_and_models_and_single_files(kaggle: FakeKaggle) -> None:
     assert files(brought("kaggle://models/google/gemma/PyTorch/2b")[0]) == {"d/w.bin": b"new"}
     there, _ = brought("kaggle://models/google/gemma/pytorch/2b/1", "old", unpacked=False)
     assert list(files(there)) == ["gemma.tar.gz"]
-    with pytest.raises(DataError, match="Kaggle knows no framework 'torch', but .*pytorch"):
+    with pytest.raises(DataError, match=r"Kaggle knows no framework 'torch', but .*pytorch"):
         brought("kaggle://models/google/gemma/torch/2b")
 
 
@@ -137,7 +137,7 @@ def test_what_was_cut_off_goes_on_in_the_next_call(
 ) -> None:
     stored = Stored(zipped(x=NOISE), cut=[0, 2_000_000, *[0] * 5])
     kaggle.files["datasets/me/cats"] = stored
-    with pytest.raises(DataError, match="lost again and again .* have come; the same again"):
+    with pytest.raises(DataError, match=r"lost again and again .* have come; the same again"):
         brought("kaggle://datasets/me/cats")
     assert not files(Path("data/cats"))
     stored.cut.clear()
@@ -254,10 +254,10 @@ def test_a_token_from_a_file_of_its_owner_only(
 
 def test_no_way_to_kaggle(kaggle: FakeKaggle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody listens
-    with pytest.raises(DataError, match="localhost cannot be reached .*is this machine on the int"):
+    with pytest.raises(DataError, match=r"localhost cannot be reached .*is this machine on"):
         brought(TITANIC)
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
-    with pytest.raises(DataError, match="turn Internet on .* or add the data with «Add Input»"):
+    with pytest.raises(DataError, match=r"turn Internet on .* or add the data with «Add Input»"):
         brought(TITANIC)
 
 

@@ -120,11 +120,15 @@ def tree(there: Place) -> dict[str, PlaceFile]:
         found: dict[str, dict[str, Any]] = there.system.find(there.path, detail=True)
         if not found:
             raise FileNotFoundError(there.path)
+        if set(found) == {there.path}:  # fsspec's own `find` knows nothing of a single file
+            return {"": PlaceFile(there, found[there.path] or there.system.info(there.path))}
+    root = there.path.rstrip("/") + "/"
     files = {}
     for path, info in sorted(found.items()):
-        relative = (
-            path.removeprefix(there.path.rstrip("/")).lstrip("/") if path != there.path else ""
-        )
-        one = Place(there.system, path, there.under(relative).shown if relative else there.shown)
-        files[relative or path.rpartition("/")[2]] = PlaceFile(one, info)
+        relative = path.removeprefix(root)
+        if path.endswith("/"):  # an empty object that stands for a folder
+            continue
+        if relative.startswith("/") or ".." in relative.split("/"):
+            raise DataError(f"{there.shown}: the name {relative!r} leads out of the folder")
+        files[relative] = PlaceFile(there.under(relative), info)
     return files
