@@ -16,6 +16,7 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from tpunb.errors import TpunbError
+from tpunb.worker.rehearsal import divergence
 from tpunb.worker.rehearsal.calls import Call
 from tpunb.worker.rehearsal.compiled import left_to_dynamo
 from tpunb.worker.rehearsal.gloo import Wire

@@ -13,7 +13,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import (
 
 from tpunb.errors import TpunbError
 from tpunb.worker import pulse
-from tpunb.worker.rehearsal import tally
+from tpunb.worker.rehearsal import divergence, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement
 
 TIMEOUT = 300.0
@@ -43,18 +43,11 @@ INQUIRY = 2.0
 
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
-_HEADER = struct.Struct("<16sq40x")
-"""Digest of the call, length of what the rank brings; a multiple of any tensor's item."""
-SMALL = 16_320
-"""Bytes that are sent along with the header. gloo needs about as long for one byte."""
-_REDUCE: dict[ReduceOp.RedOpType, Callable[..., torch.Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.PRODUCT: torch.mul,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-}
+_HEADER = struct.Struct("<16sqQ32x")
+"""Digest of the call, bytes that the rank brings, hash of the program; 64 in all, so that what
+follows is aligned for any type."""
+SMALL = (1 << 14) - _HEADER.size
+"""Bytes that travel with the header: gloo takes about as long for 16 kB as for one byte."""
 
 
 class CollectiveError(TpunbError):
@@ -116,19 +109,25 @@ class Wire:
         self._store: Store | None = None
         self._broken: str | None = None
         self._brought: torch.Tensor | None = None
-        self._small: dict[int, torch.Tensor] = {}
-        """What each rank has brought to the present collective, as bytes, if all was small."""
+        """What this rank brings to the present collective, if it has travelled already."""
+        self._parts: dict[int, torch.Tensor] = {}
+        """Then, the bytes that each rank has brought."""
 
     @contextlib.contextmanager
     def together(
-        self, call: Call, members: Sequence[int], brought: torch.Tensor | None = None
+        self,
+        call: Call,
+        members: Sequence[int],
+        payload: int = 0,
+        brought: torch.Tensor | None = None,
     ) -> Iterator[list[int]]:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
         Waits for all of them. `brought` is a flat tensor that will be exchanged in the block:
         if it is small, it travels with the agreement, and the exchange takes no more time.
-        Gives the size in bytes of what each one has brought. Whoever leaves the block in the
-        middle takes part in no later collective: the ranks no longer agree on what comes next.
+        Gives how many bytes each one brings, `payload` or `brought`. Whoever leaves the block in
+        the middle takes part in no later collective: the ranks no longer agree on what comes
+        next.
 
         Raises MismatchError on every rank, which says which rank brought what; PeerLostError
         or WaitedTooLongError when a rank does not come.
@@ -144,10 +143,10 @@ class Wire:
         try:
             with pulse.collective():
                 begun = time.perf_counter()
-                sizes = self._agree(call, members, brought)
+                sizes = self._agree(call, members, payload, brought)
                 met = time.perf_counter()
                 yield sizes
-                size = tally.size_of(call.tensors) if call.tensors else _size(brought)
+                size = tally.size_of(call.tensors) + payload
                 tally.mine.add(call.operation, size, met - begun, time.perf_counter() - met)
         except MismatchError:
             raise  # every rank has got it: they are together still
@@ -162,22 +161,25 @@ class Wire:
             raise
 
     def _agree(
-        self, call: Call, members: Sequence[int], brought: torch.Tensor | None
+        self, call: Call, members: Sequence[int], payload: int, brought: torch.Tensor | None
     ) -> list[int]:
-        size = _size(brought)
+        size = payload if brought is None else brought.numel() * brought.itemsize
         message = torch.empty(_HEADER.size + SMALL, dtype=torch.uint8)
-        message[: _HEADER.size] = _tensor(_HEADER.pack(call.digest(), size))
+        header = _HEADER.pack(call.digest(), size, divergence.mine.take())
+        message[: _HEADER.size] = _tensor(header)
         if brought is not None and size <= SMALL:
             message[_HEADER.size : _HEADER.size + size] = brought.view(torch.uint8)
-        self._small = {}
+        self._brought = None
         messages = self.all_gather(message, members, call)
-        headers = [_HEADER.unpack(_bytes(part[: _HEADER.size])) for part in messages]
-        if len({digest for digest, _ in headers}) > 1:
+        headers = [_HEADER.unpack_from(part.numpy()) for part in messages]
+        if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
-        sizes = [length for _, length in headers]
+        if divergence.mine.differ(call, [program for *_, program in headers]):
+            self._tell_of_programs(call, members)
+        sizes = [length for _, length, _ in headers]
         if max(sizes) <= SMALL:
             self._brought = brought
-            self._small = {
+            self._parts = {
                 member: part[_HEADER.size : _HEADER.size + length]
                 for member, part, length in zip(members, messages, sizes, strict=True)
             }
@@ -185,15 +187,20 @@ class Wire:
 
     def _explain_mismatch(self, call: Call, members: Sequence[int]) -> NoReturn:
         described = call.described()
-        length = torch.tensor([len(described)])
-        lengths = [int(part) for part in self.all_gather(length, members, call)]
-        padded = _tensor(described.ljust(max(lengths), b"\0"))
-        parts = self.all_gather(padded, members, call)
+        lengths = self.all_gather(torch.tensor([len(described)]), members, call)
+        padded = described.ljust(int(max(lengths)), b"\0")
+        parts = self.all_gather(_tensor(padded), members, call)
         calls = {
-            member: Call.from_description(_bytes(part)[:length])
+            member: Call.from_description(_bytes(part)[: int(length)])
             for member, part, length in zip(members, parts, lengths, strict=True)
         }
         raise MismatchError(disagreement(calls))
+
+    def _tell_of_programs(self, call: Call, members: Sequence[int]) -> None:
+        described = self.all_gather(_tensor(divergence.mine.described()), members, call)
+        if self.rank == min(members):
+            texts = dict(zip(members, map(_bytes, described), strict=True))
+            divergence.say(divergence.mine.tell(call, texts))
 
     # The following are called in a block of `together`.
 
@@ -204,18 +211,15 @@ class Wire:
         members: Sequence[int],
         call: Call,
     ) -> None:
-        """Reduce a flat tensor over `members`, in place.
-
-        Small ones here, in the order of the ranks; so is what gloo cannot do as XLA does: its
-        minimum of 1 and NaN is 1.
-        """
+        """Reduce a flat tensor over `members`, in place."""
         if len(members) == 1 or flat.numel() == 0:
             return
-        if reduction != ReduceOp.SUM or self._has_come(flat):
+        if flat is self._brought and reduction == ReduceOp.SUM:
             first, *others = self.all_gather(flat, members, call)
-            flat.copy_(first)
-            for other in others:
-                _REDUCE[reduction](flat, other, out=flat)
+            torch.add(first, others[0], out=flat)
+            for other in others[1:]:
+                flat.add_(other)
+            self._brought = None
             return
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(reduction)
@@ -228,8 +232,8 @@ class Wire:
         """The flat tensors of all `members`, in their order."""
         if len(members) == 1 or flat.numel() == 0:
             return [flat] * len(members)
-        if self._has_come(flat):
-            return [self._small[member].view(flat.dtype) for member in members]
+        if flat is self._brought:
+            return [self._parts[member].view(flat.dtype) for member in members]
         group = self._group(members, call)
         gathered = torch.empty(len(members) * flat.numel(), dtype=flat.dtype)
         self._wait(group.backend._allgather_base(gathered, flat), group, call)
@@ -249,23 +253,23 @@ class Wire:
         """
         if len(members) == 1:
             return flat
+        if flat is self._brought and len({*sent, *received}) == 1:
+            parts = [part.split(sent[0]) for part in self.all_gather(flat, members, call)]
+            return torch.cat([part[list(members).index(self.rank)] for part in parts])
         group = self._group(members, call)
         result = torch.empty(sum(received), dtype=flat.dtype)
         self._wait(group.backend.alltoall_base(result, flat, received, sent), group, call)
         return result
 
-    def all_gather_bytes(self, call: Call, members: Sequence[int], data: bytes) -> list[bytes]:
-        """The bytes of all `members`, of any length. It opens its own block of `together`."""
-        brought = _tensor(data)
-        with self.together(call, members, brought) as sizes:
-            if self._has_come(brought):
-                return [_bytes(self._small[member]) for member in members]
-            parts = self.all_gather(_tensor(data.ljust(max(sizes), b"\0")), members, call)
+    def all_gather_bytes(
+        self, data: bytes, sizes: Sequence[int], members: Sequence[int], call: Call
+    ) -> list[bytes]:
+        """The bytes of all `members`; `sizes` is what `together` gave."""
+        longest = max(sizes)
+        if longest == 0:
+            return [b""] * len(sizes)
+        parts = self.all_gather(_tensor(data.ljust(longest, b"\0")), members, call)
         return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
-
-    def _has_come(self, flat: torch.Tensor) -> bool:
-        """Whether all ranks have got it already, with the agreement."""
-        return bool(self._small) and flat is self._brought
 
     def _group(self, members: Sequence[int], call: Call) -> _Group:
         key = tuple(members)
@@ -376,13 +380,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _tensor(data: bytes) -> torch.Tensor:
-    if not data:
-        return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _size(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.numel() * tensor.itemsize
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

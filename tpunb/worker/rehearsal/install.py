@@ -23,6 +23,7 @@ from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
 from tpunb.worker.rehearsal import compiled
 from tpunb.worker.rehearsal.collectives import Collectives, refusing
+from tpunb.worker.rehearsal.distributed import Meetings
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
 
@@ -48,13 +49,9 @@ def install(
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
     _check()
-    wire = Wire(
-        rank,
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        timeout,
-    )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    wire = Wire(rank, address, port, attempt, timeout)
     # As pjrt.initialize_multiprocess sets them: xr.local_ordinal() and its like read them.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
@@ -72,6 +69,7 @@ def install(
         setattr(_XLAC, name, compiled.left_to_dynamo(function))
     xm.xla_rendezvous = collectives.rendezvous
     compiled.install()
+    Meetings(wire, world_size, address, port, attempt).install()
     operators = {"all_reduce": collectives.functional_all_reduce}
     for refused in NAMES:
         if refused.kind == "refused":
