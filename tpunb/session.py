@@ -34,7 +34,7 @@ from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import RunResult, RunSpec
 from tpunb.notebook.history import History
-from tpunb.platforms import environment, holders, machine, metadata, report
+from tpunb.platforms import environment, holders, machine, metadata, prices, report
 from tpunb.platforms.machine import Machine
 from tpunb.platforms.metadata import Metadata
 
@@ -207,6 +207,7 @@ class Session:
             timeout=chosen.timeout,
             hang_timeout=chosen.hang_timeout,
             retries=chosen.retries,
+            price=prices.of(here),
             replicate=read.replicate,
         )
         slim = replace(read.snapshot, content=None)

@@ -124,9 +124,10 @@ def _pids() -> list[int]:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    for entry in os.scandir(_PROC / str(pid) / "fd"):
+    folder = _PROC / str(pid) / "fd"
+    for number in os.listdir(folder):
         try:
-            yield os.readlink(entry.path)
+            yield os.readlink(folder / number)
         except FileNotFoundError:  # it was closed meanwhile
             continue
 
@@ -185,7 +186,7 @@ def _read(pid: int, name: str) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="ascii", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # some sandboxes have no such list
         return []
 

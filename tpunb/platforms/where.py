@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpunb.platforms.chips import device_files
 from tpunb.platforms.metadata import Metadata
 
 # A variable that only this platform sets is enough by itself. Kaggle comes first: its images
@@ -70,6 +71,8 @@ def _vm_signs(env: Mapping[str, str], root: Path, metadata: Metadata, chips: int
     """Signs of a virtual machine of Google's that has a TPU, or a container on one."""
     if chips:
         yield f"{chips} TPU chips on the PCI bus"
+    if files := device_files(root):
+        yield f"/{files[0].relative_to(root)} is there"
     for key in ("accelerator-type", "tpu-env"):
         if key in metadata.values:
             yield f"the metadata server has {key}"

@@ -32,7 +32,8 @@ from torch._C._distributed_c10d import (
 from tpunb.errors import TpunbError
 from tpunb.worker import pulse
 from tpunb.worker.rehearsal import divergence, tally
-from tpunb.worker.rehearsal.calls import Call, disagreement
+from tpunb.worker.rehearsal.calls import Call, disagreement, where
+from tpunb.worker.rehearsal.trail import Farewell, Trail, departed
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
@@ -43,9 +44,9 @@ INQUIRY = 2.0
 
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
-_HEADER = struct.Struct("<16sqQ32x")
-"""Digest of the call, bytes that the rank brings, hash of the program; 64 in all, so that what
-follows is aligned for any type."""
+_HEADER = struct.Struct("<16sqQI28x")
+"""Digest of the call, bytes that the rank brings, hash of the program, the line; 64 in all, so
+that what follows is aligned for any type."""
 SMALL = (1 << 14) - _HEADER.size
 """Bytes that travel with the header: gloo takes about as long for 16 kB as for one byte."""
 
@@ -69,7 +70,10 @@ class WaitedTooLongError(CollectiveError):
 class _Group:
     """Some ranks, connected with each other."""
 
-    def __init__(self, members: tuple[int, ...], pids: dict[int, int], store: Store) -> None:
+    def __init__(
+        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store
+    ) -> None:
+        self.name = name
         self.members = members
         self.pids = pids
         self.store = store
@@ -112,6 +116,7 @@ class Wire:
         """What this rank brings to the present collective, if it has travelled already."""
         self._parts: dict[int, torch.Tensor] = {}
         """Then, the bytes that each rank has brought."""
+        self.trail = Trail()
 
     @contextlib.contextmanager
     def together(
@@ -160,12 +165,23 @@ class Wire:
             )
             raise
 
+    def leave(self) -> None:
+        """Say that this rank makes no collective call any more: others need not wait for it."""
+        exchanges = {group.name: group.exchanges for group in self._groups.values()}
+        trail = self.trail
+        farewell = Farewell(trail.calls, trail.last, trail.apart, exchanges)
+        with contextlib.suppress(RuntimeError):  # there is no store any more: so is the run
+            self._open_store().set(f"left/{self.rank}", farewell.to_json())
+
     def _agree(
         self, call: Call, members: Sequence[int], payload: int, brought: torch.Tensor | None
     ) -> list[int]:
         size = payload if brought is None else brought.numel() * brought.itemsize
         message = torch.empty(_HEADER.size + SMALL, dtype=torch.uint8)
-        header = _HEADER.pack(call.digest(), size, divergence.mine.take())
+        line = where()
+        header = _HEADER.pack(
+            call.digest(), size, divergence.mine.take(), line.mark() if line else 0
+        )
         message[: _HEADER.size] = _tensor(header)
         if brought is not None and size <= SMALL:
             message[_HEADER.size : _HEADER.size + size] = brought.view(torch.uint8)
@@ -174,9 +190,10 @@ class Wire:
         headers = [_HEADER.unpack_from(part.numpy()) for part in messages]
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
-        if divergence.mine.differ(call, [program for *_, program in headers]):
+        self.trail.add(line, [mark for *_, mark in headers])
+        if divergence.mine.differ(call, [program for *_, program, _ in headers]):
             self._tell_of_programs(call, members)
-        sizes = [length for _, length, _ in headers]
+        sizes = [length for _, length, *_ in headers]
         if max(sizes) <= SMALL:
             self._brought = brought
             self._parts = {
@@ -186,7 +203,7 @@ class Wire:
         return sizes
 
     def _explain_mismatch(self, call: Call, members: Sequence[int]) -> NoReturn:
-        described = call.described()
+        described = call.described(self.trail.apart)
         lengths = self.all_gather(torch.tensor([len(described)]), members, call)
         padded = described.ljust(int(max(lengths)), b"\0")
         parts = self.all_gather(_tensor(padded), members, call)
@@ -282,12 +299,8 @@ class Wire:
 
         Waiting here and not in gloo: it can be interrupted, and knows who has not come.
         """
-        if self._store is None:
-            self._store = TCPStore(
-                self._address, self._port, is_master=False, timeout=timedelta(seconds=30)
-            )
         name = "-".join(str(member) for member in members)
-        store = PrefixStore(f"{self._prefix}/{name}", self._store)
+        store = PrefixStore(name, self._open_store())
         store.set(f"pid/{self.rank}", str(self._pid))
         absent = [member for member in members if member != self.rank]
         deadline = time.monotonic() + self._timeout
@@ -295,15 +308,38 @@ class Wire:
         while absent := [member for member in absent if not store.check([f"pid/{member}"])]:
             if time.monotonic() > deadline:
                 raise WaitedTooLongError(self._waited(call, absent))
+            self._look_for_departed(name, 1, absent, call)
             time.sleep(pause)
             pause = min(0.01, 2 * pause)
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = _Group(members, pids, store)
+        group = _Group(name, members, pids, store)
         try:
             group.connect(self.rank, self._timeout)
         except RuntimeError as error:
             self._explain(group, call, error)
         return group
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            store = TCPStore(
+                self._address, self._port, is_master=False, timeout=timedelta(seconds=30)
+            )
+            self._store = PrefixStore(self._prefix, store)
+        return self._store
+
+    def _look_for_departed(
+        self, group: str, exchange: int, absent: Sequence[int], call: Call
+    ) -> None:
+        """Raise if one of those that are waited for has said that it will not come."""
+        store = self._open_store()
+        left = {
+            member: Farewell.from_json(store.get(f"left/{member}"))
+            for member in absent
+            if member != self.rank and store.check([f"left/{member}"])
+        }
+        left = {r: word for r, word in left.items() if word.exchanges.get(group, 0) < exchange}
+        if left:
+            raise PeerLostError(departed(self.rank, self.trail, call, left))
 
     def _wait(self, work: Work, group: _Group, call: Call) -> None:
         group.exchanges += 1
@@ -318,6 +354,7 @@ class Wire:
                 if not known:
                     self._tell_that_here(group)
                     known = True
+                self._look_for_departed(group.name, group.exchanges, group.members, call)
         try:
             work.wait()  # at once: it failed, or has completed since
         except RuntimeError as error:
@@ -331,6 +368,7 @@ class Wire:
         """Say which rank is missing from an exchange that failed."""
         ended, absent = self._missing(group)
         if ended:
+            self._look_for_departed(group.name, group.exchanges, ended, call)
             raise PeerLostError(
                 f"{_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
                 "failed, and its own error says why, or it makes fewer collective calls than "

@@ -30,6 +30,7 @@ from tpunb.worker.xla_patches import NAMES, OPS, XLAC
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _library: torch.library.Library | None = None
 """Kept: its operators are gone when it is."""
+_wire: Wire | None = None
 
 
 def install(
@@ -51,7 +52,8 @@ def install(
     _check()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    wire = Wire(rank, address, port, attempt, timeout)
+    global _wire
+    _wire = wire = Wire(rank, address, port, attempt, timeout)
     # As pjrt.initialize_multiprocess sets them: xr.local_ordinal() and its like read them.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
@@ -79,6 +81,12 @@ def install(
             else:
                 setattr(_XLAC, refused.name, compiled.left_to_dynamo(stand_in))
     _replace_operators(operators)
+
+
+def leave() -> None:
+    """After the train cell: tell the ranks that still wait in a collective not to."""
+    if _wire is not None:
+        _wire.leave()
 
 
 def _identity(rank: int, world_size: int) -> dict[str, Callable[..., Any]]:
