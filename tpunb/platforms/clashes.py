@@ -223,8 +223,8 @@ def _imported(have: Installed, here: Machine, imported: Mapping[str, Any]) -> It
                 "restart",
                 f"this kernel has imported {name} {loaded}, and {name} {have.versions[name]} was "
                 "installed since.",
-                versions.restart(here.platform).removeprefix("then ").capitalize()
-                + ": what is imported stays until then",
+                f"{versions.restart(here.platform).removeprefix('then ')}: what is imported stays "
+                "until then",
                 must=False,
             )
 
