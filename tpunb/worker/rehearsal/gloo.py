@@ -34,6 +34,7 @@ from tpunb.worker import pulse
 from tpunb.worker.rehearsal import divergence, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement, where
 from tpunb.worker.rehearsal.trail import Farewell, Trail, departed
+from tpunb.worker.rehearsal.transfer import memory
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
@@ -187,7 +188,7 @@ class Wire:
             message[_HEADER.size : _HEADER.size + size] = brought.view(torch.uint8)
         self._brought = None
         messages = self.all_gather(message, members, call)
-        headers = [_HEADER.unpack_from(part.numpy()) for part in messages]
+        headers = [_HEADER.unpack(_bytes(part[: _HEADER.size])) for part in messages]
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
         self.trail.add(line, [mark for *_, mark in headers])
@@ -252,7 +253,7 @@ class Wire:
         if flat is self._brought:
             return [self._parts[member].view(flat.dtype) for member in members]
         group = self._group(members, call)
-        gathered = torch.empty(len(members) * flat.numel(), dtype=flat.dtype)
+        gathered = memory.empty(len(members) * flat.numel(), flat.dtype)
         self._wait(group.backend._allgather_base(gathered, flat), group, call)
         return list(gathered.split(flat.numel()))
 
@@ -274,7 +275,7 @@ class Wire:
             parts = [part.split(sent[0]) for part in self.all_gather(flat, members, call)]
             return torch.cat([part[list(members).index(self.rank)] for part in parts])
         group = self._group(members, call)
-        result = torch.empty(sum(received), dtype=flat.dtype)
+        result = memory.empty(sum(received), flat.dtype)
         self._wait(group.backend.alltoall_base(result, flat, received, sent), group, call)
         return result
 

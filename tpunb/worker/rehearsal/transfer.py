@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch_xla
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 _XLAC = torch_xla._XLAC  # type: ignore[attr-defined]
 
@@ -85,21 +85,23 @@ class Memory:
         size = count * dtype.itemsize
         if size < REUSED:
             return torch.empty(count, dtype=dtype)
-        return torch.empty(0, dtype=dtype).set_(self._storage(size), 0, (count,))
+        tensor: torch.Tensor = torch.empty(0, dtype=dtype).set_(self._storage(size))
+        return tensor[:count]
 
     def _storage(self, size: int) -> torch.UntypedStorage:
         free = [storage for storage in self._storages if _is_free(storage)]
         for storage in free:
             if size <= storage.nbytes() <= 2 * size:
                 return storage
-        total = size + sum(storage.nbytes() for storage in free)
+        left = size + sum(storage.nbytes() for storage in free) - KEPT
+        dropped = set()
         for storage in free:
-            if total > KEPT:
-                total -= storage.nbytes()
-                self._storages.remove(storage)
-        storage = torch.UntypedStorage(size)
-        self._storages.append(storage)
-        return storage
+            if left > 0:
+                left -= storage.nbytes()
+                dropped.add(id(storage))
+        new = torch.UntypedStorage(size)
+        self._storages = [each for each in self._storages if id(each) not in dropped] + [new]
+        return new
 
 
 memory = Memory()
