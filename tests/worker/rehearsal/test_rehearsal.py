@@ -592,7 +592,7 @@ def not_rehearsed() -> None:
     import torch_xla.core.xla_model as xm
 
     from tpunb.worker import xla_patches
-    from tpunb.worker.rehearsal.collectives import NotRehearsedError
+    from tpunb.worker.rehearsal.refusals import NotRehearsedError
 
     x = torch.ones(4, 4, device=torch_xla.device())
     for call in (
@@ -637,7 +637,7 @@ def in_a_child() -> str:
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
     # In a child, XLA itself would hang: the wire alone is asked.
-    wire = xm.xla_rendezvous.__self__._wire
+    wire = xm.xla_rendezvous.__self__.peers.wire
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -734,7 +734,7 @@ def threads() -> list[int]:
 
     counts.append(len(os.listdir("/proc/self/task")))
     # The wire alone: XLA's own pools grow when they like.
-    wire = xm.xla_rendezvous.__self__._wire
+    wire = xm.xla_rendezvous.__self__.peers.wire
     call = Call("test")
     for _ in range(2):
         for _ in range(100):
