@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tpunb.worker.rehearsal.peers import Groups, Peers, by_type, counted, describe
+from tpunb.worker.rehearsal.transfer import as_bytes, join
 from tpunb.worker.rehearsal.values import on_device, overwrite, read
 
 Token = Any
@@ -94,17 +95,22 @@ class AllGather:
         if problem := _problem(tensors, dim) or shards_problem(shard_count, members):
             self._peers.refuse(call, everyone, problem)
         values = read(tensors)
-        with self._peers.wire.together(call, everyone):
-            for dtype, indexes in by_type(values).items():
-                flat = torch.cat([values[index].reshape(-1) for index in indexes])
+        messages = [
+            (indexes, as_bytes([values[index] for index in indexes]))
+            for indexes in by_type(values).values()
+        ]
+        brought = messages[0][1] if len(messages) == 1 else None
+        with self._peers.wire.together(call, everyone, brought=brought):
+            for indexes, flat in messages:
                 sizes = [values[index].numel() for index in indexes]
+                dtype = values[indexes[0]].dtype
                 parts = [
                     part.view(dtype).split(sizes)
-                    for part in self._peers.wire.all_gather(flat.view(torch.uint8), members, call)
+                    for part in self._peers.wire.all_gather(flat, members, call)
                 ]
                 for index, shares in zip(indexes, zip(*parts, strict=True), strict=True):
                     shape = values[index].shape
-                    values[index] = torch.cat([share.reshape(shape) for share in shares], dim)
+                    values[index] = join([share.reshape(shape) for share in shares], dim)
         return values
 
 

@@ -20,10 +20,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import (
-    AllreduceOptions,
     PrefixStore,
     ProcessGroupGloo,
-    ReduceOp,
     Store,
     TCPStore,
     Work,
@@ -45,6 +43,7 @@ INQUIRY = 2.0
 
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _HEADER = struct.Struct("<16sqQI28x")
 """Digest of the call, bytes that the rank brings, hash of the program, the line; 64 in all, so
 that what follows is aligned for any type."""
@@ -124,16 +123,14 @@ class Wire:
         self,
         call: Call,
         members: Sequence[int],
-        payload: int = 0,
         brought: torch.Tensor | None = None,
     ) -> Iterator[list[int]]:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
         Waits for all of them. `brought` is a flat tensor that will be exchanged in the block:
         if it is small, it travels with the agreement, and the exchange takes no more time.
-        Gives how many bytes each one brings, `payload` or `brought`. Whoever leaves the block in
-        the middle takes part in no later collective: the ranks no longer agree on what comes
-        next.
+        Gives how many bytes each one brings. Whoever leaves the block in the middle takes part
+        in no later collective: the ranks no longer agree on what comes next.
 
         Raises MismatchError on every rank, which says which rank brought what; PeerLostError
         or WaitedTooLongError when a rank does not come.
@@ -149,10 +146,10 @@ class Wire:
         try:
             with pulse.collective():
                 begun = time.perf_counter()
-                sizes = self._agree(call, members, payload, brought)
+                sizes = self._agree(call, members, brought)
                 met = time.perf_counter()
                 yield sizes
-                size = tally.size_of(call.tensors) + payload
+                size = tally.size_of(call.tensors) if call.tensors else _size(brought)
                 tally.mine.add(call.operation, size, met - begun, time.perf_counter() - met)
         except MismatchError:
             raise  # every rank has got it: they are together still
@@ -174,10 +171,8 @@ class Wire:
         with contextlib.suppress(RuntimeError):  # there is no store any more: so is the run
             self._open_store().set(f"left/{self.rank}", farewell.to_json())
 
-    def _agree(
-        self, call: Call, members: Sequence[int], payload: int, brought: torch.Tensor | None
-    ) -> list[int]:
-        size = payload if brought is None else brought.numel() * brought.itemsize
+    def _agree(self, call: Call, members: Sequence[int], brought: torch.Tensor | None) -> list[int]:
+        size = _size(brought)
         message = torch.empty(_HEADER.size + SMALL, dtype=torch.uint8)
         line = where()
         header = _HEADER.pack(
@@ -222,36 +217,30 @@ class Wire:
 
     # The following are called in a block of `together`.
 
-    def all_reduce(
-        self,
-        flat: torch.Tensor,
-        reduction: ReduceOp.RedOpType,
-        members: Sequence[int],
-        call: Call,
-    ) -> None:
-        """Reduce a flat tensor over `members`, in place."""
+    def all_reduce(self, flat: torch.Tensor, members: Sequence[int], call: Call) -> None:
+        """Add up a flat tensor over `members`, in place."""
         if len(members) == 1 or flat.numel() == 0:
             return
-        if flat is self._brought and reduction == ReduceOp.SUM:
+        if flat is self._brought:
             first, *others = self.all_gather(flat, members, call)
             torch.add(first, others[0], out=flat)
             for other in others[1:]:
                 flat.add_(other)
             self._brought = None
             return
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp(reduction)
         group = self._group(members, call)
-        self._wait(group.backend.allreduce([flat], options), group, call)
+        self._wait(group.backend.allreduce([flat]), group, call)
 
     def all_gather(
         self, flat: torch.Tensor, members: Sequence[int], call: Call
     ) -> list[torch.Tensor]:
         """The flat tensors of all `members`, in their order."""
-        if len(members) == 1 or flat.numel() == 0:
-            return [flat] * len(members)
+        if len(members) == 1:
+            return [flat]
         if flat is self._brought:
             return [self._parts[member].view(flat.dtype) for member in members]
+        if flat.numel() == 0:
+            return [flat] * len(members)
         group = self._group(members, call)
         gathered = memory.empty(len(members) * flat.numel(), flat.dtype)
         self._wait(group.backend._allgather_base(gathered, flat), group, call)
@@ -270,7 +259,7 @@ class Wire:
         What they sent to this rank, joined in their order; its parts' lengths are `received`.
         """
         if len(members) == 1:
-            return flat
+            return flat.clone()
         if flat is self._brought and len({*sent, *received}) == 1:
             parts = [part.split(sent[0]) for part in self.all_gather(flat, members, call)]
             return torch.cat([part[list(members).index(self.rank)] for part in parts])
@@ -279,14 +268,13 @@ class Wire:
         self._wait(group.backend.alltoall_base(result, flat, received, sent), group, call)
         return result
 
-    def all_gather_bytes(
-        self, data: bytes, sizes: Sequence[int], members: Sequence[int], call: Call
-    ) -> list[bytes]:
-        """The bytes of all `members`; `sizes` is what `together` gave."""
-        longest = max(sizes)
-        if longest == 0:
-            return [b""] * len(sizes)
-        parts = self.all_gather(_tensor(data.ljust(longest, b"\0")), members, call)
+    def all_gather_bytes(self, data: bytes, members: Sequence[int], call: Call) -> list[bytes]:
+        """What all `members` bring, of any length. A block of `together` in itself."""
+        brought = _tensor(data)
+        with self.together(call, members, brought) as sizes:
+            if self._brought is None:
+                brought = _tensor(data.ljust(max(sizes), b"\0"))
+            parts = self.all_gather(brought, members, call)
         return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def _group(self, members: Sequence[int], call: Call) -> _Group:
@@ -419,7 +407,11 @@ def _has_ended(pid: int) -> bool:
 
 
 def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NOTHING
+
+
+def _size(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.itemsize
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -8,6 +8,7 @@ import torch
 
 from tpunb.worker.rehearsal.gather import EMPTY, Token, dim_problem
 from tpunb.worker.rehearsal.peers import Groups, Peers, counted, describe
+from tpunb.worker.rehearsal.transfer import as_bytes, join
 from tpunb.worker.rehearsal.values import on_device, read
 
 
@@ -56,15 +57,13 @@ class Exchange:
             self.peers.refuse(call, everyone, problem)
         (value,) = read([tensor])
         chunks = value.chunk(split_count, split_dim)
-        flat = torch.cat([chunk.reshape(-1) for chunk in chunks])
-        sizes = [flat.numel() * flat.itemsize // split_count] * split_count
-        with self.peers.wire.together(call, everyone):
-            received = self.peers.wire.all_to_all(
-                flat.view(torch.uint8), sizes, sizes, members, call
-            )
+        flat = as_bytes(chunks)
+        sizes = [flat.numel() // split_count] * split_count
+        with self.peers.wire.together(call, everyone, brought=flat):
+            received = self.peers.wire.all_to_all(flat, sizes, sizes, members, call)
         parts = received.split(sizes)
         shape = chunks[0].shape
-        return torch.cat([part.view(value.dtype).reshape(shape) for part in parts], concat_dim)
+        return join([part.view(value.dtype).reshape(shape) for part in parts], concat_dim)
 
     def permute(
         self, tensor: torch.Tensor, token: Token, pairs: Sequence[Sequence[int]]
@@ -92,7 +91,7 @@ class Exchange:
         if rank not in members:
             return on_device(torch.zeros_like(tensor, device="cpu"), tensor, gradient=True), token
         (value,) = read([tensor])
-        flat = value.reshape(-1).view(torch.uint8)
+        flat = as_bytes([value])
         sent = [flat.numel() * (targets.get(rank) == member) for member in members]
         expected = [flat.numel() * (sources.get(rank) == member) for member in members]
         with self.peers.wire.together(call, members):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from tpunb.worker.rehearsal import reductions
 from tpunb.worker.rehearsal.calls import Call
 from tpunb.worker.rehearsal.peers import Groups, Peers, by_type, counted, describe
+from tpunb.worker.rehearsal.transfer import flatten
 from tpunb.worker.rehearsal.values import on_device, overwrite, read
 
 
@@ -60,23 +61,50 @@ class AllReduce:
         if problem := reductions.check(call, reduce_type, tensors):
             self._peers.refuse(call, everyone, problem)
         values = read(tensors)
-        with self._peers.wire.together(call, everyone):
-            for indexes in by_type(values).values():
-                flat = torch.cat([values[index].reshape(-1) for index in indexes])
-                flat = self._reduced(reduce_type, flat, members, call)
-                flat = reductions.scaled(flat, scale, values[indexes[0]].dtype)
-                sizes = [values[index].numel() for index in indexes]
-                for index, part in zip(indexes, flat.split(sizes), strict=True):
-                    values[index] = part.reshape(values[index].shape)
+        messages = [
+            _Message.of(reduce_type, values, indexes) for indexes in by_type(values).values()
+        ]
+        brought = messages[0].flat if len(messages) == 1 else None
+        with self._peers.wire.together(call, everyone, brought=brought):
+            reduced = [self._reduced(reduce_type, each, members, call) for each in messages]
+        for message, flat in zip(messages, reduced, strict=True):
+            flat = reductions.scaled(flat, scale, message.dtype)
+            for index, part in zip(message.indexes, flat.split(message.sizes), strict=True):
+                shape = values[index].shape
+                values[index] = part[: shape.numel()].reshape(shape)
         return values
 
     def _reduced(
-        self, reduce_type: str, flat: torch.Tensor, members: Sequence[int], call: Call
+        self, reduce_type: str, message: _Message, members: Sequence[int], call: Call
     ) -> torch.Tensor:
-        if reduce_type == "sum" and flat.dtype != torch.bool:
-            flat = flat.to(reductions.wire_type(flat.dtype))
-            real = torch.view_as_real(flat) if flat.is_complex() else flat
-            self._peers.wire.all_reduce(real, dist.ReduceOp.SUM, members, call)
-            return flat
-        parts = self._peers.wire.all_gather(flat.view(torch.uint8), members, call)
-        return reductions.reduced(reduce_type, [part.view(flat.dtype) for part in parts])
+        if message.is_sum:
+            self._peers.wire.all_reduce(message.flat, members, call)
+            return message.flat.view(reductions.wire_type(message.dtype))
+        parts = self._peers.wire.all_gather(message.flat, members, call)
+        return reductions.reduced(reduce_type, [part.view(message.dtype) for part in parts])
+
+
+@dataclass(frozen=True)
+class _Message:
+    """Values of one type, which travel together."""
+
+    indexes: list[int]
+    dtype: torch.dtype
+    is_sum: bool
+    """Whether gloo may reduce it: not bool, and what gloo knows no NaN of."""
+    flat: torch.Tensor
+    """Numbers that can be added, else bytes."""
+    sizes: list[int]
+    """How many elements of `flat`, in its first type, belong to each value."""
+
+    @classmethod
+    def of(cls, reduce_type: str, values: Sequence[torch.Tensor], indexes: list[int]) -> _Message:
+        dtype = values[indexes[0]].dtype
+        is_sum = reduce_type == "sum" and dtype != torch.bool
+        wire_type = reductions.wire_type(dtype) if is_sum else dtype
+        flat, sizes = flatten([values[index] for index in indexes], wire_type)
+        if not is_sum:
+            flat = flat.view(torch.uint8)
+        elif flat.is_complex():
+            flat = torch.view_as_real(flat).view(-1)
+        return cls(indexes, dtype, is_sum, flat, sizes)

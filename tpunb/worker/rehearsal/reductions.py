@@ -9,6 +9,7 @@ import torch
 
 from tpunb.worker.rehearsal.calls import Call
 from tpunb.worker.rehearsal.refusals import NotRehearsedError
+from tpunb.worker.rehearsal.transfer import memory
 
 _OPERATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
@@ -56,12 +57,13 @@ def reduced(reduce_type: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def scaled(value: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """`value` as `dtype`, times `scale`, which XLA first turns from float32 into that type.
+    """A flat `value` as `dtype`, times `scale`, which XLA first turns from float32 into that type.
 
     So integers times 0.5 are 0 (cross_replica_reduces.cpp; seen with one replica).
     """
-    value = value.to(dtype)
-    return value if scale == 1 else value * torch.tensor(scale).to(dtype)
+    if value.dtype != dtype:
+        value = memory.empty(value.numel(), dtype).copy_(value)
+    return value if scale == 1 else value.mul_(torch.tensor(scale).to(dtype))
 
 
 def scale_text(scale: float) -> str:

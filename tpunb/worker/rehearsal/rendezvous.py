@@ -33,5 +33,4 @@ class Rendezvous:
         torch_xla.sync()
         call = Call("rendezvous", label=repr(tag) if tag else "")
         wire, world = self.peers.wire, self.peers.world
-        with wire.together(call, world, len(payload)) as sizes:
-            return wire.all_gather_bytes(payload, sizes, world, call)
+        return wire.all_gather_bytes(payload, world, call)

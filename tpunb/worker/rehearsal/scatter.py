@@ -10,6 +10,7 @@ import torch
 from tpunb.worker.rehearsal import reductions
 from tpunb.worker.rehearsal.gather import EMPTY, Token, dim_problem, first_is_empty, shards_problem
 from tpunb.worker.rehearsal.peers import Groups, Peers, by_type, counted, describe
+from tpunb.worker.rehearsal.transfer import as_bytes
 from tpunb.worker.rehearsal.values import on_device, overwrite, read
 
 
@@ -114,17 +115,18 @@ class ReduceScatter:
         if problem:
             self._peers.refuse(call, everyone, problem)
         values = read(tensors)
-        with self._peers.wire.together(call, everyone):
-            for dtype, indexes in by_type(values).items():
-                chunks = [values[index].chunk(shard_count, dim) for index in indexes]
-                shapes = [mine[0].shape for mine in chunks]
-                flat = torch.cat(
-                    [chunk.reshape(-1) for one in zip(*chunks, strict=True) for chunk in one]
-                )
-                sizes = [flat.numel() * flat.itemsize // shard_count] * shard_count
-                received = self._peers.wire.all_to_all(
-                    flat.view(torch.uint8), sizes, sizes, members, call
-                )
+        messages = []
+        for indexes in by_type(values).values():
+            chunks = [values[index].chunk(shard_count, dim) for index in indexes]
+            shapes = [mine[0].shape for mine in chunks]
+            flat = as_bytes([chunk for one in zip(*chunks, strict=True) for chunk in one])
+            messages.append((indexes, shapes, flat))
+        brought = messages[0][-1] if len(messages) == 1 else None
+        with self._peers.wire.together(call, everyone, brought=brought):
+            for indexes, shapes, flat in messages:
+                sizes = [flat.numel() // shard_count] * shard_count
+                dtype = values[indexes[0]].dtype
+                received = self._peers.wire.all_to_all(flat, sizes, sizes, members, call)
                 parts = [part.view(dtype) for part in received.split(sizes)]
                 share = reductions.scaled(reductions.reduced(reduce_type, parts), scale, dtype)
                 counts = [shape.numel() for shape in shapes]

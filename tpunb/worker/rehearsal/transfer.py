@@ -23,55 +23,55 @@ KEPT = 1 << 28
 """Bytes of free memory that are kept at most."""
 
 
-def read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The values on the CPU, in XLA's own memory: never write to them.
-
-    Computes what is pending, and runs no step closures. Before the others are waited for: an
-    interrupt or an error in a long computation finds this rank outside the collective. Not
-    `torch_xla.sync()`: that would run closures in the middle of a step.
-    """
-    plain = [tensor.detach() for tensor in tensors]
-    if any(_XLAC._check_tensor_need_materialization(plain)):
-        _XLAC._xla_sync_live_tensors("", [], True)
-    else:
-        _XLAC._xla_wait_device_ops([])
+def from_xla(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The values of tensors that are computed, in XLA's own memory: never write to them."""
     try:
-        _XLAC._get_tensors_handle(plain)  # _to_dlpack ends the process if there is none
-    except RuntimeError:  # a tensor on the CPU, or a number that XLA keeps in its programs
-        values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(plain)
+        _XLAC._get_tensors_handle(tensors)  # _to_dlpack ends the process if one has no memory
+    except RuntimeError:  # it is on the CPU, or a number that XLA keeps in its programs
+        values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(tensors)
         return values
-    return [from_dlpack(_XLAC._to_dlpack(tensor)) for tensor in plain]
+    return [from_dlpack(_XLAC._to_dlpack(tensor)) for tensor in tensors]
 
 
-def on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor as a new tensor of `device`, whose memory it becomes: do not use it again."""
-    if device.type != "xla":
-        return value.to(device)
+def to_xla(value: torch.Tensor) -> torch.Tensor:
+    """A new XLA tensor in the memory of `value`: do not use that again."""
     if value.data_ptr() % ALIGNMENT or not value.is_contiguous():
         value = value.clone(memory_format=torch.contiguous_format)
     tensor: torch.Tensor = _XLAC._from_dlpack(to_dlpack(value))
     return tensor
 
 
-def flatten(
-    values: Sequence[torch.Tensor], dtype: torch.dtype
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A new flat tensor that holds all values as `dtype`, and the flat part of it for each.
+def flatten(values: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[int]]:
+    """A new flat tensor that holds all values as `dtype`, and the elements that are each one's.
 
-    Each part begins where XLA can take it over; between parts are zeros.
+    Each begins where XLA can take it over, also when all is turned back into its own type; what
+    is left at its end is zeros.
     """
-    unit = ALIGNMENT // dtype.itemsize
+    unit = ALIGNMENT // min(dtype.itemsize, values[0].itemsize)
     pieces, sizes = [], []
     for value in values:
         pieces.append(value.reshape(-1))
-        count = value.numel()
-        sizes.append(math.ceil(count / unit) * unit)
-        if gap := sizes[-1] - count:
-            pieces.append(torch.zeros(gap, dtype=dtype))
-    flat = memory.empty(sum(sizes), dtype)
-    torch.cat(pieces, out=flat)
-    parts = [part[: value.numel()] for part, value in zip(flat.split(sizes), values, strict=True)]
-    return flat, parts
+        sizes.append(math.ceil(value.numel() / unit) * unit)
+        if gap := sizes[-1] - value.numel():
+            pieces.append(torch.zeros(gap, dtype=value.dtype))
+    return torch.cat(pieces, out=memory.empty(sum(sizes), dtype)), sizes
+
+
+def as_bytes(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values one after the other; one alone in its own memory: never write to it."""
+    flat = [value.reshape(-1).view(torch.uint8) for value in values]
+    if len(flat) == 1:
+        return flat[0]
+    size = sum(value.numel() for value in flat)
+    return torch.cat(flat, out=memory.empty(size, torch.uint8))
+
+
+def join(values: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """A new tensor: the values, all of one shape, one after the other along a dimension."""
+    shape = list(values[0].shape)
+    shape[dim] *= len(values)
+    joined = memory.empty(math.prod(shape), values[0].dtype).view(shape)
+    return torch.cat(list(values), dim, out=joined)
 
 
 class Memory:
@@ -99,7 +99,7 @@ class Memory:
             if left > 0:
                 left -= storage.nbytes()
                 dropped.add(id(storage))
-        new = torch.UntypedStorage(size)
+        new = torch.UntypedStorage(math.ceil(size / ALIGNMENT) * ALIGNMENT)
         self._storages = [each for each in self._storages if id(each) not in dropped] + [new]
         return new
 

@@ -8,25 +8,32 @@ from typing import Any
 import torch
 import torch_xla
 
+from tpunb.worker.rehearsal import transfer
+
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 
 def read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The values on the CPU. Computes what is pending, and runs no step closures.
+    """The values on the CPU, in XLA's own memory: never write to them.
 
-    Before the others are waited for: an interrupt or an error in a long computation finds this
-    rank outside the collective. Not `torch_xla.sync()`: that would run closures in the middle
-    of a step.
+    Computes what is pending, and runs no step closures. Before the others are waited for: an
+    interrupt or an error in a long computation finds this rank outside the collective. Not
+    `torch_xla.sync()`: that would run closures in the middle of a step.
     """
     plain = [tensor.detach() for tensor in tensors]
-    _XLAC._xla_sync_live_tensors("", [], False)
-    values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(plain)
-    return values
+    if any(_XLAC._check_tensor_need_materialization(plain)):
+        _XLAC._xla_sync_live_tensors("", [], True)
+    else:
+        _XLAC._xla_wait_device_ops([])
+    return transfer.from_xla(plain)
 
 
 def on_device(value: torch.Tensor, like: torch.Tensor, *, gradient: bool) -> torch.Tensor:
-    """A new tensor where `like` is; it may require grad as `like` does, of which it is no part."""
-    tensor = value.to(like.device)
+    """A new tensor where `like` is, in the memory of `value`: do not use that again.
+
+    It may require grad as `like` does, of which it is no part.
+    """
+    tensor = _moved(value, like)
     return tensor.requires_grad_() if gradient and like.requires_grad else tensor
 
 
@@ -36,9 +43,9 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
     They replace the value of the tensor itself. Its views follow; what it is a view of does
     not, and takes its old value back at the next change (seen in torch_xla 2.9 with one
-    replica). Autograd does not see the change.
+    replica). Autograd does not see the change. The memory of `value` becomes the tensor's.
     """
-    new = value.to(tensor.device)
+    new = _moved(value, tensor)
     if new.shape != tensor.shape:
         _XLAC._replace_xla_tensor(tensor, new)
     elif torch._is_functional_tensor(tensor):
@@ -46,3 +53,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
         torch._from_functional_tensor(tensor).copy_(new)
     else:  # XLA_DISABLE_FUNCTIONALIZATION=1
         tensor.data.copy_(new)
+
+
+def _moved(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return transfer.to_xla(value) if like.device.type == "xla" else value.to(like.device)
