@@ -26,7 +26,11 @@ def prepare(
     """
     if device == "TPU":
         _own_chip(local_rank, local_world_size)
-    elif world_size > 1:
+        return
+    from tpunb.worker import libraries
+
+    libraries.count_cores(world_size)
+    if world_size > 1:
         from tpunb.worker.rehearsal.install import install
 
         # A run without a sign of life is ended by the guard, which knows where all ranks are.
