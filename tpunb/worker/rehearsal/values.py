@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch_xla
 
-from tpunb.worker.rehearsal import transfer
+from tpunb.worker.rehearsal import divergence, transfer
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
@@ -16,16 +16,23 @@ _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 def read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The values on the CPU, in XLA's own memory: never write to them.
 
-    Computes what is pending, and runs no step closures. Before the others are waited for: an
-    interrupt or an error in a long computation finds this rank outside the collective. Not
-    `torch_xla.sync()`: that would run closures in the middle of a step.
+    Computes what is pending, and runs no step closures. Before the others are waited for: an interrupt or an error in a long computation finds this
+    rank outside the collective. Not `torch_xla.sync()`: that would run closures in the middle
+    of a step. `torch_xla.compile(full_graph=True)` forbids programs that end within its block,
+    as this one does; on a TPU it goes on behind the collective, so it is not the user's.
     """
     plain = [tensor.detach() for tensor in tensors]
-    if any(_XLAC._check_tensor_need_materialization(plain)):
-        _XLAC._xla_sync_live_tensors("", [], True)
-    else:
-        _XLAC._xla_wait_device_ops([])
-    return transfer.from_xla(plain)
+    divergence.mine.look(plain)
+    allowed = _XLAC._get_allow_execution()
+    _XLAC._set_allow_execution(True)
+    try:
+        if any(_XLAC._check_tensor_need_materialization(plain)):
+            _XLAC._xla_sync_live_tensors("", [], True)
+        else:
+            _XLAC._xla_wait_device_ops([])
+        return transfer.from_xla(plain)
+    finally:
+        _XLAC._set_allow_execution(allowed)
 
 
 def on_device(value: torch.Tensor, like: torch.Tensor, *, gradient: bool) -> torch.Tensor:
@@ -49,7 +56,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if new.shape != tensor.shape:
         _XLAC._replace_xla_tensor(tensor, new)
     elif torch._is_functional_tensor(tensor):
-        torch._sync(tensor)
+        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         torch._from_functional_tensor(tensor).copy_(new)
     else:  # XLA_DISABLE_FUNCTIONALIZATION=1
         tensor.data.copy_(new)
