@@ -16,10 +16,11 @@ _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 def read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The values on the CPU, in XLA's own memory: never write to them.
 
-    Computes what is pending, and runs no step closures. Before the others are waited for: an interrupt or an error in a long computation finds this
-    rank outside the collective. Not `torch_xla.sync()`: that would run closures in the middle
-    of a step. `torch_xla.compile(full_graph=True)` forbids programs that end within its block,
-    as this one does; on a TPU it goes on behind the collective, so it is not the user's.
+    Computes what is pending, and runs no step closures. Before the others are waited for: an
+    interrupt or an error in a long computation finds this rank outside the collective. Not
+    `torch_xla.sync()`: that would run closures in the middle of a step.
+    `torch_xla.compile(full_graph=True)` forbids programs that end within its block, as this one
+    does; on a TPU it goes on behind the collective, so it is not the user's.
     """
     plain = [tensor.detach() for tensor in tensors]
     divergence.mine.look(plain)
