@@ -12,10 +12,12 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from tpunb import spmd
 from tpunb.errors import ConversionError, MissingPackageError
 from tpunb.models import Device
 
 _chosen = False
+_spmd = False
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -33,6 +35,11 @@ _BACKWARD_BEFORE_XLA = (
 def chosen_by_us() -> bool:
     """Whether the kernel's PJRT_DEVICE is tpunb's doing, not the person's."""
     return _chosen
+
+
+def switched_spmd_on() -> bool:
+    """Whether a %%tpu_debug cell has called `xr.use_spmd()`: later runs have nothing of it."""
+    return _spmd
 
 
 def kernel_device(wanted: Device = "CPU") -> str | None:
@@ -69,7 +76,9 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
         raise MissingPackageError(
             error.name, "%%tpu_debug", "`pip install 'tpunb[xla]'` brings a matching pair"
         ) from error
+    global _spmd
     body, last = _compile(shell, cell)
+    before = spmd.is_on(os.environ)
     try:
         with launchers.calling_here(0):
             exec(body, shell.user_ns)
@@ -79,6 +88,8 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
         if _QUEUES in str(error):
             print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
         raise
+    finally:
+        _spmd = _spmd or (spmd.is_on(os.environ) and not before)
 
 
 def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:

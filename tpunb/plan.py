@@ -9,9 +9,15 @@ from tpunb.platforms.environment import Change
 from tpunb.reading import Reading
 
 
-def describe(read: Reading, world_size: int, device: Device, changes: Sequence[Change]) -> str:
+def describe(
+    read: Reading,
+    cores: int,
+    device: Device,
+    changes: Sequence[Change],
+    spmd: str | None = None,
+) -> str:
     """The plan of a run: where the cells come from, what is left out, where it runs, what lint
-    has found, the script.
+    has found, the script. `spmd`: why one process drives all cores.
     """
     snapshot, script, replicate = read.snapshot, read.script, read.replicate
     kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
@@ -19,7 +25,8 @@ def describe(read: Reading, world_size: int, device: Device, changes: Sequence[C
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
         *snapshot.notes,
         f"prelude: {_cells(script, 'prelude')}; train cell: {_cells(script, 'train')}",
-        f"{world_size} {kind}; "
+        *([f"SPMD: one process drives them all ({spmd})"] if spmd else []),
+        f"{cores} {kind}; "
         + (f"every rank runs the prelude: {replicate}" if replicate else
            "the prelude runs once, then the ranks are forked"),
     ]  # fmt: skip

@@ -32,8 +32,9 @@ from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import RunResult, RunSpec
 from tpunb.notebook.history import History
-from tpunb.platforms import environment, machine
+from tpunb.platforms import environment, machine, one_process
 from tpunb.platforms.machine import Machine
+from tpunb.spmd import VARIABLE
 
 if TYPE_CHECKING:
     from tpunb.models import Snapshot
@@ -66,6 +67,8 @@ class Session:
         env = dict(os.environ)
         if debug.chosen_by_us():
             del env["PJRT_DEVICE"]
+        if debug.switched_spmd_on():
+            env.pop(VARIABLE, None)
         return env
 
     def machine(self) -> Machine:
@@ -134,21 +137,18 @@ class Session:
                 "`%tpu_attach --out VAR` binds it when it has"
             )
         here = self.machine()
-        world_size = self._world_size(here, chosen.cores)
-        try:
-            shown = parse_ranks(chosen.logs, world_size)
-        except ValueError as error:
-            raise UsageError(f"%%tpu_train --logs: {error}") from None
+        cores = self._cores(here, chosen.cores)
+        _shown(chosen.logs, cores)  # what is wrong in any run is said before anything starts
         with _interrupts() as pressed:
-            return self._train(chosen, cell, here, world_size, shown, pressed)
+            return self._train(chosen, cell, here, cores, pressed)
 
     def _train(
-        self, chosen: argparse.Namespace, cell: str, here: Machine, world_size: int,
-        shown: frozenset[int], pressed: list[int],
+        self, chosen: argparse.Namespace, cell: str, here: Machine, cores: int, pressed: list[int],
     ) -> RunResult | BackgroundRun | None:  # fmt: skip
-        env = environment.for_run(self.environ(), here.device, dict(chosen.env))
+        kernel, asked = self.environ(), dict(chosen.env)
         if chosen.resume is not None:
-            env["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
+            asked["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
+        env = environment.for_run(kernel, here.device, asked)
         if not chosen.dry_run:
             need_xla("%%tpu_train")
             if chosen.fresh:
@@ -163,21 +163,29 @@ class Session:
             user_ns=self.shell.user_ns,
             replicate=chosen.replicate,
         )
+        changes = environment.changes(kernel, here.device)
+        spmd = one_process.reason(kernel, asked, read.script.spmd)
+        if spmd is not None:
+            changes = one_process.changes(
+                kernel, here.device, cores, changes, by_cells=spmd == read.script.spmd
+            )
+            env = {**one_process.environ(kernel, changes), **asked}
         if chosen.dry_run:
             from tpunb import plan
 
-            changes = environment.changes(self.environ(), here.device)
-            print(plan.describe(read, world_size, here.device, changes))
+            print(plan.describe(read, cores, here.device, changes, spmd))
             return None
         read.refuse()
         if pressed[0]:
             raise TpunbError("interrupted before the run began: nothing was started")
         name = chosen.name or read.snapshot.name
+        ranks = cores if spmd is None else 1
+        shown = _shown(chosen.logs, ranks)
         folder = rundir.create(self.runs, name)
         spec = RunSpec(
             id=folder.id,
             name=name,
-            world_size=world_size,
+            world_size=ranks,
             device=here.device,
             cwd=os.getcwd(),
             sys_path=tuple(sys.path),
@@ -188,7 +196,9 @@ class Session:
             hang_timeout=chosen.hang_timeout,
             retries=chosen.retries,
             replicate=read.replicate,
+            spmd=None if spmd is None else cores,
         )
+        notes = _notes(read) if spmd is None else (_of_one_process(spec, spmd), *_notes(read))
         slim = replace(read.snapshot, content=None)
         run = self.launcher.start(folder, spec, read.script, slim, env, detached=chosen.detach)
         self._keep_notebook(read.snapshot, folder)
@@ -198,18 +208,19 @@ class Session:
             print(_detached(run))
             return None
         if chosen.bg:
-            return self._in_background(run, read, shown, chosen)
-        result = self._follow(run, shown, _notes(read), pressed)
+            return self._in_background(run, read, shown, notes, chosen)
+        result = self._follow(run, shown, notes, pressed)
         self.launcher.remember(read.script, result, spec)
         return self._hand_over(result, chosen)
 
     def _in_background(
-        self, run: Run, read: Reading, shown: frozenset[int], chosen: argparse.Namespace
-    ) -> BackgroundRun:
+        self, run: Run, read: Reading, shown: frozenset[int], notes: tuple[str, ...],
+        chosen: argparse.Namespace,
+    ) -> BackgroundRun:  # fmt: skip
         handle = BackgroundRun(
             run,
             logs=shown,
-            notes=_notes(read),
+            notes=notes,
             raises=not chosen.no_raise,
             bind=self.shell.user_ns.update,
             ended=lambda result: self.launcher.remember(read.script, result, run.spec),
@@ -222,10 +233,7 @@ class Session:
         """`%tpu_attach`: everything from the run's start, then until its end, or an interrupt."""
         folder = control.living(self.runs, chosen.run)
         run = Attached(folder)
-        try:
-            shown = parse_ranks(chosen.logs, run.spec.world_size)
-        except ValueError as error:
-            raise UsageError(f"%tpu_attach --logs: {error}") from None
+        shown = _shown(chosen.logs, run.spec.world_size, "%tpu_attach")
         age = max(0.0, time.time() - folder.spec.stat().st_mtime)
         view = View(run.spec, folder, logs=shown, age=age)
         with _interrupts() as pressed:
@@ -259,7 +267,7 @@ class Session:
             )
         return str(run.checkpoints)
 
-    def _world_size(self, here: Machine, asked: Any) -> int:
+    def _cores(self, here: Machine, asked: Any) -> int:
         forced = os.environ.get(CORES)
         if forced is not None:
             wanted = None if forced == "all" else int(forced)
@@ -309,6 +317,20 @@ class Session:
         return result
 
 
+def _shown(text: str, ranks: int, magic: str = "%%tpu_train") -> frozenset[int]:
+    """The ranks that `--logs` names."""
+    try:
+        return parse_ranks(text, ranks)
+    except ValueError as error:
+        raise UsageError(f"{magic} --logs: {error}") from None
+
+
+def _of_one_process(spec: RunSpec, why: str) -> str:
+    """'SPMD: one process drives all 4 rehearsal cores (cell [3] calls use_spmd())'."""
+    cores = spec.cores().removesuffix(" (SPMD)")
+    return f"SPMD: one process drives {'all ' if spec.spmd != 1 else ''}{cores} ({why})"
+
+
 def _notes(read: Reading) -> tuple[str, ...]:
     """What a person should know before the run begins."""
     return (*read.snapshot.notes, *filter(None, [read.note()]))
@@ -325,8 +347,7 @@ def _detached(run: Attached) -> str:
     """How to come back to a run."""
     name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
     return (
-        f"run {name} goes on without this notebook, on {run.spec.world_size} "
-        f"{'rehearsal' if run.spec.device == 'CPU' else 'TPU'} cores\n"
+        f"run {name} goes on without this notebook, on {run.spec.cores()}\n"
         f"  follow it, and get its result: %tpu_attach {name}\n"
         f"  stop it: %tpu_stop {name}\n"
         f"  in a terminal: tpunb logs --follow {name} --runs {runs}\n"
