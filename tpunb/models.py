@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tpunb import communication
 from tpunb.communication import Collective
+from tpunb.price import Price
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,9 +164,12 @@ class RunSpec:
     """How many cores the one process of the run drives, in torch_xla's SPMD mode; None: there is
     a process, a rank, for each core."""
 
-    def cores(self) -> str:
-        """'4 rehearsal cores', '8 TPU cores', '4 rehearsal cores (SPMD)'."""
-        return _cores(self.world_size, self.device, self.spmd)
+    price: Price | None = None
+    """What this machine costs; None where it is not known."""
+
+    def counted(self) -> str:
+        """'4 rehearsal cores', '8 TPU cores': all that the run uses."""
+        return _counted(self.spmd or self.world_size, self.device)
 
     def locate(self, line: int) -> tuple[int | None, int | None]:
         """The cell's number and the line within it (from 1) of a line of `script.py`."""
@@ -190,6 +194,7 @@ class RunSpec:
         values["blocks"] = tuple(Block(**block) for block in values["blocks"])
         values["sys_path"] = tuple(values["sys_path"])
         values["returns"] = tuple(values["returns"])
+        values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(**values)
 
 
@@ -253,6 +258,8 @@ class RunResult:
     """Why it did."""
     reason: str = ""
     """Why the run was stopped, where it was."""
+    price: Price | None = None
+    """What the machine cost, as far as that was known when the run began."""
     returns: Mapping[str, Any] = field(default_factory=dict)
     """Values of `--returns` from rank 0, tensors on the CPU."""
     returns_failed: Mapping[str, str] = field(default_factory=dict)
@@ -266,16 +273,16 @@ class RunResult:
         """The content of `result.json`: of returns the names, without the folder itself."""
         data = asdict(replace(self, returns={}, diagnoses=()))
         del data["dir"], data["returns_failed"], data["diagnoses"]
-        return {**data, "returns": list(self.returns)}
+        return {**data, "returns": list(self.returns), "cost": self.cost}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], folder: Path) -> RunResult:
         """What `to_json` wrote, without values of returns."""
-        values = dict(data)
-        del values["returns"]
+        values = {name: value for name, value in data.items() if name not in ("returns", "cost")}
         values["peak_memory"] = tuple(values.get("peak_memory", ()))
         values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
         values["collectives"] = tuple(Collective(**row) for row in values.get("collectives", ()))
+        values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(dir=folder, **values)
 
     @property
@@ -287,6 +294,14 @@ class RunResult:
     def duration(self) -> float:
         """Seconds from the start to the last process gone."""
         return self.ended - self.started
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars for the machine while the run went on; None where its price is not known.
+
+        `price` says of which machine, and when the price was read.
+        """
+        return None if self.price is None else round(self.price.cost(self.duration), 4)
 
     def metrics(self) -> pd.DataFrame:
         """What `tpunb.log` recorded: a row per call and rank, in order of time.
@@ -328,7 +343,8 @@ class RunResult:
 
     def cores(self) -> str:
         """'4 rehearsal cores', '8 TPU cores', '4 rehearsal cores (SPMD)'."""
-        return _cores(self.world_size, self.device, self.spmd)
+        counted = _counted(self.spmd or self.world_size, self.device)
+        return f"{counted} (SPMD)" if self.spmd else counted
 
     def explain(self) -> str:
         """The end of the run in words, with the first failure's traceback and the log's path."""
@@ -360,6 +376,8 @@ class RunResult:
                 "run it again on another machine; with tpunb.save(state, step) in the train cell "
                 "a run goes on from where it was"
             )
+        if self.price is not None:
+            lines.append(self.price.tell(self.duration))
         lines.append(f"log: {self.dir / 'run.log'}")
         return "\n".join(lines)
 
@@ -387,17 +405,16 @@ class RunResult:
         back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
         missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
         told = f"\n{communication.in_words(self.collectives)}" if self.collectives else ""
+        told += f"\n{self.price.tell(self.duration)}" if self.price is not None else ""
         return (
             f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
             f" · {self.dir}{missing}{told}"
         )
 
 
-def _cores(ranks: int, device: Device, spmd: int | None) -> str:
-    number = spmd or ranks
+def _counted(cores: int, device: Device) -> str:
     kind = "rehearsal" if device == "CPU" else "TPU"
-    text = f"{number} {kind} core{'s' if number != 1 else ''}"
-    return f"{text} (SPMD)" if spmd else text
+    return f"{cores} {kind} core{'s' if cores != 1 else ''}"
 
 
 def signal_name(number: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import importlib
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +25,19 @@ from IPython.core.interactiveshell import InteractiveShell
 import tpunb
 from tpunb import control, debug, rundir, runs
 from tpunb.background import BackgroundRun
+from tpunb.display import frontend, setup
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import MissingPackageError, NotebookNotFoundError, TpunbError
+from tpunb.errors import DeviceBusyError, MissingPackageError, NotebookNotFoundError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import RunResult, RunSpec
 from tpunb.notebook.history import History
-from tpunb.platforms import environment, machine, one_process
+from tpunb.platforms import environment, holders, machine, metadata, one_process, prices, report
 from tpunb.platforms.machine import Machine
+from tpunb.platforms.metadata import Metadata
+from tpunb.platforms.one_process import OneProcess
 from tpunb.spmd import VARIABLE
 
 if TYPE_CHECKING:
@@ -56,9 +60,12 @@ class Session:
         self.runs = runs.default_folder()
         self.cores: int | None = None
         self.notebook: str | None = None
+        self._told: Metadata | None = None
+        shell.events.register("post_run_cell", debug.note_cell)
 
     def close(self) -> None:
         """Let go of the kernel: no hook, no guard."""
+        self.shell.events.unregister("post_run_cell", debug.note_cell)
         self.history.close()
         self.launcher.close()
 
@@ -72,7 +79,10 @@ class Session:
         return env
 
     def machine(self) -> Machine:
-        return machine.detect(self.environ())
+        env = self.environ()
+        if self._told is None:  # what it says of a machine stays as it is
+            self._told = metadata.ask(env, machine.root_of(env), metadata.PATIENT)
+        return machine.judge(env, machine.root_of(env), self._told)
 
     def setup(self, chosen: argparse.Namespace) -> None:
         """`%tpu_setup`: keep defaults for later cells, and get warm in the background."""
@@ -90,44 +100,53 @@ class Session:
             self.notebook = str(path)
         if chosen.runs is not None:
             self.runs = Path(chosen.runs).expanduser().absolute()
-        if not chosen.no_warm:
-            need_xla("training")
-            self.launcher.warm(environment.for_run(self.environ(), here.device))
+        if not chosen.no_warm and not missing_xla():
+            self.launcher.warm(self._env(here))
             # nbconvert takes two seconds to import; by the first train cell it is there.
             threading.Thread(target=_warm_up, name="tpunb-warm-up", daemon=True).start()
 
-    def found(self) -> dict[str, Any]:
-        """What `%tpu_setup --json` prints."""
-        here = self.machine()
-        return {
-            "platform": here.platform,
-            "device": here.device,
-            "chips": here.chips,
-            "generation": here.generation,
-            "cores": self.cores or here.default_cores,
-            "processors": here.processors,
-            "versions": versions(),
-            "runs": str(self.runs),
-            "kernel_device": os.environ.get("PJRT_DEVICE", "CPU"),
-        }
-
-    def describe(self, found: dict[str, Any]) -> str:
-        """What `%tpu_setup` prints."""
-        if found["device"] == "TPU":
-            ranks = (
-                f"{found['chips']} TPU {found['generation']} chips, {found['cores']} cores a run"
-            )
-        else:
-            ranks = (
-                f"no TPU: {found['cores']} rehearsal cores on {found['processors']} processors "
-                "of this machine"
-            )
-        packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        state = "warm" if self.launcher.is_warm else "an agent is getting warm in the background"
-        own = f"this kernel's own XLA device: {found['kernel_device']}"
-        return (
-            f"{found['platform']} · {ranks} · {own}\n{packages}\nruns in {found['runs']} · {state}"
+    def show(self, chosen: argparse.Namespace) -> None:
+        """What `%tpu_setup` shows: a card, or everything as JSON. Raises where nothing can run."""
+        self.machine()  # which has asked the metadata server
+        found = report.look(
+            self.environ(),
+            runs=self.runs,
+            cores=self.cores,
+            told=self._told,
+            imported=sys.modules,
         )
+        kernel = os.environ.get("PJRT_DEVICE", "CPU")
+        if chosen.json:
+            print(json.dumps({**found.to_json(), "runs": str(self.runs), "kernel_device": kernel},
+                             indent=1))  # fmt: skip
+        else:
+            state = "warm" if self.launcher.is_warm else "getting warm in the background"
+            own = [("kernel", f"its own XLA device is the {kernel}")]
+            if not chosen.no_warm:
+                own.append(("agent", state))
+            frontend.show(
+                {"text/html": setup.card(found, own), "text/plain": setup.text(found, own)}
+            )
+        if not chosen.no_warm:
+            need_xla("training")
+
+    def _env(self, here: Machine, asked: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a run on this machine, with what `--env` asks for."""
+        return environment.for_run(self.environ(), here.device, asked, here)
+
+    def _refuse_if_held(self, here: Machine) -> None:
+        """Raise DeviceBusyError if somebody has the TPU who does not take turns with runs."""
+        root = machine.root_of(os.environ)
+        for look in range(2):
+            held = [one for one in holders.look(root).holders if not one.living]
+            if not held:
+                return
+            if look == 0:
+                time.sleep(0.5)  # ranks of a run that has just ended may still be going
+        first = held[0]
+        cell = debug.taken_in() if first.kind == "this kernel" else None
+        since = "" if cell is None else f" since cell [{cell}]"
+        raise DeviceBusyError(f"{first.describe()}{since}", first.fix())
 
     def train(self, chosen: argparse.Namespace, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`, from the options and the cell's body to the result."""
@@ -145,12 +164,16 @@ class Session:
     def _train(
         self, chosen: argparse.Namespace, cell: str, here: Machine, cores: int, pressed: list[int],
     ) -> RunResult | BackgroundRun | None:  # fmt: skip
-        kernel, asked = self.environ(), dict(chosen.env)
+        asked = dict(chosen.env)
+        if (refused := one_process.refused(asked, here)) is not None:
+            raise UsageError(f"%%tpu_train --env {refused}")
         if chosen.resume is not None:
             asked["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
-        env = environment.for_run(kernel, here.device, asked)
+        env = self._env(here, asked)
         if not chosen.dry_run:
             need_xla("%%tpu_train")
+            if here.device == "TPU":
+                self._refuse_if_held(here)
             if chosen.fresh:
                 self.launcher.put_away()
             self.launcher.warm(env)  # it imports while the notebook is converted
@@ -163,23 +186,20 @@ class Session:
             user_ns=self.shell.user_ns,
             replicate=chosen.replicate,
         )
-        changes = environment.changes(kernel, here.device)
-        spmd = one_process.reason(kernel, asked, read.script.spmd)
-        if spmd is not None:
-            changes = one_process.changes(
-                kernel, here.device, cores, changes, by_cells=spmd == read.script.spmd
-            )
-            env = {**one_process.environ(kernel, changes), **asked}
+        one = one_process.look(self.environ(), asked, here, cores, read.script.spmd)
+        if one is not None:
+            env, cores = dict(one.env), one.cores
         if chosen.dry_run:
             from tpunb import plan
 
-            print(plan.describe(read, cores, here.device, changes, spmd))
+            changes = environment.changes(self.environ(), here.device, here)
+            print(plan.describe(read, cores, here.device, changes, one))
             return None
         read.refuse()
         if pressed[0]:
             raise TpunbError("interrupted before the run began: nothing was started")
         name = chosen.name or read.snapshot.name
-        ranks = cores if spmd is None else 1
+        ranks = cores if one is None else 1
         shown = _shown(chosen.logs, ranks)
         folder = rundir.create(self.runs, name)
         spec = RunSpec(
@@ -195,10 +215,11 @@ class Session:
             timeout=chosen.timeout,
             hang_timeout=chosen.hang_timeout,
             retries=chosen.retries,
+            price=prices.of(here),
             replicate=read.replicate,
-            spmd=None if spmd is None else cores,
+            spmd=None if one is None else cores,
         )
-        notes = _notes(read) if spmd is None else (_of_one_process(spec, spmd), *_notes(read))
+        notes = _notes(read, spec, one)
         slim = replace(read.snapshot, content=None)
         run = self.launcher.start(folder, spec, read.script, slim, env, detached=chosen.detach)
         self._keep_notebook(read.snapshot, folder)
@@ -325,15 +346,13 @@ def _shown(text: str, ranks: int, magic: str = "%%tpu_train") -> frozenset[int]:
         raise UsageError(f"{magic} --logs: {error}") from None
 
 
-def _of_one_process(spec: RunSpec, why: str) -> str:
-    """'SPMD: one process drives all 4 rehearsal cores (cell [3] calls use_spmd())'."""
-    cores = spec.cores().removesuffix(" (SPMD)")
-    return f"SPMD: one process drives {'all ' if spec.spmd != 1 else ''}{cores} ({why})"
-
-
-def _notes(read: Reading) -> tuple[str, ...]:
+def _notes(read: Reading, spec: RunSpec, one: OneProcess | None) -> tuple[str, ...]:
     """What a person should know before the run begins."""
-    return (*read.snapshot.notes, *filter(None, [read.note()]))
+    how = None
+    if one is not None:
+        every = "all " if one.cores > 1 else ""
+        how = f"SPMD: one process drives {every}{spec.counted()} ({one.why})"
+    return (*filter(None, [how]), *read.snapshot.notes, *filter(None, [read.note()]))
 
 
 def _warm_up() -> None:
@@ -347,7 +366,7 @@ def _detached(run: Attached) -> str:
     """How to come back to a run."""
     name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
     return (
-        f"run {name} goes on without this notebook, on {run.spec.cores()}\n"
+        f"run {name} goes on without this notebook, on {run.spec.counted()}\n"
         f"  follow it, and get its result: %tpu_attach {name}\n"
         f"  stop it: %tpu_stop {name}\n"
         f"  in a terminal: tpunb logs --follow {name} --runs {runs}\n"
@@ -388,20 +407,13 @@ def _checked(here: Machine, cores: int | None, option: str) -> int:
 
 
 def need_xla(what: str) -> None:
-    """Raise MissingPackageError if torch_xla is not there. Looks, without importing it."""
-    for package in ("torch", "torch_xla"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(
-                package, what, "`pip install 'tpunb[xla]'` brings a matching pair"
-            )
+    """Raise MissingPackageError if torch_xla is not there."""
+    for package in missing_xla():
+        raise MissingPackageError(
+            package, what, "`pip install 'tpunb[xla]'` brings a matching pair"
+        )
 
 
-def versions() -> dict[str, str]:
-    """Installed versions of what a run depends on, read from metadata."""
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name in ("torch", "torch_xla", "libtpu", "ipykernel", "tpunb"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def missing_xla() -> list[str]:
+    """Which of torch and torch_xla are not there. Looks, without importing them."""
+    return [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]

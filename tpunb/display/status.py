@@ -157,7 +157,7 @@ class Status:
 
     def _device(self) -> str:
         if self._spec.spmd:
-            return f"SPMD on {self._spec.cores().removesuffix(' (SPMD)')}"
+            return f"SPMD on {self._spec.counted()}"
         return "TPU" if self._spec.device == "TPU" else "rehearsal on CPU"
 
     def _newest(self) -> list[str]:

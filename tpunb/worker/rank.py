@@ -152,6 +152,7 @@ def _tell(error: BaseException, task: Assignment) -> None:
 
 def _finish(task: Assignment) -> int:
     """After a train cell that ended well: metrics are written, values wait for the kernel."""
+    device.end(task.spec.device, task.spec.world_size)
     returns.settle()
     if task.spec.spmd and (unused := spmd.unused()):
         print(unused, file=sys.stderr)
