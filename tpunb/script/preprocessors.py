@@ -166,7 +166,7 @@ def layout(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
     )
     for cell in nb.cells:
         if cell.cell_type == "code":
-            cell.metadata.title = _title(cell)
+            cell.metadata.title = _title(cell, resources["spmd"] is not None)
         else:
             cell.metadata.title = f"# %% [{cell.cell_type}]"
             cell.source = "\n".join(_commented(line) for line in cell.source.split("\n"))
@@ -174,10 +174,10 @@ def layout(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
     return nb, resources
 
 
-def _title(cell: Any) -> str:
+def _title(cell: Any, spmd: bool) -> str:
     title = f"# %% cell {cell.metadata.number}"
     if cell.metadata.role == "train":
-        title += ", on every core"
+        title += ", on all cores" if spmd else ", on every core"
     if cell.metadata.tags:
         quoted = ", ".join('"{}"'.format(tag.replace('"', "'")) for tag in cell.metadata.tags)
         title += f" tags=[{quoted}]"

@@ -19,8 +19,9 @@ from tpunb.models import RunSpec
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 INSTEAD = (
-    f"Write `xr.use_spmd()` where it surely runs, at the top of a cell, or give "
-    f"`%%tpu_train --env {spmd.VARIABLE}=1`: then one process drives all cores"
+    "That is how a run is started unless reading its cells shows SPMD: write `xr.use_spmd()` "
+    "where it surely runs, at the top of a cell, or give "
+    f"`%%tpu_train --env {spmd.VARIABLE}=1`"
 )
 
 
@@ -68,7 +69,7 @@ def _one_of_many(*args: object) -> NoReturn:
     ranks = os.environ.get("WORLD_SIZE", "several")
     raise SpmdError(
         f"SPMD needs one process that drives all cores, and this is one of {ranks} processes with "
-        f"a core each: reading the cells did not show that they use SPMD. {INSTEAD}"
+        f"a core each. {INSTEAD}"
     )
 
 
@@ -80,8 +81,7 @@ def check_prelude(spec: RunSpec, cell: int | None) -> None:
     if spec.world_size > 1 and spmd.is_on(os.environ):
         raise SpmdError(
             f"cell [{cell}] has switched SPMD on, in which one process drives all cores, and this "
-            f"run has {spec.world_size} processes with a core each: reading the cells did not show "
-            f"it. {INSTEAD}"
+            f"run has {spec.world_size} processes with a core each. {INSTEAD}"
         )
 
 
