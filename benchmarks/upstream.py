@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -31,14 +32,16 @@ def main() -> None:
     parser.add_argument("clone", type=Path)
     parser.add_argument("--ranks", default="2,4", type=lambda text: text.split(","))
     parser.add_argument("--logs", type=Path, help="keep what the scripts print there")
-    parser.add_argument("script", nargs="*", help="'test_mp_all_gather.py', with its arguments")
+    parser.add_argument(
+        "script", nargs="*", help="'test_mp_all_gather.py', after its settings, with its arguments"
+    )
     options = parser.parse_intermixed_args()
     lines = LIST.read_text().splitlines()
     scripts = options.script or [line for line in lines if line and line[0] != "#"]
     print("| script | " + " | ".join(f"{count} ranks" for count in options.ranks) + " |")
     print("|---" * (1 + len(options.ranks)) + "|")
     with tempfile.TemporaryDirectory(prefix="tpunb-upstream-") as kept:
-        logs = options.logs or Path(kept)
+        logs = (options.logs or Path(kept)).resolve()
         logs.mkdir(exist_ok=True)
         for script in scripts:
             came = [_run(options.clone.resolve() / "test", script, n, logs) for n in options.ranks]
@@ -48,14 +51,17 @@ def main() -> None:
 def _run(tests: Path, script: str, ranks: str, logs: Path) -> str:
     """'pass, 12 s', 'fail (1), 12 s' or 'stopped after 600 s'."""
     own = "from benchmarks.upstream import rank; rank()"
-    name, *arguments = script.split()
+    words = script.split()
+    settings = [word.split("=", 1) for word in words if re.match("[A-Z_]+=", word)]
+    name, *arguments = words[len(settings) :]
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "--no-python", sys.executable, "-c", own, str(tests / name), *arguments]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tests}", "PJRT_DEVICE": "CPU"}
+    env.update(dict(settings))
     start = time.monotonic()
     with (logs / f"{name.replace('/', '.')}.{ranks}.log").open("w") as log:
         process = subprocess.Popen(
-            command, env=env, cwd=tests, stdout=log, stderr=log, start_new_session=True
+            command, env=env, cwd=logs, stdout=log, stderr=log, start_new_session=True
         )
         try:
             code = process.wait(PATIENCE)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tpunb import rundir
 from tpunb.errors import SetupError
@@ -31,6 +31,8 @@ COUNTDOWN = 60.0
 """Seconds in which everybody can see it coming, and take the order back."""
 LOOK = 0.5
 """Seconds between two looks of the watcher."""
+HANDOVER = 3.0
+"""Seconds in which a watcher that is no longer needed has ended."""
 
 _WATCHER = (
     "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.platforms import watch; watch.main()"
@@ -66,7 +68,7 @@ class Status:
     """What the watcher does."""
 
     phase: str
-    """'waiting', 'counting', 'stopping', 'stopped', 'kept' or 'failed'."""
+    """'waiting', 'counting', 'stopped', 'kept' or 'failed'."""
     why: str = ""
     """What it waits for, why it was kept, or what has failed."""
     left: float | None = None
@@ -74,15 +76,23 @@ class Status:
     vm: str = ""
 
 
+def _place() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "tpunb" / "stop"
+
+
 def folder() -> Path:
     """Where kernels and watcher of this user meet. Raises SetupError if it is not theirs alone."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    path = Path(cache) / "tpunb" / "stop"
+    path = _place()
     (path / "kernels").mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
     if path.stat().st_uid != os.getuid():
         raise SetupError(f"{path} belongs to another user")
+    path.chmod(0o700)
     return path
+
+
+_watchers: list[subprocess.Popen[bytes]] = []
+"""Children of this process, which has to take note of their end."""
 
 
 def give(order: Order) -> None:
@@ -90,23 +100,23 @@ def give(order: Order) -> None:
     place = folder()
     (place / "state.json").unlink(missing_ok=True)
     rundir.write_json(place / "order.json", asdict(order))
-    if not is_watched():
-        root = str(Path(__file__).resolve().parents[2])
-        with open(place / "watcher.log", "ab") as log:
-            subprocess.Popen(
-                [sys.executable, "-c", _WATCHER, root, str(place)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,  # it outlives the kernel, and no interrupt key reaches it
-            )
+    root = str(Path(__file__).resolve().parents[2])
+    with open(place / "watcher.log", "ab") as log:
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", _WATCHER, root, str(place)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,  # it outlives the kernel, and no interrupt key reaches it
+        )
+    _watchers[:] = [one for one in [*_watchers, watcher] if one.poll() is None]
 
 
 def take_back() -> bool:
     """Stop nothing; whether there was an order."""
     try:
-        (folder() / "order.json").unlink()
+        (_place() / "order.json").unlink()
     except FileNotFoundError:
         return False
     return True
@@ -115,7 +125,7 @@ def take_back() -> bool:
 def given(place: Path | None = None) -> Order | None:
     """The order, if there is one."""
     try:
-        values = json.loads(((place or folder()) / "order.json").read_text(encoding="utf-8"))
+        values = json.loads(((place or _place()) / "order.json").read_text(encoding="utf-8"))
         vm, runs = TpuVm(**values.pop("vm")), tuple(values.pop("runs"))
         return Order(vm=vm, runs=runs, **values)
     except (FileNotFoundError, ValueError, TypeError, KeyError):
@@ -125,27 +135,30 @@ def given(place: Path | None = None) -> Order | None:
 def status() -> Status | None:
     """What the watcher has said last; None if it has not begun yet."""
     try:
-        return Status(**json.loads((folder() / "state.json").read_text(encoding="utf-8")))
+        return Status(**json.loads((_place() / "state.json").read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def is_watched() -> bool:
-    """Whether a watcher lives that will see the order."""
-    with alone(folder()) as lock:
-        return lock is None
-
-
 @contextlib.contextmanager
-def alone(place: Path) -> Iterator[IO[str] | None]:
-    """Be the watcher; None if there is one."""
+def alone(place: Path) -> Iterator[bool]:
+    """Be the watcher; False if there is one that goes on.
+
+    One that has just missed a new order ends at once, and this one takes its place.
+    """
+    deadline = time.monotonic() + HANDOVER
     with open(place / "watcher.lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(LOOK / 5)
+                    continue
+                yield False
+                return
+            yield True
             return
-        yield lock
 
 
 class Activity:

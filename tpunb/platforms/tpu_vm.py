@@ -99,7 +99,7 @@ def ours(machine: Machine, env: Mapping[str, str]) -> TpuVm:
         raise _refused(_pod(machine.workers))
     given = told.tpu_env
     name, zone, project = (given.get(k, "") for k in ("NODE_ID", "ZONE", "CONSUMER_PROJECT_ID"))
-    if "ACCELERATOR_TYPE" not in given or not name or name == "0":
+    if not given.get("ACCELERATOR_TYPE") or name in ("", "0"):
         # A machine of Compute Engine has a tpu-env too, with the number 0 for a name.
         raise _refused(
             "this TPU machine was made by Compute Engine, not as a TPU VM: "

@@ -26,8 +26,8 @@ BY_HAND = ("interrupted in the notebook", "stopped with ")
 def main() -> None:
     """The process: one argument, the folder of `stopping`."""
     place = Path(sys.argv[1])
-    with stopping.alone(place) as lock:
-        if lock is not None:
+    with stopping.alone(place) as alone:
+        if alone:
             _watch(place)
 
 
@@ -38,15 +38,15 @@ def _watch(place: Path) -> None:
         if order.since != given:
             given, quiet = order.since, now
         if kept := _by_hand(order):
-            return _end(place, order, Status("kept", kept))
-        if busy := why_not(place, order):
+            _end(place, order, Status("kept", kept))
+        elif busy := why_not(place, order):
             quiet = now
             _tell(place, order, Status("waiting", busy))
         else:
             left = max(0.0, quiet + order.delay - now)
             _tell(place, order, Status("counting", "", left))
-            if not left:
-                return _end(place, order, _stop(order))
+            if not left and (done := _stop(place, order)) is not None:
+                _end(place, order, done)
         time.sleep(order.look)
 
 
@@ -57,7 +57,8 @@ def _tell(place: Path, order: Order, status: Status) -> None:
 def _end(place: Path, order: Order, status: Status) -> None:
     _tell(place, order, status)
     print(time.strftime("%Y-%m-%d %H:%M:%S"), order.vm.name, status.phase, status.why, flush=True)
-    (place / "order.json").unlink(missing_ok=True)
+    if stopping.given(place) == order:  # and not a newer one
+        (place / "order.json").unlink()
 
 
 def why_not(place: Path, order: Order) -> str:
@@ -92,12 +93,14 @@ def _by_hand(order: Order) -> str:
     return f"run {result.dir.name} was {result.reason}: whoever did it decides"
 
 
-def _stop(order: Order) -> Status:
-    """Stop it, if it is still what it was."""
+def _stop(place: Path, order: Order) -> Status | None:
+    """Stop it, if it is still what it was, and nothing has changed meanwhile: gcloud is slow."""
     failed = ""
     for attempt in range(TRIES):
         try:
             order.vm.check()
+            if stopping.given(place) != order or why_not(place, order):
+                return None
             order.vm.stop()
         except SetupError as error:
             failed = str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from tpunb.models import Device
 from tpunb.worker import pulse, spmd
 
@@ -28,6 +30,8 @@ def prepare(
     if device == "TPU":
         if spmd_cores is None or spmd_cores == 1:
             _own_chip(local_rank, local_world_size)
+        if spmd_cores is not None:  # `begin` may come after the first device
+            keep_compiled(local_rank, local_world_size)
     elif spmd_cores is not None:
         spmd.prepare()
     elif world_size > 1:
@@ -55,6 +59,30 @@ def _own_chip(local_rank: int, local_world_size: int) -> None:
         tpu.configure_topology(local_rank, local_world_size)
 
 
+def keep_compiled(local_rank: int, local_world_size: int) -> None:
+    """Keep what is compiled for later runs, where the run's environment names a folder for it.
+
+    Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). A folder for
+    each rank: they write at once. What the person's own `xr.initialize_cache` has chosen stays.
+    """
+    import os
+    from pathlib import Path
+
+    import torch_xla.runtime as xr
+    from torch_xla.version import __version__
+
+    folder = os.environ.get("TPUNB_XLA_CACHE", "off")
+    if folder == "off" or "XLA_PERSISTENT_CACHE_PATH" in os.environ:
+        return
+    place = Path(folder, __version__, f"{local_rank}-of-{local_world_size}")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"tpunb: compiled programs are not kept: {place}: {error.strerror}", file=sys.stderr)
+        return
+    xr.initialize_cache(str(place))
+
+
 def begin(device: Device, local_rank: int, local_world_size: int, spmd_cores: int | None) -> None:
     """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
 
@@ -66,6 +94,7 @@ def begin(device: Device, local_rank: int, local_world_size: int, spmd_cores: in
     elif device == "TPU":
         from torch_xla._internal import pjrt
 
+        keep_compiled(local_rank, local_world_size)
         if local_world_size == 1:
             pjrt.initialize_singleprocess()
         else:
