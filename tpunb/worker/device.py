@@ -32,7 +32,11 @@ def prepare(
             _own_chip(local_rank, local_world_size)
         if spmd_cores is not None:  # `begin` may come after the first device
             keep_compiled(local_rank, local_world_size)
-    elif spmd_cores is not None:
+        return
+    from tpunb.worker import libraries
+
+    libraries.count_cores(world_size)
+    if spmd_cores is not None:
         spmd.prepare()
     elif world_size > 1:
         from tpunb.worker.rehearsal.install import install

@@ -1,6 +1,6 @@
-"""Private names of torch_xla and accelerate that tpunb replaces or reads: all of them, and why.
+"""Private names of torch_xla and libraries on it that tpunb replaces or reads: all, and why.
 
-Data only: importing this imports neither library and changes nothing.
+Data only: importing this imports none of them and changes nothing.
 
 The names are at the lowest level in Python, below `xm.*`, `torch.distributed` and what is
 built on them. So everything above follows, also names that were imported before the
@@ -52,6 +52,19 @@ def _each(owner: str, kind: Kind, why: str, *names: str) -> tuple[Name, ...]:
     return tuple(Name(owner, name, kind, why) for name in names)
 
 
+# Lightning comes as one package, and as the two that it is made of.
+TRAINER = ("lightning.pytorch", "pytorch_lightning")
+FABRIC = ("lightning.fabric", "lightning_fabric")
+
+
+def _lightning(kind: Kind, why: str, *places: tuple[tuple[str, str], str, str]) -> tuple[Name, ...]:
+    return tuple(
+        Name(f"{package}.{module}", name, kind, why, versions=("2.6",))
+        for packages, module, name in places
+        for package in packages
+    )
+
+
 NAMES: tuple[Name, ...] = (
     *_each(
         XLAC,
@@ -90,12 +103,40 @@ NAMES: tuple[Name, ...] = (
         "_xla_all_reduce",
         "_xla_all_reduce_inplace",
     ),
-    Name(XLAC, "_xla_all_gather", "collective", "xm.all_gather with pin_layout=False"),
-    Name(
-        OPS,
-        "all_reduce",
+    *_each(
+        XLAC,
         "collective",
-        "xm.all_reduce without scale, groups and list goes here, so that dynamo can trace it",
+        "xm.all_gather with pin_layout=False, output or a list",
+        "_xla_all_gather",
+        "_xla_all_gather_out",
+        "_xla_all_gather_coalesced",
+        "_xla_all_gather_coalesced_out",
+    ),
+    *_each(
+        XLAC,
+        "collective",
+        "xm.reduce_scatter: of one tensor or a list, with output and without",
+        "_xla_reduce_scatter",
+        "_xla_reduce_scatter_out",
+        "_xla_reduce_scatter_coalesced",
+        "_xla_reduce_scatter_coalesced_out",
+    ),
+    Name(XLAC, "_xla_all_to_all", "collective", "xm.all_to_all"),
+    Name(
+        XLAC,
+        "_xla_collective_permute",
+        "collective",
+        "xm.collective_permute, and torch.distributed's send and recv",
+    ),
+    *_each(
+        OPS,
+        "collective",
+        "torch.distributed in torch.compile, and xm.all_reduce without scale, groups and list, so "
+        "that dynamo can trace it",
+        "all_reduce",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
     ),
     Name(
         "torch_xla.core.xla_model",
@@ -107,20 +148,10 @@ NAMES: tuple[Name, ...] = (
     *_each(
         XLAC,
         "refused",
-        "communicates, and is not rehearsed yet",
-        "_xla_all_gather_out",
-        "_xla_all_gather_coalesced",
-        "_xla_all_gather_coalesced_out",
-        "_xla_all_to_all",
-        "_xla_collective_permute",
-        "_xla_recv",
-        "_xla_reduce_scatter",
-        "_xla_reduce_scatter_coalesced",
-        "_xla_reduce_scatter_coalesced_out",
-        "_xla_reduce_scatter_out",
+        "a channel does not say which ranks it joins, and upstream knows no way to use one on a "
+        "TPU (pytorch/xla#8074); use xm.collective_permute",
         "_xla_send",
-        "_xla_spmd_all_reduce",
-        "_xla_spmd_reduce_scatter",
+        "_xla_recv",
     ),
     *_each(
         XLAC,
@@ -139,12 +170,11 @@ NAMES: tuple[Name, ...] = (
         "_xla_num_devices",
     ),
     *_each(
-        OPS,
+        XLAC,
         "refused",
-        "communicates, and is not rehearsed yet",
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
+        "SPMD is another mode: one process that drives all cores",
+        "_xla_spmd_all_reduce",
+        "_xla_spmd_reduce_scatter",
     ),
     *_each(
         XLAC,
@@ -155,10 +185,16 @@ NAMES: tuple[Name, ...] = (
         "_xla_get_cpu_tensors",
     ),
     Name(
-        "torch_xla._dynamo.dynamo_bridge",
-        "extract_compiled_graph",
+        XLAC,
+        "_replace_xla_tensor",
         "read",
-        "a collective inside a graph that is being compiled would become a constant in it",
+        "output= of another shape than the result: torch_xla gives it the result's",
+    ),
+    Name(
+        XLAC,
+        "_xla_increment_counter",
+        "read",
+        "the counters of torch_xla.debug.metrics that its own collectives count in",
     ),
     Name(
         "torch_xla._dynamo.dynamo_bridge",
@@ -200,6 +236,36 @@ NAMES: tuple[Name, ...] = (
         "starts processes; accelerate and the user hold the function itself, so its code is "
         "replaced",
         versions=("1.x",),
+    ),
+    *_lightning(
+        "launcher",
+        "starts processes, and waits for what rank 0 alone sends back: launch calls here",
+        (TRAINER, "strategies.launchers.xla", "_XLALauncher"),
+        (FABRIC, "strategies.launchers.xla", "_XLALauncher"),
+    ),
+    *_lightning(
+        "state",
+        "_launched: outside of its launcher a strategy takes itself for rank 0 of 1",
+        (TRAINER, "strategies.xla", "XLAStrategy"),
+        (FABRIC, "strategies.xla", "XLAStrategy"),
+        (FABRIC, "strategies.xla_fsdp", "XLAFSDPStrategy"),
+    ),
+    *_lightning(
+        "state",
+        "its attribute rank is read from the environment when Lightning is imported, which may "
+        "have been before the fork",
+        (FABRIC, "utilities.rank_zero", "rank_zero_only"),
+    ),
+    *_lightning(
+        "state",
+        "auto_device_count and is_available keep their first answer, which may be the prelude's",
+        (FABRIC, "accelerators.xla", "XLAAccelerator"),
+    ),
+    Name(
+        "torch_xla._internal.tpu",
+        "num_available_devices",
+        "identity",
+        "Lightning's accelerator='tpu' takes as many cores as this counts on the PCI bus",
     ),
 )
 
