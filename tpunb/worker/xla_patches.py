@@ -87,6 +87,12 @@ NAMES: tuple[Name, ...] = (
         "identity",
         "the XLA client knows one device; xm.set_replication would name devices it has not",
     ),
+    Name(
+        XLAC,
+        "_xla_memory_info",
+        "identity",
+        "XLA's client for CPUs raises; a training loop that logs xm.get_memory_info() must run",
+    ),
     *_each(
         "torch_xla.runtime",
         "state",
@@ -183,6 +189,14 @@ NAMES: tuple[Name, ...] = (
         "read may donate a buffer that others still need ('Check failed: !buffer->IsDeleted()')",
         "_xla_sync_live_tensors",
         "_xla_get_cpu_tensors",
+    ),
+    *_each(
+        XLAC,
+        "read",
+        "torch_xla.compile(full_graph=True) forbids programs that end in it, as one does at a "
+        "rehearsed collective",
+        "_get_allow_execution",
+        "_set_allow_execution",
     ),
     Name(
         XLAC,

@@ -36,7 +36,8 @@ class Peers:
         if sorted(named) != list(range(len(named))) or not all(groups):
             raise ValueError(
                 f"{call}: XLA takes only groups that name each rank from 0 on, once, and are "
-                "not empty"
+                "not empty. With torch.distributed, `dist.new_group(ranks, "
+                "pg_options={'xla_pg_options': {'spmd': True}})` names the others as well"
             )
         for group in groups:
             if self.wire.rank in group:
@@ -64,9 +65,15 @@ def describe(
 
 
 def kind(tensor: torch.Tensor) -> str:
-    """'float32[3, 4]'."""
-    elsewhere = "" if tensor.device.type == "xla" else f" on {tensor.device}"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{elsewhere}"
+    """'float32[3, 4]'. Raises RuntimeError for a CPU tensor, as torch_xla does on a TPU."""
+    if tensor.device.type != "xla":
+        raise RuntimeError(
+            f"Expected XLA tensor. Got: {tensor.type()}. torch_xla's collectives take tensors of "
+            "the device only, and so does a torch.distributed group 'xla' or 'cpu:gloo,xla:xla', "
+            "which also sends objects as CPU tensors. For these make a group beside it, "
+            "`cpu = dist.new_group(backend='gloo')`, and pass group=cpu"
+        )
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def by_type(values: Sequence[torch.Tensor]) -> dict[torch.dtype, list[int]]:

@@ -18,12 +18,18 @@ def read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
     Before the others are waited for: an interrupt or an error in a long computation finds this
     rank outside the collective. Not `torch_xla.sync()`: that would run closures in the middle
-    of a step.
+    of a step. `torch_xla.compile(full_graph=True)` forbids programs that end within its block,
+    as this one does; on a TPU it goes on behind the collective, so it is not the user's.
     """
     plain = [tensor.detach() for tensor in tensors]
     divergence.mine.look(plain)
-    _XLAC._xla_sync_live_tensors("", [], False)
-    values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(plain)
+    allowed = _XLAC._get_allow_execution()
+    _XLAC._set_allow_execution(True)
+    try:
+        _XLAC._xla_sync_live_tensors("", [], False)
+        values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(plain)
+    finally:
+        _XLAC._set_allow_execution(allowed)
     return values
 
 
