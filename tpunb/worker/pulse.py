@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 _FORMAT = struct.Struct("<6Q")
@@ -61,7 +61,7 @@ class Pulse:
             self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
 
     def _write(self) -> None:
-        _FORMAT.pack_into(self._memory, 0, *astuple(self._beat))
+        _FORMAT.pack_into(self._memory, 0, *vars(self._beat).values())
 
     def begin(self) -> None:
         """The train cell begins."""

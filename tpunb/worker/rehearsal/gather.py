@@ -52,8 +52,7 @@ class AllGather:
     ) -> Token:
         """`_XLAC._xla_all_gather_out`."""
         counted("AllGatherOut")
-        (value,) = self.values([tensor], dim, shard_count, groups)
-        overwrite(output, value)
+        overwrite([output], self.values([tensor], dim, shard_count, groups))
         return token
 
     def coalesced(
@@ -81,9 +80,7 @@ class AllGather:
         pin_layout: bool,
     ) -> Token:
         """`_XLAC._xla_all_gather_coalesced_out`."""
-        values = self.values(tensors, dim, shard_count, groups)
-        for output, value in zip(outputs, values, strict=True):
-            overwrite(output, value)
+        overwrite(outputs, self.values(tensors, dim, shard_count, groups))
         return token
 
     def values(

@@ -173,17 +173,15 @@ class Wire:
 
     def _agree(self, call: Call, members: Sequence[int], brought: torch.Tensor | None) -> list[int]:
         size = _size(brought)
+        program, line = divergence.mine.take(), where()
+        mark = line.mark() if line else 0
         message = torch.empty(_HEADER.size + SMALL, dtype=torch.uint8)
-        line = where()
-        header = _HEADER.pack(
-            call.digest(), size, divergence.mine.take(), line.mark() if line else 0
-        )
-        message[: _HEADER.size] = _tensor(header)
+        _HEADER.pack_into(message.numpy().data, 0, call.digest(), size, program, mark)
         if brought is not None and size <= SMALL:
             message[_HEADER.size : _HEADER.size + size] = brought.view(torch.uint8)
         self._brought = None
         messages = self.all_gather(message, members, call)
-        headers = [_HEADER.unpack(_bytes(part[: _HEADER.size])) for part in messages]
+        headers = [_HEADER.unpack_from(part.numpy().data) for part in messages]
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
         self.trail.add(line, [mark for *_, mark in headers])

@@ -43,9 +43,7 @@ class AllReduce:
     ) -> None:
         """`_XLAC._xla_all_reduce_inplace`."""
         counted("AllReduceInPlace")
-        values = self.values(reduce_type, tensors, scale, groups)
-        for tensor, value in zip(tensors, values, strict=True):
-            overwrite(tensor, value)
+        overwrite(tensors, self.values(reduce_type, tensors, scale, groups))
 
     def values(
         self,
@@ -69,9 +67,9 @@ class AllReduce:
             reduced = [self._reduced(reduce_type, each, members, call) for each in messages]
         for message, flat in zip(messages, reduced, strict=True):
             flat = reductions.scaled(flat, scale, message.dtype)
-            for index, part in zip(message.indexes, flat.split(message.sizes), strict=True):
-                shape = values[index].shape
-                values[index] = part[: shape.numel()].reshape(shape)
+            parts = flat.split_with_sizes(message.sizes)[::2]
+            for index, part in zip(message.indexes, parts, strict=True):
+                values[index] = part.view(values[index].shape)
         return values
 
     def _reduced(
@@ -95,7 +93,7 @@ class _Message:
     flat: torch.Tensor
     """Numbers that can be added, else bytes."""
     sizes: list[int]
-    """How many elements of `flat`, in its first type, belong to each value."""
+    """Of each value and of what is behind it, in elements of its own type."""
 
     @classmethod
     def of(cls, reduce_type: str, values: Sequence[torch.Tensor], indexes: list[int]) -> _Message:

@@ -52,8 +52,8 @@ class ReduceScatter:
     ) -> Token:
         """`_XLAC._xla_reduce_scatter_out`."""
         counted("ReduceScatterOut")
-        (value,) = self.values(reduce_type, [tensor], scale, dim, shard_count, groups)
-        overwrite(output, value)
+        values = self.values(reduce_type, [tensor], scale, dim, shard_count, groups)
+        overwrite([output], values)
         return token
 
     def coalesced(
@@ -86,8 +86,7 @@ class ReduceScatter:
     ) -> Token:
         """`_XLAC._xla_reduce_scatter_coalesced_out`."""
         values = self.values(reduce_type, tensors, scale, dim, shard_count, groups)
-        for output, value in zip(outputs, values, strict=True):
-            overwrite(output, value)
+        overwrite(outputs, values)
         return token
 
     def values(

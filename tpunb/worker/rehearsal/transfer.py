@@ -28,7 +28,8 @@ def from_xla(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     try:
         _XLAC._get_tensors_handle(tensors)  # _to_dlpack ends the process if one has no memory
     except RuntimeError:  # it is on the CPU, or a number that XLA keeps in its programs
-        values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(tensors)
+        plain = [tensor.detach() for tensor in tensors]
+        values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(plain)
         return values
     return [from_dlpack(_XLAC._to_dlpack(tensor)) for tensor in tensors]
 
@@ -38,22 +39,25 @@ def to_xla(value: torch.Tensor) -> torch.Tensor:
     if value.data_ptr() % ALIGNMENT or not value.is_contiguous():
         value = value.clone(memory_format=torch.contiguous_format)
     tensor: torch.Tensor = _XLAC._from_dlpack(to_dlpack(value))
+    memory.lend(value)
     return tensor
 
 
 def flatten(values: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[int]]:
-    """A new flat tensor that holds all values as `dtype`, and the elements that are each one's.
+    """A new flat tensor that holds all values as `dtype`, and how to split it.
 
-    Each begins where XLA can take it over, also when all is turned back into its own type; what
-    is left at its end is zeros.
+    Each value begins where XLA can take it over, also when all is turned back into its own
+    type. So behind each there is a part of zeros, which may be empty.
     """
     unit = ALIGNMENT // min(dtype.itemsize, values[0].itemsize)
-    pieces, sizes = [], []
+    zeros = torch.zeros(unit, dtype=values[0].dtype)
+    pieces: list[torch.Tensor] = []
+    sizes: list[int] = []
     for value in values:
-        pieces.append(value.reshape(-1))
-        sizes.append(math.ceil(value.numel() / unit) * unit)
-        if gap := sizes[-1] - value.numel():
-            pieces.append(torch.zeros(gap, dtype=value.dtype))
+        count = value.numel()
+        gap = -count % unit
+        pieces += value.reshape(-1), zeros[:gap]
+        sizes += count, gap
     return torch.cat(pieces, out=memory.empty(sum(sizes), dtype)), sizes
 
 
@@ -79,6 +83,22 @@ class Memory:
 
     def __init__(self) -> None:
         self._storages: list[torch.UntypedStorage] = []
+        self._lent: list[torch.Tensor] = []
+        self._look_at = 0
+
+    def lend(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor until XLA, which has its memory, needs it no more.
+
+        XLA lets go of it in a thread of its own. A Python object that died there would wait for
+        the interpreter, which another thread may hold while it waits for XLA: seen as a hang.
+        """
+        self._lent.append(tensor)
+        if len(self._lent) > self._look_at:
+            self._let_go()
+            self._look_at = 2 * len(self._lent) + 64
+
+    def _let_go(self) -> None:
+        self._lent = [each for each in self._lent if each._use_count() > 1]  # type: ignore[attr-defined]
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor whose values are anything."""
@@ -89,6 +109,7 @@ class Memory:
         return tensor[:count]
 
     def _storage(self, size: int) -> torch.UntypedStorage:
+        self._let_go()
         free = [storage for storage in self._storages if _is_free(storage)]
         for storage in free:
             if size <= storage.nbytes() <= 2 * size:

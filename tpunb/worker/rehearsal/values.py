@@ -22,46 +22,43 @@ def read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     `torch_xla.compile(full_graph=True)` forbids programs that end within its block, as this one
     does; on a TPU it goes on behind the collective, so it is not the user's.
     """
-    plain = [tensor.detach() for tensor in tensors]
-    divergence.mine.look(plain)
+    divergence.mine.look(tensors)
     allowed = _XLAC._get_allow_execution()
     _XLAC._set_allow_execution(True)
     try:
-        if any(_XLAC._check_tensor_need_materialization(plain)):
+        if any(_XLAC._check_tensor_need_materialization(tensors)):
             _XLAC._xla_sync_live_tensors("", [], True)
         else:
             _XLAC._xla_wait_device_ops([])
-        return transfer.from_xla(plain)
+        return transfer.from_xla(tensors)
     finally:
         _XLAC._set_allow_execution(allowed)
 
 
 def on_device(value: torch.Tensor, like: torch.Tensor, *, gradient: bool) -> torch.Tensor:
-    """A new tensor where `like` is, in the memory of `value`: do not use that again.
+    """A new XLA tensor in the memory of `value`: do not use that again.
 
     It may require grad as `like` does, of which it is no part.
     """
-    tensor = _moved(value, like)
+    tensor = transfer.to_xla(value)
     return tensor.requires_grad_() if gradient and like.requires_grad else tensor
 
 
 @torch.no_grad()
-def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a tensor another value, of its shape or another, as torch_xla's collectives do.
+def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Give tensors other values, of their shapes or others, as torch_xla's collectives do.
 
-    They replace the value of the tensor itself. Its views follow; what it is a view of does
+    They replace the value of a tensor itself. Its views follow; what it is a view of does
     not, and takes its old value back at the next change (seen in torch_xla 2.9 with one
-    replica). Autograd does not see the change. The memory of `value` becomes the tensor's.
+    replica). Autograd does not see the change. The memory of the values becomes
+    that of the tensors: do not use it again.
     """
-    new = _moved(value, tensor)
-    if new.shape != tensor.shape:
-        _XLAC._replace_xla_tensor(tensor, new)
-    elif torch._is_functional_tensor(tensor):
-        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
-        torch._from_functional_tensor(tensor).copy_(new)
-    else:  # XLA_DISABLE_FUNCTIONALIZATION=1
-        tensor.data.copy_(new)
-
-
-def _moved(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return transfer.to_xla(value) if like.device.type == "xla" else value.to(like.device)
+    for tensor, value in zip(tensors, values, strict=True):
+        new = transfer.to_xla(value)
+        if new.shape != tensor.shape:
+            _XLAC._replace_xla_tensor(tensor, new)
+        elif torch._is_functional_tensor(tensor):
+            torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+            torch._from_functional_tensor(tensor).copy_(new)
+        else:  # XLA_DISABLE_FUNCTIONALIZATION=1
+            tensor.data.copy_(new)
