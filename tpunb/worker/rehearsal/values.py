@@ -50,13 +50,13 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
 
     They replace the value of a tensor itself. Its views follow; what it is a view of does
     not, and takes its old value back at the next change (seen in torch_xla 2.9 with one
-    replica). Autograd does not see the change. The memory of the values becomes
-    that of the tensors: do not use it again.
+    replica). Autograd does not see the change. The memory of the values becomes the
+    tensors': do not use it again.
     """
     for tensor, value in zip(tensors, values, strict=True):
         new = transfer.to_xla(value)
         if new.shape != tensor.shape:
-            _XLAC._replace_xla_tensor(tensor, new)
+            tensor.data = new.to(tensor.dtype)
         elif torch._is_functional_tensor(tensor):
             torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
             torch._from_functional_tensor(tensor).copy_(new)
