@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import doctor, failing, lines, reading, start, step
+from benchmarks import collectives, doctor, failing, lines, reading, start, step
 
 MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = {
     "start": (
@@ -22,6 +22,7 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         lambda folder, rounds: step.measure(folder, rounds, 6, (1, 2)),
         lambda folder: step.measure(folder, 1, 2, (2,)),
     ),
+    "collectives": (collectives.measure, collectives.measure_a_little),
     "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),
     "doctor": (
         doctor.measure,

@@ -104,8 +104,14 @@ class Step:
         torch_xla.sync(wait=True)
 
 
+def _cut(optimizer: torch.optim.Optimizer) -> None:
+    """Two programs, as with a collective between them."""
+    torch_xla._XLAC._xla_sync_live_tensors("", [], True)  # type: ignore[attr-defined]
+    optimizer.step()
+
+
 def steps(clock: Clock) -> None:
-    """A step of 25 million parameters: alone, all ranks each for itself, together."""
+    """A step of 25 million parameters: alone, alone in two programs, together."""
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     step = Step(
@@ -114,7 +120,7 @@ def steps(clock: Clock) -> None:
         lambda model: torch.optim.SGD(model.parameters(), lr=1e-6),
     )
     clock.time_alone("step alone", lambda: step(lambda optimizer: optimizer.step()))
-    clock.time("step apart", lambda: step(lambda optimizer: optimizer.step()))
+    clock.time_alone("step cut", lambda: step(_cut))
     clock.time("step together", lambda: step(xm.optimizer_step))
     gradients = torch.ones(LAYERS * (WIDTH + 1) * WIDTH)
     clock.time("step bare", lambda: dist.all_reduce(gradients))

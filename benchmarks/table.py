@@ -28,6 +28,11 @@ class Samples:
         pairs = zip(self.rounds, other.rounds, strict=True)
         return Samples([[median(mine) / median(theirs)] for mine, theirs in pairs])
 
+    def minus(self, other: Samples) -> Samples:
+        """Differences of what was measured in the same round: one a round."""
+        pairs = zip(self.rounds, other.rounds, strict=True)
+        return Samples([[median(mine) - median(theirs)] for mine, theirs in pairs])
+
     def text(self, digits: int) -> str:
         """'0.41 (0.38–0.52)': the median, the lowest and the highest."""
         values = self.all()

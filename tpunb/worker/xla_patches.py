@@ -200,6 +200,17 @@ NAMES: tuple[Name, ...] = (
     *_each(
         XLAC,
         "read",
+        "whether a tensor has to be computed, and its memory, which on the CPU is not copied; the "
+        "handles are asked for because _to_dlpack ends the process where a tensor has no memory",
+        "_check_tensor_need_materialization",
+        "_xla_wait_device_ops",
+        "_get_tensors_handle",
+        "_to_dlpack",
+        "_from_dlpack",
+    ),
+    *_each(
+        XLAC,
+        "read",
         "torch_xla.compile(full_graph=True) forbids programs that end in it, as one does at a "
         "rehearsed collective",
         "_get_allow_execution",

@@ -89,7 +89,8 @@ class Exchange:
         if problem:
             self.peers.refuse(call, self.peers.world, problem)
         if rank not in members:
-            return on_device(torch.zeros_like(tensor, device="cpu"), tensor, gradient=True), token
+            nothing = torch.zeros(tensor.shape, dtype=tensor.dtype)
+            return on_device(nothing, tensor, gradient=True), token
         (value,) = read([tensor])
         flat = as_bytes([value])
         sent = [flat.numel() * (targets.get(rank) == member) for member in members]
