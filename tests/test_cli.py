@@ -25,6 +25,7 @@ from tpunb import __version__, cli, rundir, runs
 from tpunb.rundir import RunDir, runs_in
 
 SURFACE = {
+    "doctor": ["--json", "--import", "--runs DIR"],
     "convert": ["NB.ipynb", "-o --output OUT.py", "--cell N|ID"],
     "run": ["NB.ipynb", "OUT.ipynb", "-p --parameter NAME VALUE", "--cores N|all"],
     "lint": ["NB.ipynb", "--json", "--cell N|ID"],

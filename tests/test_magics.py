@@ -685,17 +685,25 @@ class TestSetup:
 
     def test_what_it_says(self, nb: Kernel) -> None:
         train(nb, "pass").good()  # so it is warm
-        where, packages, runs = nb.run("%tpu_setup", "setup").good().stdout.strip().splitlines()
-        assert re.match(r"local · no TPU: 3 rehearsal cores on \d+ processors of this mac", where)
-        assert "own XLA device: CPU" in where
-        assert re.match(r"python 3\.\d+\.\d+, torch 2\S+, torch_xla 2\S+, ipykernel \d", packages)
-        assert runs == f"runs in {nb.folder}/runs · warm"
+        ran = nb.run("%tpu_setup", "setup").good()
+        headline, *lines = ran.status.splitlines()
+        assert re.fullmatch(r"Ready: 3 rehearsal cores on \d+ processors", headline)
+        rows = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+        assert rows["device"].startswith("no TPU; 3 rehearsal cores")
+        assert re.match(r"python 3\.\d+\.\d+ · torch 2\S+ · torch_xla 2\S+ · ", rows["versions"])
+        assert re.match(r".+ free; 3 ranks need about 750 MiB", rows["memory"])
+        assert f"free in {nb.folder}/runs" in rows["disk"]
+        assert rows["kernel"] == "its own XLA device is the CPU"
+        assert rows["agent"] == "warm"
+        [bundle] = ran.displays.values()
+        assert "<b>Ready: 3 rehearsal cores" in bundle["text/html"]
 
     def test_json(self, nb: Kernel) -> None:
         found = json.loads(nb.run("%tpu_setup --json", "setup").good().stdout)
         assert (found["platform"], found["device"], found["chips"]) == ("local", "CPU", 0)
         assert (found["cores"], found["runs"]) == (3, f"{nb.folder}/runs")
         assert {"python", "torch", "torch_xla", "ipykernel", "tpunb"} <= set(found["versions"])
+        assert (found["problems"], found["kernel_device"]) == ([], "CPU")
 
     def test_cores_and_runs_are_for_later_cells(self, nb: Kernel) -> None:
         nb.run("%tpu_setup --cores 1 --runs elsewhere", "setup").good()
@@ -862,5 +870,5 @@ def test_loading_again_and_unloading(tmp_path: Path) -> None:
             cell = "\npass" if magic.startswith("%%") else ""
             assert "not found" in nb.run(f"{magic}{cell}").stderr
         nb.run("%load_ext tpunb").good()
-        assert "runs in" in nb.run("%tpu_setup --no-warm").good().stdout
+        assert "free in" in nb.run("%tpu_setup --no-warm").good().status
         assert nb.processes() == []

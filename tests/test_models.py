@@ -8,6 +8,7 @@ import pytest
 
 from tpunb import errors
 from tpunb.models import Block, Failure, RunResult, Script, signal_name
+from tpunb.price import Price
 
 FAILURE = Failure(
     rank=2, pid=7, exitcode=1, signal=None, type="ValueError", message="got 17", cell=7, line=3,
@@ -93,6 +94,25 @@ def test_a_result_comes_back_as_it_was_but_for_values(tmp_path: Path) -> None:
     data = json.loads(json.dumps(replace(failed, returns={"w": object()}).to_json()))
     assert data["returns"] == ["w"]
     assert RunResult.from_json(data, tmp_path) == failed
+
+
+def test_what_a_run_cost(tmp_path: Path) -> None:
+    price = Price(9.6, "v5litepod-8 in us-west4, on demand", "2026-11-21", "a catalogue")
+    known, unknown = result(tmp_path, price=price), result(tmp_path)
+    assert known.cost == pytest.approx(9.6 * 12.5 / 3600, abs=1e-4)
+    assert unknown.cost is None
+    words = (
+        "cost: about $0.03 (v5litepod-8 in us-west4, on demand: $9.60 an hour, as of 2026-11-21)"
+    )
+    assert repr(known).splitlines()[-1] == words
+    assert "cost: " not in repr(unknown)
+    failed = replace(known, state="failed", failures=(FAILURE,))
+    assert failed.explain().splitlines()[-2] == words
+    data = json.loads(json.dumps(known.to_json()))
+    assert (data["cost"], data["price"]["per_hour"]) == (known.cost, 9.6)
+    assert RunResult.from_json(data, tmp_path) == known
+    del data["cost"], data["price"]  # of a version that knew no prices
+    assert RunResult.from_json(data, tmp_path) == unknown
 
 
 def test_steps_of_attempts_join_without_doubles(tmp_path: Path) -> None:

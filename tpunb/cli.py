@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
+    doctor = commands.add_parser("doctor", help="where we are, and what is wrong with the set-up")
+    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    doctor.add_argument("--import", action="store_true", dest="try_import",
+                        help="also try to import torch and torch_xla (7 s)")  # fmt: skip
+    doctor.set_defaults(do=_doctor)
     convert = commands.add_parser("convert", help="the script that %%%%tpu_train would run")
     convert.add_argument("notebook", type=Path, metavar="NB.ipynb")
     convert.add_argument("-o", "--output", type=Path, metavar="OUT.py")
@@ -99,10 +104,24 @@ def _parser() -> argparse.ArgumentParser:
                        help="not the N newest")  # fmt: skip
     clean.add_argument("-y", "--yes", action="store_true", help="remove without asking")
     clean.set_defaults(do=_clean)
-    for command in (listing, logs, stop, clean):
+    for command in (doctor, listing, logs, stop, clean):
         command.add_argument("--runs", type=Path, default=runs.default_folder(), metavar="DIR",
                              help="where run folders are (./runs)")  # fmt: skip
     return parser
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    """1 if something must be mended."""
+    from tpunb.display import setup
+    from tpunb.platforms import environment, importing, report
+
+    found = report.look(os.environ, runs=chosen.runs)
+    if chosen.try_import:
+        here = found.machine
+        env = environment.for_run(os.environ, here.device, here=here)
+        found = found.with_problem(importing.problem(env, here, found.packages))
+    print(json.dumps(found.to_json(), indent=1) if chosen.json else setup.text(found))
+    return 1 if found.problems else 0
 
 
 def _convert(chosen: argparse.Namespace) -> int:

@@ -16,6 +16,8 @@ from tpunb.errors import ConversionError, MissingPackageError
 from tpunb.models import Device
 
 _chosen = False
+_taken_in: int | None = None
+"""The cell in which the kernel's own XLA runtime was started."""
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -35,6 +37,25 @@ def chosen_by_us() -> bool:
     return _chosen
 
 
+def note_cell(result: Any) -> None:
+    """After each cell: remember the first after which the kernel's XLA runtime runs."""
+    global _taken_in
+    if _taken_in is None and result is not None and _runtime_runs():
+        _taken_in = result.execution_count or 0
+
+
+def taken_in() -> int | None:
+    """The number of the cell in which the kernel has taken its XLA device; None if it has not,
+    or did before tpunb was loaded.
+    """
+    return _taken_in or None
+
+
+def _runtime_runs() -> bool:
+    xla = sys.modules.get("torch_xla")
+    return xla is not None and bool(xla._XLAC._xla_runtime_is_initialized())
+
+
 def kernel_device(wanted: Device = "CPU") -> str | None:
     """Choose the kernel's own XLA device, unless the person's PJRT_DEVICE has.
 
@@ -44,8 +65,7 @@ def kernel_device(wanted: Device = "CPU") -> str | None:
     global _chosen
     if os.environ.get("PJRT_DEVICE") and not _chosen:
         return None
-    xla = sys.modules.get("torch_xla")
-    if xla is not None and xla._XLAC._xla_runtime_is_initialized():
+    if _runtime_runs():
         return None
     if os.environ.get("PJRT_DEVICE") == wanted:
         return None

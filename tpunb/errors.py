@@ -6,6 +6,7 @@ TpunbError
 ├─ ConversionError      .cell .line
 │   └─ LintError        .findings
 ├─ SetupError
+│   ├─ DeviceBusyError
 │   └─ MissingPackageError
 ├─ RunError             .result
 │   ├─ RankFailedError
@@ -13,7 +14,8 @@ TpunbError
 │   ├─ RunTimeoutError
 │   └─ RunInterruptedError
 ├─ HandoffError
-└─ CheckpointError      .path
+├─ CheckpointError      .path
+└─ DataError
 """
 
 from __future__ import annotations
@@ -104,6 +106,18 @@ class SetupError(TpunbError):
     """This machine or environment cannot run what was asked for."""
 
 
+class DeviceBusyError(SetupError):
+    """Somebody has the TPU. `holder` says who, `fix` what to do."""
+
+    def __init__(self, holder: str, fix: str) -> None:
+        super().__init__(holder, fix)
+        self.holder = holder
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"the TPU is held by {self.holder}, and a chip has one holder at a time: {self.fix}"
+
+
 class MissingPackageError(SetupError):
     """A package that is needed is not installed."""
 
@@ -163,3 +177,7 @@ class CheckpointError(TpunbError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class DataError(TpunbError):
+    """Data could not be brought here, or sent away; what was there before is as it was."""

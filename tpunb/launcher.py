@@ -120,6 +120,7 @@ class Run:
             warm=self.spec.warm,
             replicated=self.spec.replicate is not None,
             replicate_reason=self.spec.replicate or "",
+            price=self.spec.price,
         )
         with contextlib.suppress(OSError):  # the disk may be full: then it is said here only
             self.dir.write_result(result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -41,8 +40,7 @@ class TpuMagics(Magics):
         with options.help_ends():
             chosen = options.parse(options.SETUP, line, self.session.shell.user_ns)
             self.session.setup(chosen)
-            found = self.session.found()
-            print(json.dumps(found, indent=1) if chosen.json else self.session.describe(found))
+            self.session.show(chosen)
 
     # IPython refuses a cell magic without a body, `%%tpu_train --help` too, and points to the
     # line magic of that name: there is one, for --help.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tpunb import communication
 from tpunb.communication import Collective
+from tpunb.price import Price
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,6 +158,8 @@ class RunSpec:
     """Why every rank runs the prelude itself; None: it runs once and the ranks are forked."""
     warm: bool = False
     """True if torch and torch_xla were already imported when the run began."""
+    price: Price | None = None
+    """What this machine costs; None where it is not known."""
 
     def locate(self, line: int) -> tuple[int | None, int | None]:
         """The cell's number and the line within it (from 1) of a line of `script.py`."""
@@ -181,6 +184,7 @@ class RunSpec:
         values["blocks"] = tuple(Block(**block) for block in values["blocks"])
         values["sys_path"] = tuple(values["sys_path"])
         values["returns"] = tuple(values["returns"])
+        values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(**values)
 
 
@@ -244,6 +248,8 @@ class RunResult:
     """Why it did."""
     reason: str = ""
     """Why the run was stopped, where it was."""
+    price: Price | None = None
+    """What the machine cost, as far as that was known when the run began."""
     returns: Mapping[str, Any] = field(default_factory=dict)
     """Values of `--returns` from rank 0, tensors on the CPU."""
     returns_failed: Mapping[str, str] = field(default_factory=dict)
@@ -255,16 +261,16 @@ class RunResult:
         """The content of `result.json`: of returns the names, without the folder itself."""
         data = asdict(replace(self, returns={}, diagnoses=()))
         del data["dir"], data["returns_failed"], data["diagnoses"]
-        return {**data, "returns": list(self.returns)}
+        return {**data, "returns": list(self.returns), "cost": self.cost}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], folder: Path) -> RunResult:
         """What `to_json` wrote, without values of returns."""
-        values = dict(data)
-        del values["returns"]
+        values = {name: value for name, value in data.items() if name not in ("returns", "cost")}
         values["peak_memory"] = tuple(values.get("peak_memory", ()))
         values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
         values["collectives"] = tuple(Collective(**row) for row in values.get("collectives", ()))
+        values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(dir=folder, **values)
 
     @property
@@ -276,6 +282,14 @@ class RunResult:
     def duration(self) -> float:
         """Seconds from the start to the last process gone."""
         return self.ended - self.started
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars for the machine while the run went on; None where its price is not known.
+
+        `price` says of which machine, and when the price was read.
+        """
+        return None if self.price is None else round(self.price.cost(self.duration), 4)
 
     def metrics(self) -> pd.DataFrame:
         """What `tpunb.log` recorded: a row per call and rank, in order of time.
@@ -350,6 +364,8 @@ class RunResult:
                 "run it again on another machine; with tpunb.save(state, step) in the train cell "
                 "a run goes on from where it was"
             )
+        if self.price is not None:
+            lines.append(self.price.tell(self.duration))
         lines.append(f"log: {self.dir / 'run.log'}")
         return "\n".join(lines)
 
@@ -377,6 +393,7 @@ class RunResult:
         back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
         missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
         told = f"\n{communication.in_words(self.collectives)}" if self.collectives else ""
+        told += f"\n{self.price.tell(self.duration)}" if self.price is not None else ""
         return (
             f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
             f" · {self.dir}{missing}{told}"

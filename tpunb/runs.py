@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpunb import control
+from tpunb.data.room import size
 from tpunb.display.status import span
 from tpunb.errors import TpunbError
 from tpunb.rundir import LineTail, RunDir
@@ -113,17 +114,6 @@ def _table(found: list[Kept]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
-
-
-def size(count: int) -> str:
-    """'512 B', '1.5 kB', '20 MB': as file managers count, by thousands."""
-    amount, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 999.5:
-            break
-        amount, unit = amount / 1000, larger
-    digits = 1 if unit != "B" and amount < 9.95 else 0
-    return f"{amount:.{digits}f} {unit}"
 
 
 def old(runs: Path, older_than: float | None, keep: int) -> list[Kept]:

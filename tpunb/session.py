@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import importlib
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +25,18 @@ from IPython.core.interactiveshell import InteractiveShell
 import tpunb
 from tpunb import control, debug, rundir, runs
 from tpunb.background import BackgroundRun
+from tpunb.display import frontend, setup
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import MissingPackageError, NotebookNotFoundError, TpunbError
+from tpunb.errors import DeviceBusyError, MissingPackageError, NotebookNotFoundError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import RunResult, RunSpec
 from tpunb.notebook.history import History
-from tpunb.platforms import environment, machine
+from tpunb.platforms import environment, holders, machine, metadata, prices, report
 from tpunb.platforms.machine import Machine
+from tpunb.platforms.metadata import Metadata
 
 if TYPE_CHECKING:
     from tpunb.models import Snapshot
@@ -55,9 +58,12 @@ class Session:
         self.runs = runs.default_folder()
         self.cores: int | None = None
         self.notebook: str | None = None
+        self._told: Metadata | None = None
+        shell.events.register("post_run_cell", debug.note_cell)
 
     def close(self) -> None:
         """Let go of the kernel: no hook, no guard."""
+        self.shell.events.unregister("post_run_cell", debug.note_cell)
         self.history.close()
         self.launcher.close()
 
@@ -69,7 +75,10 @@ class Session:
         return env
 
     def machine(self) -> Machine:
-        return machine.detect(self.environ())
+        env = self.environ()
+        if self._told is None:  # what it says of a machine stays as it is
+            self._told = metadata.ask(env, machine.root_of(env), metadata.PATIENT)
+        return machine.judge(env, machine.root_of(env), self._told)
 
     def setup(self, chosen: argparse.Namespace) -> None:
         """`%tpu_setup`: keep defaults for later cells, and get warm in the background."""
@@ -87,44 +96,53 @@ class Session:
             self.notebook = str(path)
         if chosen.runs is not None:
             self.runs = Path(chosen.runs).expanduser().absolute()
-        if not chosen.no_warm:
-            need_xla("training")
-            self.launcher.warm(environment.for_run(self.environ(), here.device))
+        if not chosen.no_warm and not missing_xla():
+            self.launcher.warm(self._env(here))
             # nbconvert takes two seconds to import; by the first train cell it is there.
             threading.Thread(target=_warm_up, name="tpunb-warm-up", daemon=True).start()
 
-    def found(self) -> dict[str, Any]:
-        """What `%tpu_setup --json` prints."""
-        here = self.machine()
-        return {
-            "platform": here.platform,
-            "device": here.device,
-            "chips": here.chips,
-            "generation": here.generation,
-            "cores": self.cores or here.default_cores,
-            "processors": here.processors,
-            "versions": versions(),
-            "runs": str(self.runs),
-            "kernel_device": os.environ.get("PJRT_DEVICE", "CPU"),
-        }
-
-    def describe(self, found: dict[str, Any]) -> str:
-        """What `%tpu_setup` prints."""
-        if found["device"] == "TPU":
-            ranks = (
-                f"{found['chips']} TPU {found['generation']} chips, {found['cores']} cores a run"
-            )
-        else:
-            ranks = (
-                f"no TPU: {found['cores']} rehearsal cores on {found['processors']} processors "
-                "of this machine"
-            )
-        packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        state = "warm" if self.launcher.is_warm else "an agent is getting warm in the background"
-        own = f"this kernel's own XLA device: {found['kernel_device']}"
-        return (
-            f"{found['platform']} · {ranks} · {own}\n{packages}\nruns in {found['runs']} · {state}"
+    def show(self, chosen: argparse.Namespace) -> None:
+        """What `%tpu_setup` shows: a card, or everything as JSON. Raises where nothing can run."""
+        self.machine()  # which has asked the metadata server
+        found = report.look(
+            self.environ(),
+            runs=self.runs,
+            cores=self.cores,
+            told=self._told,
+            imported=sys.modules,
         )
+        kernel = os.environ.get("PJRT_DEVICE", "CPU")
+        if chosen.json:
+            print(json.dumps({**found.to_json(), "runs": str(self.runs), "kernel_device": kernel},
+                             indent=1))  # fmt: skip
+        else:
+            state = "warm" if self.launcher.is_warm else "getting warm in the background"
+            own = [("kernel", f"its own XLA device is the {kernel}")]
+            if not chosen.no_warm:
+                own.append(("agent", state))
+            frontend.show(
+                {"text/html": setup.card(found, own), "text/plain": setup.text(found, own)}
+            )
+        if not chosen.no_warm:
+            need_xla("training")
+
+    def _env(self, here: Machine, asked: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
+        """The environment of a run on this machine, with what `--env` asks for."""
+        return environment.for_run(self.environ(), here.device, dict(asked), here)
+
+    def _refuse_if_held(self, here: Machine) -> None:
+        """Raise DeviceBusyError if somebody has the TPU who does not take turns with runs."""
+        root = machine.root_of(os.environ)
+        for look in range(2):
+            held = [one for one in holders.look(root).holders if not one.living]
+            if not held:
+                return
+            if look == 0:
+                time.sleep(0.5)  # ranks of a run that has just ended may still be going
+        first = held[0]
+        cell = debug.taken_in() if first.kind == "this kernel" else None
+        since = "" if cell is None else f" since cell [{cell}]"
+        raise DeviceBusyError(f"{first.describe()}{since}", first.fix())
 
     def train(self, chosen: argparse.Namespace, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`, from the options and the cell's body to the result."""
@@ -146,11 +164,13 @@ class Session:
         self, chosen: argparse.Namespace, cell: str, here: Machine, world_size: int,
         shown: frozenset[int], pressed: list[int],
     ) -> RunResult | BackgroundRun | None:  # fmt: skip
-        env = environment.for_run(self.environ(), here.device, dict(chosen.env))
+        env = self._env(here, chosen.env)
         if chosen.resume is not None:
             env["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
         if not chosen.dry_run:
             need_xla("%%tpu_train")
+            if here.device == "TPU":
+                self._refuse_if_held(here)
             if chosen.fresh:
                 self.launcher.put_away()
             self.launcher.warm(env)  # it imports while the notebook is converted
@@ -166,7 +186,7 @@ class Session:
         if chosen.dry_run:
             from tpunb import plan
 
-            changes = environment.changes(self.environ(), here.device)
+            changes = environment.changes(self.environ(), here.device, here)
             print(plan.describe(read, world_size, here.device, changes))
             return None
         read.refuse()
@@ -187,6 +207,7 @@ class Session:
             timeout=chosen.timeout,
             hang_timeout=chosen.hang_timeout,
             retries=chosen.retries,
+            price=prices.of(here),
             replicate=read.replicate,
         )
         slim = replace(read.snapshot, content=None)
@@ -367,20 +388,13 @@ def _checked(here: Machine, cores: int | None, option: str) -> int:
 
 
 def need_xla(what: str) -> None:
-    """Raise MissingPackageError if torch_xla is not there. Looks, without importing it."""
-    for package in ("torch", "torch_xla"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(
-                package, what, "`pip install 'tpunb[xla]'` brings a matching pair"
-            )
+    """Raise MissingPackageError if torch_xla is not there."""
+    for package in missing_xla():
+        raise MissingPackageError(
+            package, what, "`pip install 'tpunb[xla]'` brings a matching pair"
+        )
 
 
-def versions() -> dict[str, str]:
-    """Installed versions of what a run depends on, read from metadata."""
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
-    for name in ("torch", "torch_xla", "libtpu", "ipykernel", "tpunb"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def missing_xla() -> list[str]:
+    """Which of torch and torch_xla are not there. Looks, without importing them."""
+    return [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]

@@ -6,12 +6,15 @@ from tpunb.platforms import environment
 def test_a_run_gets_its_device_and_loses_what_other_launchers_left() -> None:
     kernel = {"HOME": "/root", "RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "1"}
     made = environment.for_run(kernel, "CPU", {"LR": "0.1"})
-    assert made == {"HOME": "/root", "PJRT_DEVICE": "CPU", "PYTHONUNBUFFERED": "1", "LR": "0.1"}
+    added = {"PJRT_DEVICE": "CPU", "PYTHONUNBUFFERED": "1", "TQDM_MININTERVAL": "0.5", "LR": "0.1"}
+    assert made == {"HOME": "/root"} | added
     assert kernel == {"HOME": "/root", "RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "1"}
 
 
 def test_every_change_has_its_reason_and_only_changes_are_listed() -> None:
-    env = {"PJRT_DEVICE": "TPU", "PYTHONUNBUFFERED": "1", "LOCAL_RANK": "0"}
+    env = {"PJRT_DEVICE": "TPU", "PYTHONUNBUFFERED": "1", "TQDM_MININTERVAL": "9"}
+    assert environment.changes(env, "TPU") == []
+    env["LOCAL_RANK"] = "0"
     (change,) = environment.changes(env, "TPU")
     assert (change.name, change.value) == ("LOCAL_RANK", None)
     assert change.reason

@@ -8,13 +8,15 @@ import pytest
 from tpunb.platforms import machine
 
 
-def pci(folder: Path, *devices: tuple[str, str]) -> Path:
+def pci(root: Path, *devices: tuple[str, str]) -> Path:
     for number, (vendor, device) in enumerate(devices):
-        path = folder / f"0000:00:{number:02x}.0"
-        path.mkdir()
+        path = root / f"sys/bus/pci/devices/0000:00:{number:02x}.0"
+        path.mkdir(parents=True)
         (path / "vendor").write_text(f"{vendor}\n")
         (path / "device").write_text(f"{device}\n")
-    return folder
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/meminfo").write_text("MemAvailable: 1048576 kB\n")
+    return root
 
 
 def test_this_machine_has_no_tpu_and_rehearses() -> None:
@@ -34,7 +36,7 @@ def test_chips_are_counted_on_the_pci_bus_among_other_devices(tmp_path: Path) ->
 def test_the_persons_choice_of_device_counts(tmp_path: Path) -> None:
     one = pci(tmp_path, ("0x1ae0", "0x006f"))
     assert machine.detect({"PJRT_DEVICE": "CPU"}, one).device == "CPU"
-    assert machine.detect({"PJRT_DEVICE": "TPU"}, tmp_path / "none").device == "TPU"
+    assert machine.detect({"PJRT_DEVICE": "TPU"}).device == "TPU"
 
 
 def test_a_device_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:

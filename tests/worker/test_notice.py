@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.metadata import metadata_server
 from tests.support import Driver
 from tpunb.events import Output, Stopping
+from tpunb.platforms.fakes import Server
 from tpunb.worker import notice
 from tpunb.worker.notice import Notice
 
@@ -36,8 +36,8 @@ def test_a_notice_is_heard(
     monkeypatch: pytest.MonkeyPatch, path: str, before: str, after: str
 ) -> None:
     values = {path: before}
-    with metadata_server(values) as host:
-        monkeypatch.setenv("GCE_METADATA_HOST", host)
+    with Server(values) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
         watch = Notice()
         time.sleep(0.2)
         assert watch.text == ""
@@ -48,8 +48,8 @@ def test_a_notice_is_heard(
 
 
 def test_nobody_answers_or_something_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    with metadata_server({"instance/preempted": "TRUE"}, flavour="Other") as host:
-        monkeypatch.setenv("GCE_METADATA_HOST", host)
+    with Server({"instance/preempted": "TRUE"}, "not Google's") as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
         other = Notice()
         time.sleep(0.3)
         assert other.text == ""
@@ -71,8 +71,8 @@ def test_a_run_on_a_machine_that_is_taken_away(
             print("saved", flush=True)
             raise
     """
-    with metadata_server(values) as host:
-        monkeypatch.setenv("GCE_METADATA_HOST", host)
+    with Server(values) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
         driver = Driver(tmp_path)
         said: set[int | None] = set()
 

@@ -39,6 +39,15 @@ def here() -> FrontEnd:
     return FrontEnd(write, Replaced(), batch=batch, stops=stops)
 
 
+def show(bundle: dict[str, str]) -> None:
+    """Show something once, in the cell that runs now: a bundle with text/plain among its types."""
+    front = here()
+    if front.publish is not None:
+        front.publish(bundle)
+    else:
+        front.write(bundle["text/plain"] + "\n")
+
+
 def write(text: str) -> None:
     """Write to the cell's output now: in a kernel, one message."""
     sys.stdout.write(text)

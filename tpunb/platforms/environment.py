@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpunb.models import THREAD_VARIABLES, Device
+from tpunb.platforms import chips
+from tpunb.platforms.machine import Machine
 
 _RANK_VARIABLES = (
     "CPU_NUM_DEVICES",
@@ -27,6 +30,25 @@ _RANK_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "WORLD_SIZE",
 )
+# Of one process and its chip: torch_xla keeps what is set (os.environ.setdefault), so every
+# rank would have the same one. 2.9, _internal/tpu.py.
+_CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_PORT")
+_PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Each process would pin its threads to the same processors, the first ones."""
+RETIRED = (
+    "COLAB_TPU_ADDR",
+    "TPU_IP_ADDRESS",
+    "XRT_DEVICE_MAP",
+    "XRT_HOST_ORDINAL",
+    "XRT_LOCAL_WORKER",
+    "XRT_MESH_SERVICE_ADDRESS",
+    "XRT_MULTI_PROCESSING_DEVICE",
+    "XRT_SHARD_ORDINAL",
+    "XRT_SHARD_WORLD_SIZE",
+    "XRT_TPU_CONFIG",
+    "XRT_WORKERS",
+)
+"""Variables of XRT and of TPU nodes, which torch_xla has not read since 2.0 or so."""
 
 _AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_")
 """Prefixes of variables that are read when the interpreter starts or torch is imported.
@@ -35,6 +57,8 @@ Not those of XLA, PJRT and libtpu: they are read when a rank starts the runtime.
 torch_xla or scikit-learn in the kernel sets some (XLA_FLAGS, KMP_INIT_AT_FORK), which must not
 cost a warm agent.
 """
+CACHE = "TPUNB_XLA_CACHE"
+"""Where ranks on a TPU keep what was compiled, a folder each; 'off': nowhere."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +71,11 @@ class Change:
     reason: str
 
 
-def changes(env: Mapping[str, str], device: Device) -> list[Change]:
-    """What a run's environment must have, or must not have, on this device."""
+def changes(env: Mapping[str, str], device: Device, here: Machine | None = None) -> list[Change]:
+    """What a run's environment must have, or must not have, on this device.
+
+    `here` is the machine, where it matters: what a TPU needs besides is only known of one.
+    """
     found = [
         Change("PJRT_DEVICE", device, "the device of the ranks"),
         Change("PYTHONUNBUFFERED", "1", "what child processes print is seen at once"),
@@ -58,21 +85,87 @@ def changes(env: Mapping[str, str], device: Device) -> list[Change]:
         for name in _RANK_VARIABLES
         if name in env
     ]
+    found += [
+        Change(name, None, "of TPU nodes and XRT, which are gone")
+        for name in RETIRED
+        if name in env
+    ]
+    found += [
+        Change(name, None, "it would pin all ranks to the same processors")
+        for name in _PINNING
+        if name in env
+    ]
     if env.get("TPU_PROCESS_ADDRESSES") == "local":
         for name in ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"):
             if name in env:
                 found.append(Change(name, None, "torch_xla would keep it in every rank"))
-    if "inline" in env.get("MPLBACKEND", "") or "ipympl" in env.get("MPLBACKEND", ""):
-        found.append(Change("MPLBACKEND", "Agg", "a rank has no notebook to draw into"))
+    if device == "TPU":
+        found += [
+            Change(name, None, "of one process; every rank gets its own chip")
+            for name in _CHIP_VARIABLES
+            if name in env
+        ]
+    if here is not None and device == "TPU":
+        found += _on_a_tpu(env, here)
+    found += _of_libraries(env)
     return [change for change in found if env.get(change.name) != change.value]
 
 
+def _on_a_tpu(env: Mapping[str, str], here: Machine) -> Iterator[Change]:
+    for name, value in topology(env, here).items():
+        yield Change(name, value, "no metadata server says how the chips lie; from the PCI bus")
+    if CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
+        folder = cache_folder(env, here)
+        yield Change(CACHE, str(folder), "what was compiled once is not compiled again (off: =off)")
+
+
+def _of_libraries(env: Mapping[str, str]) -> Iterator[Change]:
+    if "inline" in env.get("MPLBACKEND", "") or "ipympl" in env.get("MPLBACKEND", ""):
+        yield Change("MPLBACKEND", "Agg", "a rank has no notebook to draw into")
+    if "TQDM_MININTERVAL" not in env:  # tqdm reads it since 4.66; its own default is 0.1
+        yield Change("TQDM_MININTERVAL", "0.5", "ranks' bars are shown so often, and logged")
+
+
+def needs_topology(env: Mapping[str, str], here: Machine) -> bool:
+    """Whether torch_xla would ask a metadata server that cannot tell it how the chips lie."""
+    if not here.chips:
+        return False
+    if env.get("TPU_SKIP_MDS_QUERY"):
+        return not all(
+            any(name in env for name in names)
+            for names in (
+                ("TPU_ACCELERATOR_TYPE",),
+                ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
+                ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
+                ("CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"),
+            )
+        )
+    return "ACCELERATOR_TYPE" not in here.metadata.tpu_env
+
+
+def topology(env: Mapping[str, str], here: Machine) -> dict[str, str]:
+    """The variables to add where torch_xla cannot know how the chips lie; {} if it can."""
+    if not needs_topology(env, here) or here.workers > 1:
+        return {}
+    known = chips.topology(here.accelerator_type, here.chips)
+    return {name: value for name, value in known.items() if not env.get(name)}
+
+
+def cache_folder(env: Mapping[str, str], here: Machine) -> Path:
+    """Where compiled programs are kept: they fit one generation of TPU, and are the user's."""
+    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
+    return Path(base) / "tpunb" / "xla" / here.generation.replace(" ", "-")
+
+
 def for_run(
-    env: Mapping[str, str], device: Device, extra: Mapping[str, str] | None = None
+    env: Mapping[str, str],
+    device: Device,
+    extra: Mapping[str, str] | None = None,
+    here: Machine | None = None,
 ) -> dict[str, str]:
     """A new dict: the environment of a run. `extra` is what the person asked for (`--env`)."""
     made = dict(env)
-    for change in changes(env, device):
+    for change in changes(env, device, here):
         if change.value is None:
             del made[change.name]
         else:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpunb.models import Device
+from tpunb.platforms import chips, metadata, where
+from tpunb.platforms.chips import GENERATIONS, Generation
+from tpunb.platforms.metadata import Metadata
 
-GOOGLE = "0x1ae0"
-# PCI device ids and names: torch_xla 2.9 (_internal/tpu.py) and tpu-info.
-TPU_IDS = {
-    "0x0027": "v2 or v3",
-    "0x005e": "v4",
-    "0x0062": "v5p",
-    "0x0063": "v5e",
-    "0x006f": "v6e",
-    "0x0076": "v7x",
-}
+ROOT = "TPUNB_ROOT"
+"""A folder, named in the environment, that has the machine's /sys, /dev and /proc/meminfo: those
+of a host below a container, or of a machine that is made up (tpunb.platforms.fake)."""
 REHEARSAL_CORES = 4
 RANK_MEMORY = 250 * 2**20
 """Bytes that a rehearsal rank needs at least, with torch_xla's runtime started (measured)."""
@@ -29,7 +25,7 @@ class Machine:
     """What was found."""
 
     platform: str
-    """'colab', 'kaggle' or 'local' (any other machine)."""
+    """See `where.Place`."""
     device: Device
     """What ranks will run on."""
     chips: int
@@ -39,11 +35,39 @@ class Machine:
     processors: int
     memory: int
     """Bytes that are free for new processes."""
+    kind: str = "this machine"
+    """The platform more exactly, for people."""
+    signs: tuple[str, ...] = ()
+    """What says where we are."""
+    accelerator_type: str = ""
+    """'v5litepod-16': the whole slice that this host is a part of; empty if nobody says it."""
+    workers: int = 1
+    """Hosts of the slice."""
+    worker: int = 0
+    """This host's number among them."""
+    spot: bool | None = None
+    """Whether the machine may be taken away at any time; None: nobody says."""
+    metadata: Metadata = field(default_factory=Metadata)
+    """What the metadata server has said."""
+
+    @property
+    def made(self) -> Generation | None:
+        """What is known of this generation; None without a TPU, or where two are possible."""
+        return GENERATIONS.get(self.generation)
+
+    @property
+    def devices_per_chip(self) -> int:
+        """Devices that torch_xla finds in a process with one chip."""
+        if self.generation == "v2 or v3":
+            return 2
+        return self.made.devices if self.made is not None else 1
 
     @property
     def default_cores(self) -> int:
         """Ranks of a run that does not say how many."""
-        return self.chips if self.device == "TPU" else REHEARSAL_CORES
+        if self.device == "CPU":
+            return REHEARSAL_CORES
+        return max(1, self.chips) if self.devices_per_chip == 1 else 1
 
     @property
     def most_rehearsal_cores(self) -> int:
@@ -54,6 +78,8 @@ class Machine:
         """Why this many ranks cannot run here and what can; None if they can."""
         if cores < 1:
             return f"{cores} cores: at least 1 is needed"
+        if self.device == "TPU" and cores > 1 and self.devices_per_chip > 1:
+            return f"{cores} cores: {self.why_one_rank()}"
         if self.device == "TPU" and cores not in (1, self.chips):
             return (
                 f"{cores} cores: this TPU has {self.chips} chips, and torch_xla runs on 1 "
@@ -68,50 +94,86 @@ class Machine:
             )
         return None
 
+    def why_one_rank(self) -> str:
+        """Why a run on this generation of TPU has one rank only."""
+        return (
+            f"a TPU {self.generation} gives each process {self.devices_per_chip} devices, which "
+            "torch_xla drives from threads of one process. A rank of tpunb is a process with one "
+            "device, as under torchrun, which torch_xla does not support here either. Use "
+            "--cores 1 (one core of the TPU), a rehearsal on CPU (PJRT_DEVICE=CPU), or a TPU v4, "
+            "v5e, v5p or v6e"
+        )
 
-def detect(env: Mapping[str, str], pci: Path = Path("/sys/bus/pci/devices")) -> Machine:
+
+def root_of(env: Mapping[str, str]) -> Path:
+    """Where this machine's files are: / unless the environment names another place."""
+    return Path(env.get(ROOT, "/"))
+
+
+def detect(
+    env: Mapping[str, str], root: Path | None = None, patience: float = metadata.QUICK
+) -> Machine:
     """Look at this machine. `env` is the environment of the person's session.
 
-    PJRT_DEVICE, where a person has set it, decides between TPU and CPU.
+    PJRT_DEVICE, where a person has set it, decides between TPU and CPU. A metadata server, if
+    there can be one, is waited for `patience` seconds.
     """
-    chips, generation = _chips(pci)
+    root = root_of(env) if root is None else root
+    return judge(env, root, metadata.ask(env, root, patience))
+
+
+def judge(env: Mapping[str, str], root: Path, told: Metadata) -> Machine:
+    """What this machine is, after what the metadata server has `told`."""
+    count, generation = chips.on_the_bus(root)
     wanted = env.get("PJRT_DEVICE", "")
-    device: Device = "TPU" if wanted == "TPU" or (chips and wanted != "CPU") else "CPU"
+    device: Device = "TPU" if wanted == "TPU" or (count and wanted != "CPU") else "CPU"
+    named = _accelerator_type(env, told)
+    if (parsed := chips.parse(named)) is not None and count:
+        generation = parsed[0].name  # of v2 and v3 the bus cannot say which
+    place = where.find(env, root, told, count)
+    hosts = [host for host in _hosts(env, told) if host]
+    number = env.get("TPU_WORKER_ID") or told.values.get("agent-worker-number", "0")
+    spot = told.values.get("preemptible")
     return Machine(
-        platform=_platform(env),
+        platform=place.platform,
         device=device,
-        chips=chips,
+        chips=count,
         generation=generation,
         processors=len(os.sched_getaffinity(0)),
-        memory=_free_memory(),
+        memory=_free_memory(root),
+        kind=place.kind,
+        signs=place.signs,
+        accelerator_type=named or chips.type_of(generation, count),
+        workers=max(1, len(hosts)),
+        worker=int(number) if number.isdecimal() else 0,
+        spot=None if spot is None else spot.upper() == "TRUE",
+        metadata=told,
     )
 
 
-def _platform(env: Mapping[str, str]) -> str:
-    if "COLAB_RELEASE_TAG" in env:
-        return "colab"
-    if "KAGGLE_KERNEL_RUN_TYPE" in env:
-        return "kaggle"
-    return "local"
+def _accelerator_type(env: Mapping[str, str], told: Metadata) -> str:
+    return (
+        env.get("TPU_ACCELERATOR_TYPE")
+        or told.values.get("accelerator-type")
+        or told.tpu_env.get("ACCELERATOR_TYPE", "")
+    )
 
 
-def _chips(pci: Path) -> tuple[int, str]:
-    """TPU chips on the PCI bus and their generation. Reading these files takes no chip."""
-    found = []
-    for device in sorted(pci.glob("*")) if pci.is_dir() else []:
-        try:
-            vendor = (device / "vendor").read_text().strip()
-            number = (device / "device").read_text().strip()
-        except OSError:  # a device may vanish, or be unreadable in a container
-            continue
-        if vendor == GOOGLE and number in TPU_IDS:
-            found.append(TPU_IDS[number])
-    return len(found), found[0] if found else ""
+def _hosts(env: Mapping[str, str], told: Metadata) -> list[str]:
+    if "TPU_WORKER_HOSTNAMES" in env:
+        return env["TPU_WORKER_HOSTNAMES"].split(",")
+    return told.values.get("worker-network-endpoints", "").split(",")
 
 
-def _free_memory() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def _free_memory(root: Path) -> int:
+    """MemAvailable, or what a container's limit leaves of it."""
+    free = 0
+    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):  # no cgroup of version 2 here, or no limit ('max')
+        return free

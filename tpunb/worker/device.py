@@ -61,3 +61,11 @@ def begin(device: Device, local_rank: int, local_world_size: int) -> None:
         else:
             pjrt.initialize_multiprocess(local_rank, local_world_size)
         pulse.watch()
+
+
+def end(device: Device, world_size: int) -> None:
+    """After a train cell that ended well."""
+    if device == "CPU" and world_size > 1:
+        from tpunb.worker.rehearsal.install import leave
+
+        leave()

@@ -40,7 +40,21 @@ def call_here(
 ) -> None:
     """What `notebook_launcher` does now: like itself with one process."""
     _active[-1].note("num_processes", num_processes)
-    function(*args)
+    _call(function, *args)
+
+
+def _call(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Call a launched function. The process group that it leaves would end with its process."""
+    before = _has_process_group()
+    result = function(*args, **kwargs)
+    if not before and _has_process_group():
+        sys.modules["torch.distributed"].destroy_process_group()
+    return result
+
+
+def _has_process_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 class _Replacement:
@@ -95,12 +109,12 @@ class _Replacement:
             args: Sequence[object] = (),
         ) -> None:
             self.note("nprocs", nprocs)
-            fn(self._index, *args)
+            _call(fn, self._index, *args)
 
         def run_multiprocess(
             fn: Callable[..., object], *args: object, start_method: str = "spawn", **kwargs: object
         ) -> dict[int, object]:
-            return {self._index: fn(*args, **kwargs)}
+            return {self._index: _call(fn, *args, **kwargs)}
 
         self._set(pjrt, "spawn", spawn)
         self._set(pjrt, "run_multiprocess", run_multiprocess)

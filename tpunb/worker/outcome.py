@@ -117,6 +117,7 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",
         reason=seen.stop.reason if seen.stop else "",
+        price=spec.price,
         returns=dict.fromkeys(_returned(run)),
     )
 

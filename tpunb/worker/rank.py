@@ -150,6 +150,7 @@ def _tell(error: BaseException, task: Assignment) -> None:
 
 def _finish(task: Assignment) -> int:
     """After a train cell that ended well: metrics are written, values wait for the kernel."""
+    device.end(task.spec.device, task.spec.world_size)
     returns.settle()
     log = sys.modules.get("tpunb.training.log")
     if log is not None:

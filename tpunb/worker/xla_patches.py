@@ -18,7 +18,17 @@ VERSIONS = ("2.8", "2.9")
 XLAC = "torch_xla._XLAC"
 OPS = "_c10d_functional"
 
-Kind = Literal["identity", "collective", "refused", "state", "launcher", "loader", "read"]
+Kind = Literal[
+    "identity",
+    "collective",
+    "refused",
+    "state",
+    "launcher",
+    "loader",
+    "compiler",
+    "meeting",
+    "read",
+]
 
 
 @dataclass(frozen=True)
@@ -29,9 +39,9 @@ class Name:
     """A module, or the namespace of an operator library."""
     name: str
     kind: Kind
-    """What becomes of it: 'identity', 'collective' and 'launcher' are replaced by functions
-    of the same meaning, 'refused' by one that raises NotRehearsedError, 'state' is set, of a
-    'loader' a method is replaced."""
+    """What becomes of it: 'identity', 'collective', 'compiler', 'meeting' and 'launcher' are
+    replaced by functions of the same meaning, 'refused' by one that raises
+    NotRehearsedError, 'state' is set, of a 'loader' a method is replaced."""
     why: str
     versions: tuple[str, ...] = VERSIONS
 
@@ -138,6 +148,19 @@ NAMES: tuple[Name, ...] = (
         "extract_compiled_graph",
         "read",
         "a collective inside a graph that is being compiled would become a constant in it",
+    ),
+    Name(
+        "torch_xla._dynamo.dynamo_bridge",
+        "extract_compiled_graph_helper",
+        "compiler",
+        "torch.compile: a graph with collectives is run by lazy tensors, all others as ever",
+    ),
+    *_each(
+        "torch.distributed.rendezvous",
+        "meeting",
+        "where init_process_group meets: what xla:// is, and who serves the store of env://",
+        "_rendezvous_handlers",
+        "_create_c10d_store",
     ),
     *_each(
         "torch_xla._internal.pjrt",

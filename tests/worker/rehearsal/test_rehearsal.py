@@ -626,34 +626,6 @@ def test_what_is_not_rehearsed_says_so(ranks: Ranks) -> None:
     ranks.values(not_rehearsed, 2)
 
 
-def compiled() -> float:
-    rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.worker.rehearsal.collectives import NotRehearsedError
-
-    x = torch.ones(3, device=torch_xla.device())
-
-    @torch.compile(backend="openxla")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return xm.all_reduce("sum", x * 2) + 1
-
-    with pytest.raises(Exception, match="is not rehearsed on CPU cores") as raised:
-        step(x)
-    error: BaseException | None = raised.value
-    while error is not None and not isinstance(error, NotRehearsedError):
-        error = error.__cause__
-    assert error is not None
-    return xm.all_reduce("sum", torch.ones(1, device=torch_xla.device())).item()
-
-
-@pytest.mark.slow
-def test_a_collective_in_a_compiled_function_is_refused(ranks: Ranks) -> None:
-    assert ranks.values(compiled, 2) == [2.0, 2.0]
-
-
 def in_a_child() -> str:
     rehearse()
     import torch

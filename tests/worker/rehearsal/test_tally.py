@@ -71,6 +71,11 @@ def test_in_words() -> None:
     )
 
 
+def test_a_file_that_a_full_disk_has_cut_off_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "collectives.json").write_text('[{"rank": 0, "oper')
+    assert tally.read(tmp_path / "collectives.json") == []
+
+
 def test_nothing_is_left_where_nothing_was_sent(tmp_path: Path) -> None:
     tally.save(tmp_path / "collectives.json", 0)
     assert list(tmp_path.iterdir()) == []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import linecache
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, NamedTuple
 
 _LIBRARIES = ("tpunb.worker", "contextlib", "torch_xla", "torch")
 
@@ -28,6 +31,8 @@ class Call:
     """What helps a person and need not be the same: a rendezvous' tag."""
     place: str = ""
     """Where in the user's code; filled in when the call is described to others."""
+    apart: str = ""
+    """Where this rank was when the ranks met from different lines for the first time."""
 
     def __str__(self) -> str:
         """'all_reduce sum of 62 tensors (float32[10, 3], …)'."""
@@ -43,9 +48,9 @@ class Call:
         content = "\n".join((self.operation, self.detail, *self.tensors))
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
-    def described(self) -> bytes:
+    def described(self, apart: str = "") -> bytes:
         """Everything, with the place in the user's code, for the other ranks."""
-        values = [self.operation, self.tensors, self.detail, self.label, users_line()]
+        values = [self.operation, self.tensors, self.detail, self.label, users_line(), apart]
         return json.dumps(values).encode()
 
     @classmethod
@@ -72,18 +77,42 @@ def name_places(script: str, place: Callable[[int], str]) -> None:
     _places = places
 
 
-def users_line() -> str:
-    """The line of the user's code that is running: 'line 12 of train.py: xm.all_reduce(…)'."""
+class Where(NamedTuple):
+    """A line of the user's code."""
+
+    filename: str
+    line: int
+    module: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """'line 12 of train.py: xm.all_reduce(…)'."""
+        place = _places(self.filename, self.line)
+        source = linecache.getline(self.filename, self.line, dict(self.module)).strip()
+        return f"{place}: {source}" if source else place
+
+    def mark(self) -> int:
+        """32 bits that are the same on all ranks for the same line, and others for others."""
+        return zlib.crc32(self.filename.encode(), self.line)
+
+
+def where() -> Where | None:
+    """The line of the user's code that is running; None if there is none (a few µs)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if not any(module == name or module.startswith(name + ".") for name in _LIBRARIES):
-            code = frame.f_code
-            source = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
-            place = _places(code.co_filename, frame.f_lineno)
-            return f"{place}: {source}" if source else place
+        if not _of_library(frame.f_globals.get("__name__", "")):
+            return Where(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
         frame = frame.f_back
-    return ""
+    return None
+
+
+@functools.cache
+def _of_library(module: str) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in _LIBRARIES)
+
+
+def users_line() -> str:
+    """The line of the user's code that is running: 'line 12 of train.py: xm.all_reduce(…)'."""
+    return str(where() or "")
 
 
 def disagreement(calls: Mapping[int, Call]) -> str:
@@ -102,7 +131,28 @@ def disagreement(calls: Mapping[int, Call]) -> str:
             *lines,
             "Every rank must make the same collective calls, in the same order, with tensors of "
             "the same shapes and types. On a TPU this would hang or crash.",
+            *parting({rank: call.apart for rank, call in calls.items()}),
         ]
+    )
+
+
+def parting(apart: Mapping[int, str]) -> list[str]:
+    """Lines about where ranks met from different lines for the first time, if they did.
+
+    Ranks that make the same call from different lines are not wrong (one may wait in an
+    `else`). But where calls do not fit in the end it is most often where it began: a collective
+    under a condition on the rank met the next one of the others.
+    """
+    places: dict[str, list[int]] = {}
+    for rank, place in sorted(apart.items()):
+        if place:
+            places.setdefault(place, []).append(rank)
+    lines = [
+        f"  rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {place}"
+        for place, ranks in places.items()
+    ]
+    return (
+        ["They met from different lines for the first time in collective", *lines] if lines else []
     )
 
 

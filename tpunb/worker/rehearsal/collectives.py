@@ -16,7 +16,9 @@ import torch_xla
 import torch_xla.runtime as xr
 
 from tpunb.errors import TpunbError
+from tpunb.worker.rehearsal import divergence
 from tpunb.worker.rehearsal.calls import Call
+from tpunb.worker.rehearsal.compiled import left_to_dynamo
 from tpunb.worker.rehearsal.gloo import Wire
 
 Groups = Sequence[Sequence[int]]
@@ -143,6 +145,7 @@ class Collectives:
         shaped = [part.view(value.dtype).reshape(value.shape) for part in parts]
         return torch.cat(shaped, dim).to(tensor.device)
 
+    @left_to_dynamo
     def rendezvous(
         self,
         payload: bytes = b"",
@@ -211,6 +214,7 @@ def _read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     of a step.
     """
     plain = [tensor.detach() for tensor in tensors]
+    divergence.mine.look(plain)
     _XLAC._xla_sync_live_tensors("", [], False)
     values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(plain)
     return values

@@ -31,8 +31,9 @@ from torch._C._distributed_c10d import (
 
 from tpunb.errors import TpunbError
 from tpunb.worker import pulse
-from tpunb.worker.rehearsal import tally
-from tpunb.worker.rehearsal.calls import Call, disagreement
+from tpunb.worker.rehearsal import divergence, tally
+from tpunb.worker.rehearsal.calls import Call, disagreement, where
+from tpunb.worker.rehearsal.trail import Farewell, Trail, departed
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
@@ -43,8 +44,8 @@ INQUIRY = 2.0
 
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
-_HEADER = struct.Struct("<16sqq")
-"""Digest of the call, length of its payload, length of its description."""
+_HEADER = struct.Struct("<16sqqQI")
+"""Digest of the call, lengths of its payload and description, hash of the program, the line."""
 
 
 class CollectiveError(TpunbError):
@@ -66,7 +67,10 @@ class WaitedTooLongError(CollectiveError):
 class _Group:
     """Some ranks, connected with each other."""
 
-    def __init__(self, members: tuple[int, ...], pids: dict[int, int], store: Store) -> None:
+    def __init__(
+        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store
+    ) -> None:
+        self.name = name
         self.members = members
         self.pids = pids
         self.store = store
@@ -105,6 +109,7 @@ class Wire:
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._store: Store | None = None
         self._broken: str | None = None
+        self.trail = Trail()
 
     @contextlib.contextmanager
     def together(self, call: Call, members: Sequence[int], payload: int = 0) -> Iterator[list[int]]:
@@ -145,21 +150,39 @@ class Wire:
             )
             raise
 
+    def leave(self) -> None:
+        """Say that this rank makes no collective call any more: others need not wait for it."""
+        exchanges = {group.name: group.exchanges for group in self._groups.values()}
+        trail = self.trail
+        farewell = Farewell(trail.calls, trail.last, trail.apart, exchanges)
+        with contextlib.suppress(RuntimeError):  # there is no store any more: so is the run
+            self._open_store().set(f"left/{self.rank}", farewell.to_json())
+
     def _agree(self, call: Call, members: Sequence[int], payload: int) -> list[int]:
-        described = call.described()
-        header = _HEADER.pack(call.digest(), payload, len(described))
+        described, line = call.described(self.trail.apart), where()
+        program, mark = divergence.mine.take(), line.mark() if line else 0
+        header = _HEADER.pack(call.digest(), payload, len(described), program, mark)
         headers = [
             _HEADER.unpack(_bytes(part)) for part in self.all_gather(_tensor(header), members, call)
         ]
-        if len({digest for digest, _, _ in headers}) == 1:
-            return [length for _, length, _ in headers]
-        size = max(length for _, _, length in headers)
+        if len({digest for digest, *_ in headers}) == 1:
+            self.trail.add(line, [mark for *_, mark in headers])
+            if divergence.mine.differ(call, [program for *_, program, _ in headers]):
+                self._tell_of_programs(call, members)
+            return [length for _, length, *_ in headers]
+        size = max(length for _, _, length, *_ in headers)
         parts = self.all_gather(_tensor(described.ljust(size, b"\0")), members, call)
         calls = {
             rank: Call.from_description(_bytes(part)[:length])
-            for rank, part, (_, _, length) in zip(members, parts, headers, strict=True)
+            for rank, part, (_, _, length, *_) in zip(members, parts, headers, strict=True)
         }
         raise MismatchError(disagreement(calls))
+
+    def _tell_of_programs(self, call: Call, members: Sequence[int]) -> None:
+        described = self.all_gather(_tensor(divergence.mine.described()), members, call)
+        if self.rank == min(members):
+            texts = dict(zip(members, map(_bytes, described), strict=True))
+            divergence.say(divergence.mine.tell(call, texts))
 
     # The following are called in a block of `together`.
 
@@ -229,12 +252,8 @@ class Wire:
 
         Waiting here and not in gloo: it can be interrupted, and knows who has not come.
         """
-        if self._store is None:
-            self._store = TCPStore(
-                self._address, self._port, is_master=False, timeout=timedelta(seconds=30)
-            )
         name = "-".join(str(member) for member in members)
-        store = PrefixStore(f"{self._prefix}/{name}", self._store)
+        store = PrefixStore(name, self._open_store())
         store.set(f"pid/{self.rank}", str(self._pid))
         absent = [member for member in members if member != self.rank]
         deadline = time.monotonic() + self._timeout
@@ -242,15 +261,38 @@ class Wire:
         while absent := [member for member in absent if not store.check([f"pid/{member}"])]:
             if time.monotonic() > deadline:
                 raise WaitedTooLongError(self._waited(call, absent))
+            self._look_for_departed(name, 1, absent, call)
             time.sleep(pause)
             pause = min(0.01, 2 * pause)
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = _Group(members, pids, store)
+        group = _Group(name, members, pids, store)
         try:
             group.connect(self.rank, self._timeout)
         except RuntimeError as error:
             self._explain(group, call, error)
         return group
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            store = TCPStore(
+                self._address, self._port, is_master=False, timeout=timedelta(seconds=30)
+            )
+            self._store = PrefixStore(self._prefix, store)
+        return self._store
+
+    def _look_for_departed(
+        self, group: str, exchange: int, absent: Sequence[int], call: Call
+    ) -> None:
+        """Raise if one of those that are waited for has said that it will not come."""
+        store = self._open_store()
+        left = {
+            member: Farewell.from_json(store.get(f"left/{member}"))
+            for member in absent
+            if member != self.rank and store.check([f"left/{member}"])
+        }
+        left = {r: word for r, word in left.items() if word.exchanges.get(group, 0) < exchange}
+        if left:
+            raise PeerLostError(departed(self.rank, self.trail, call, left))
 
     def _wait(self, work: Work, group: _Group, call: Call) -> None:
         group.exchanges += 1
@@ -265,6 +307,7 @@ class Wire:
                 if not known:
                     self._tell_that_here(group)
                     known = True
+                self._look_for_departed(group.name, group.exchanges, group.members, call)
         try:
             work.wait()  # at once: it failed, or has completed since
         except RuntimeError as error:
@@ -278,6 +321,7 @@ class Wire:
         """Say which rank is missing from an exchange that failed."""
         ended, absent = self._missing(group)
         if ended:
+            self._look_for_departed(group.name, group.exchanges, ended, call)
             raise PeerLostError(
                 f"{_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
                 "failed, and its own error says why, or it makes fewer collective calls than "

@@ -21,13 +21,16 @@ from torch_xla.version import __version__
 
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
+from tpunb.worker.rehearsal import compiled
 from tpunb.worker.rehearsal.collectives import Collectives, refusing
+from tpunb.worker.rehearsal.distributed import Meetings
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _library: torch.library.Library | None = None
 """Kept: its operators are gone when it is."""
+_wire: Wire | None = None
 
 
 def install(
@@ -47,13 +50,10 @@ def install(
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
     _check()
-    wire = Wire(
-        rank,
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        timeout,
-    )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    global _wire
+    _wire = wire = Wire(rank, address, port, attempt, timeout)
     # As pjrt.initialize_multiprocess sets them: xr.local_ordinal() and its like read them.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
@@ -68,8 +68,10 @@ def install(
         "_xla_all_gather": collectives.all_gather,
     }
     for name, function in xlac.items():
-        setattr(_XLAC, name, function)
+        setattr(_XLAC, name, compiled.left_to_dynamo(function))
     xm.xla_rendezvous = collectives.rendezvous
+    compiled.install()
+    Meetings(wire, world_size, address, port, attempt).install()
     operators = {"all_reduce": collectives.functional_all_reduce}
     for refused in NAMES:
         if refused.kind == "refused":
@@ -77,8 +79,14 @@ def install(
             if refused.owner == OPS:
                 operators[refused.name] = stand_in
             else:
-                setattr(_XLAC, refused.name, stand_in)
+                setattr(_XLAC, refused.name, compiled.left_to_dynamo(stand_in))
     _replace_operators(operators)
+
+
+def leave() -> None:
+    """After the train cell: tell the ranks that still wait in a collective not to."""
+    if _wire is not None:
+        _wire.leave()
 
 
 def _identity(rank: int, world_size: int) -> dict[str, Callable[..., Any]]:

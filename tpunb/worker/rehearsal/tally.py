@@ -71,9 +71,9 @@ def save(path: Path, rank: int) -> None:
 
 
 def read(path: Path) -> list[Collective]:
-    """What `save` wrote; empty if it wrote nothing."""
+    """What `save` wrote; empty if it wrote nothing, or a full disk or a kill cut it off."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
         return []
-    return [Collective(**row) for row in json.loads(text)]
+    return [Collective(**row) for row in rows]

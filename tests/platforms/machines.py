@@ -1,0 +1,45 @@
+"""Machines for the tests of this folder, and what is found on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tpunb.platforms import report
+from tpunb.platforms.fakes import DUMPS, FakeMachine, Server, build
+from tpunb.platforms.report import Report
+
+PAIR = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "ipykernel": "6.17.1"}
+"""What fits together: Colab's."""
+OF_KAGGLE = {"torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"}
+
+
+@contextmanager
+def machine(name: str, root: Path) -> Iterator[FakeMachine]:
+    """One of the dumps, with its metadata server."""
+    dump = DUMPS[name]
+    with build(dump, root) as made:
+        if dump.behaviour is None:
+            yield made
+            return
+        with Server(dump.metadata, dump.behaviour) as server:
+            made.env["GCE_METADATA_HOST"] = server.host
+            yield made
+
+
+def look(
+    made: FakeMachine, packages: Mapping[str, str] = PAIR, *,
+    needs: Mapping[str, Any] | None = None, python: tuple[int, ...] = (3, 12, 1), **values: Any,
+) -> Report:  # fmt: skip
+    """What is found with these packages installed."""
+    path = [made.packages(packages, needs)]
+    return report.look(
+        made.env, runs=made.root / "runs", root=made.root, path=path, python=python, **values
+    )
+
+
+def ids(found: Report) -> tuple[list[str], list[str]]:
+    """The ids of problems and of advice."""
+    return [one.id for one in found.problems], [one.id for one in found.advice]

@@ -1,0 +1,183 @@
+"""What would hang on a TPU is caught within seconds, with rank, cell and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from textwrap import indent
+
+import pytest
+
+from tests.support import Driver, Seen
+from tests.worker.ranks import Ranks, rehearse, warm
+
+START = """\
+import os, threading, time, torch, torch_xla
+import torch_xla.core.xla_model as xm
+def ones(*shape, **kind):
+    return torch.ones(*shape, device=torch_xla.device(), **kind)
+"""
+RANK = 'rank = int(os.environ["RANK"])\n'
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    made = Driver(tmp_path_factory.mktemp("runs"))
+    made.warm()
+    yield made
+    made.launcher.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with warm(tmp_path_factory.mktemp("ranks")) as started:
+        yield started
+
+
+def failed(driver: Driver, train: str, ranks: int = 3) -> Seen:
+    """A run that fails by itself: nothing of the guard's ends it earlier than its patience."""
+    seen = driver.run([START], RANK + train, ranks=ranks, grace=1.0, hang_timeout=120.0)
+    assert seen.result.state == "failed", seen.log
+    assert seen.seconds < 60.0, "this was the guard's patience, not the wire's"
+    return seen
+
+
+def says(seen: Seen, *texts: str) -> None:
+    failure = seen.result.failure
+    assert failure is not None
+    for text in texts:
+        assert re.search(text, f"{failure.headline()}\n{failure.message}"), failure.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("train", "texts"),
+    [
+        pytest.param(
+            'if rank == 1:\n    xm.all_reduce("sum", [ones(3)])',
+            [
+                r"^rank 1 failed in cell \[2\], line 3: PeerLostError: ",
+                r"ranks 0, 2 have returned from the train cell while rank 1 waited in all_reduce "
+                r"sum of float32\[3\]: it is the 1st collective of rank 1, and ranks 0, 2 took "
+                r"part in none\.",
+            ],
+            id="a collective under a condition on the rank",
+        ),
+        pytest.param(
+            'for batch in range(3 if rank == 1 else 4):\n    xm.all_reduce("sum", [ones(3)])',
+            [
+                r"^rank [02] failed in cell \[2\], line 3: PeerLostError: ",
+                r"rank 1 has returned from the train cell while rank [02] waited in all_reduce "
+                r"sum of float32\[3\]: it is the 4th collective of rank [02], and rank 1 took "
+                r"part in 3, the last at cell \[2\], line 3: xm\.all_reduce\(",
+                "Does one rank have a batch less",
+            ],
+            id="unequal batches",
+        ),
+        pytest.param(
+            "for batch in range(3 if rank == 1 else 4):\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            "threading.Thread(target=time.sleep, args=(1000 if rank == 1 else 0,)).start()",
+            [r"^rank [02] failed in cell \[2\], line 3: PeerLostError: rank 1 has returned"],
+            id="unequal batches, and the rank that is done lives on",
+        ),
+        pytest.param(
+            "for batch in range(3 if rank == 1 else 4):\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            'xm.rendezvous("epoch")',
+            [
+                r"MismatchError: the ranks called different collectives at the same time",
+                r"ranks 0, 2: all_reduce sum of float32\[3\]\n +cell \[2\], line 3: xm\.all_reduce",
+                r"rank 1: rendezvous 'epoch'\n +cell \[2\], line 4: xm\.rendezvous",
+            ],
+            id="unequal batches before another collective",
+        ),
+        pytest.param(
+            "if rank == 0:\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            "for batch in range(4):\n"
+            '    xm.all_reduce("sum", [ones(3)])',
+            [
+                r"^rank 0 failed in cell \[2\], line 5: PeerLostError: ranks 1, 2 have returned",
+                r"met from different lines for the first time in collective\n"
+                r"  rank 0: number 1, at cell \[2\], line 3: xm.all_reduce\(.*\n"
+                r"  ranks 1, 2: number 1, at cell \[2\], line 5: xm.all_reduce\(",
+            ],
+            id="a conditional collective that meets another of the same kind",
+        ),
+        pytest.param(
+            'steps = [lambda: xm.all_reduce("sum", [ones(3)]), lambda: xm.rendezvous("r")]\n'
+            "for step in steps if rank else reversed(steps):\n"
+            "    step()",
+            [
+                r"rank 0: rendezvous 'r'\n +cell \[2\], line 2: ",
+                r"ranks 1, 2: all_reduce sum of float32\[3\]\n +cell \[2\], line 2: ",
+            ],
+            id="another order",
+        ),
+        pytest.param(
+            'xm.all_reduce("sum", [ones(3 + (rank == 2))])',
+            [
+                r"ranks 0, 1: all_reduce sum of float32\[3\]\n +cell \[2\], line 2",
+                r"rank 2: all_reduce sum of float32\[4\]",
+                "On a TPU this would hang or crash",
+            ],
+            id="another shape",
+        ),
+        pytest.param(
+            'xm.all_reduce("sum", [ones(3, dtype=torch.bfloat16 if rank else torch.float32)])',
+            [r"rank 0: .*float32\[3\]", r"ranks 1, 2: .*bfloat16\[3\]"],
+            id="another type",
+        ),
+        pytest.param(
+            "groups = [[0, 1], [2]] if rank else [[0], [1, 2]]\n"
+            'xm.all_reduce("sum", [ones(3)], groups=groups)',
+            [r"rank 0: .*groups \[\[0\], \[1, 2\]\]", r"ranks 1, 2: .*groups \[\[0, 1\], \[2\]\]"],
+            id="other groups",
+        ),
+    ],
+)
+def test_each_is_named(driver: Driver, train: str, texts: list[str]) -> None:
+    says(failed(driver, train), *texts)
+
+
+@pytest.mark.slow
+def test_within_a_function_that_is_launched(driver: Driver) -> None:
+    train = "def main(index):\n" + indent(
+        'for batch in range(5 - index):\n    xm.all_reduce("sum", [ones(3)])', "    "
+    )
+    seen = failed(driver, train + "\ntorch_xla.launch(main)", ranks=2)
+    says(
+        seen,
+        r"^rank 0 failed in cell \[2\], line 4: PeerLostError: rank 1 has returned",
+        r"it is the 5th collective of rank 0, and rank 1 took part in 4",
+    )
+
+
+def gone(early: bool) -> str:
+    from tpunb.worker.rehearsal import gloo, install
+
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    x = torch.ones(3, device=torch_xla.device())
+    if not early:
+        xm.all_reduce("sum", [x])
+    if rank == 2:
+        install.leave()
+        return ""
+    with pytest.raises(gloo.PeerLostError) as raised:
+        xm.all_reduce("sum", [x])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rank_that_has_gone_is_missed_at_the_first_and_at_later_meetings(
+    ranks: Ranks, early: bool
+) -> None:
+    first, second, _ = ranks.values(gone, 3, early)
+    for message in (first, second):
+        assert message.startswith("rank 2 has returned from the train cell while rank ")
+        assert ("took part in none" if early else "took part in 1, the last at line") in message

@@ -1,0 +1,1 @@
+"""Data in and out: Kaggle, buckets, the web; nothing twice, nothing overwritten."""

@@ -1,0 +1,197 @@
+"""What is wrong with the device: the TPU that is there, that should be, or that somebody has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tpunb.platforms import chips, environment
+from tpunb.platforms.holders import Holding
+from tpunb.platforms.machine import Machine
+from tpunb.platforms.problem import Problem
+
+_DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+
+
+def problems(
+    here: Machine, holding: Holding, env: Mapping[str, str], root: Path
+) -> Iterator[Problem]:
+    """All of them, those first without which nothing runs."""
+    yield from _device(here, env)
+    if here.device == "TPU" and here.chips:
+        yield from _files(here, root)
+        yield from _held(holding)
+        yield from _slice(here, env)
+        yield from _topology(here, env)
+    yield from _variables(env)
+
+
+def _device(here: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+    wanted = env.get("PJRT_DEVICE", "")
+    if wanted not in ("", "CPU", "TPU"):
+        yield Problem(
+            "pjrt-device",
+            f"PJRT_DEVICE is {wanted}; runs of tpunb use a TPU, or the CPU for rehearsals.",
+            "unset it, or set it to TPU or CPU",
+            must=False,
+        )
+    if wanted == "TPU" and not here.chips:
+        yield Problem(
+            "no-tpu",
+            "PJRT_DEVICE is TPU, and there is no TPU on this machine's PCI bus.",
+            _get_a_tpu(here) or "unset PJRT_DEVICE: then runs are rehearsals on the CPU",
+        )
+    elif wanted == "CPU" and here.chips:
+        yield Problem(
+            "tpu-not-used",
+            f"this machine has {here.chips} TPU chips, and PJRT_DEVICE=CPU keeps runs off them.",
+            "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU",
+            must=False,
+        )
+    elif not here.chips and (how := _get_a_tpu(here)):
+        yield Problem(
+            "no-tpu-runtime",
+            f"{here.kind}: there is no TPU here, so runs are rehearsals on the CPU.",
+            how,
+            must=False,
+        )
+
+
+def _get_a_tpu(here: Machine) -> str:
+    return {
+        "colab": "for a TPU: Runtime > Change runtime type > v5e-1 TPU or v6e-1 TPU",
+        "kaggle": "for a TPU: Settings > Accelerator > TPU v5e-8 (the session restarts)",
+    }.get(here.platform, "")
+
+
+def _files(here: Machine, root: Path) -> Iterator[Problem]:
+    """Chips on the bus need device files, which a container may not have been given."""
+    files = chips.device_files(root)
+    if not files:
+        yield Problem(
+            "no-device-files",
+            f"{here.chips} TPU chips are on the PCI bus, and neither /dev/accel* nor /dev/vfio/* "
+            "is here: this container was not given them.",
+            "start the container with `--privileged --net=host` (GKE: request `google.com/tpu` "
+            "in the pod's resources)",
+        )
+        return
+    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        yield Problem(
+            "device-files-closed",
+            f"{closed[0]} and {len(closed) - 1} more cannot be opened by this user.",
+            f"`sudo chmod a+rw {' '.join(map(str, closed))}`, or run as a user who may",
+        )
+
+
+def _held(holding: Holding) -> Iterator[Problem]:
+    for holder in holding.holders:
+        if not (holder.kind == "run" and holder.living):
+            yield Problem("tpu-held", f"the TPU is held by {holder.describe()}.", holder.fix())
+    living = [holder for holder in holding.holders if holder.kind == "run" and holder.living]
+    for name in sorted({holder.name for holder in living}):
+        first = next(holder for holder in living if holder.name == name)
+        yield Problem(
+            "tpu-in-use",
+            f"run {Path(name).name} goes on and has the TPU; the next one waits for it.",
+            first.fix(),
+            must=False,
+        )
+    if holding.lock == "forbidden" and not holding.holders:
+        unseen = (
+            f" ({holding.unreadable} processes of other users cannot be looked into from here)"
+            if holding.unreadable
+            else ""
+        )
+        yield Problem(
+            "lock-file",
+            f"{holding.lock_file} belongs to {holding.lock_user} and cannot be opened, so libtpu "
+            f"takes the TPU for in use, whether or not it is{unseen}.",
+            f"see who has it, `sudo lsof -w /dev/accel* /dev/vfio/*`; if nobody has, `sudo rm "
+            f"{holding.lock_file}`",
+        )
+
+
+def _slice(here: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+    parsed = chips.parse(here.accelerator_type)
+    if here.devices_per_chip > 1:
+        yield Problem("two-devices", f"{here.why_one_rank()}.", "`--cores 1`", must=False)
+    if here.generation == "v7x":
+        yield Problem(
+            "v7x",
+            "torch_xla 2.9 knows TPU v7x by name only; Google's own PyTorch for it is torch_tpu.",
+            "expect trouble, or use a TPU v4, v5e, v5p or v6e",
+            must=False,
+        )
+    if here.workers > 1:
+        yield Problem(
+            "pod",
+            f"this is host {here.worker} of the {here.workers} of a {here.accelerator_type}: a "
+            "run here starts ranks on this host only, and they wait for those of the others.",
+            "start the same notebook on all hosts at once (`gcloud compute tpus tpu-vm ssh "
+            "NAME --worker=all --command='tpunb run NB.ipynb'`), or use a slice of one host",
+            must=False,
+        )
+    elif parsed is not None and parsed[1] > here.chips:
+        yield Problem(
+            "chips-missing",
+            f"a {here.accelerator_type} has {parsed[1]} chips, and this machine shows "
+            f"{here.chips}: this is one host of several, of which nobody has told the others' "
+            "names, or a container that was given some of the chips.",
+            "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID on every host, or give the container "
+            "all chips",
+        )
+
+
+def _topology(here: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+    """Where nobody says how the chips lie, a run is told; unless that is not known either."""
+    if not environment.needs_topology(env, here):
+        return
+    told = here.metadata.state
+    why = "has no tpu-env (404)" if told == "answers" else {
+        "stalls": "does not answer in time",
+        "refuses": "refuses connections",
+        "unknown name": "has no address here",
+        "not Google's": "is something else",
+    }.get(told, "was not asked")  # fmt: skip
+    if environment.topology(env, here):
+        yield Problem(
+            "metadata",
+            f"the metadata server, which torch_xla asks for the TPU's topology, {why}. Runs are "
+            f"told it in their environment instead ({here.accelerator_type}, one host).",
+            "nothing, for runs; for other programs set TPU_SKIP_MDS_QUERY=1 and the variables "
+            "that `%%tpu_train --dry-run` lists",
+            must=False,
+        )
+    else:
+        yield Problem(
+            "topology",
+            f"the metadata server {why}, and the variables TPU_ACCELERATOR_TYPE, TPU_HOST_BOUNDS, "
+            "TPU_CHIPS_PER_HOST_BOUNDS and TPU_WORKER_ID do not say how the chips lie: torch_xla "
+            "fails with 'Failed to get TPU metadata', or waits.",
+            "start the container with --net=host, or set TPU_SKIP_MDS_QUERY=1 and those variables",
+        )
+
+
+def _variables(env: Mapping[str, str]) -> Iterator[Problem]:
+    for name in _DOWNCASTS:
+        if env.get(name, "0") not in ("", "0"):
+            yield Problem(
+                "downcast",
+                f"{name} is set: torch_xla computes in bfloat16 where the types still say "
+                "float32, and will stop doing so in a later release.",
+                "unset it; `model.to(torch.bfloat16)` or torch.autocast('xla', "
+                "dtype=torch.bfloat16) say what is meant",
+                must=False,
+            )
+    retired = sorted(name for name in environment.RETIRED if name in env)
+    if retired:
+        yield Problem(
+            "retired-variables",
+            f"{', '.join(retired)}: read by torch_xla before 2.0 only. Runs do not get "
+            f"{'them' if len(retired) > 1 else 'it'}.",
+            "take them out of the notebook; PJRT_DEVICE=TPU is what counts, and it is set for runs",
+            must=False,
+        )
