@@ -134,12 +134,13 @@ class Card:
                     f'style="vertical-align:middle" src="{metric.curve.image(self.colour)}">'
                 )
             cells.append(
-                f'<div style="margin:0 12px 2px 0"><span style="{_FAINT}">'
+                f'<div style="margin:0 8px 2px 0"><span style="{_FAINT}">'
                 f"{escape(metric.name)}</span> <b>{escape(metric.value)}</b>{picture}</div>"
             )
         if self.more:
             cells.append(f'<div style="{_FAINT}">{escape(self.more)}</div>')
-        between = f'<span style="{_FAINT};margin:0 12px 0 0"> · </span>'
+        # Apart by their margins; the dot is for where every style is taken away.
+        between = '<span style="opacity:0"> · </span>'
         return (
             f'<div style="display:flex;flex-wrap:wrap;margin-top:6px">{between.join(cells)}</div>'
         )

@@ -260,6 +260,8 @@ class Status:
 
     def _marks(self) -> list[strip.Mark]:
         result = self._result
+        if self._spec.world_size == 1:
+            return []
         if not any(self._life.ranks) if result is None else result.failure is None:
             return []
         guilty = [self._failed] if self._failed is not None else []
