@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import failing, lines, reading, start, step
+from benchmarks import doctor, failing, lines, reading, start, step
 
 MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = {
     "start": (
@@ -23,6 +23,10 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         lambda folder: step.measure(folder, 1, 2, (2,)),
     ),
     "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),
+    "doctor": (
+        doctor.measure,
+        lambda folder: doctor.measure(folder, 1, ("laptop", doctor.STALLED)),
+    ),
     "failing": (
         failing.measure,
         lambda folder: failing.measure(folder, 1, ("fail", "loop")),

@@ -20,6 +20,9 @@ SURFACE = {
         "--runs DIR",
         "--no-warm",
         "--json",
+        "--stop-when-done",
+        "--idle MINUTES",
+        "--keep-running",
     ],
     "%%tpu_train": [
         "-h --help",
@@ -40,18 +43,28 @@ SURFACE = {
         "--replicate",
         "--dry-run",
         "--no-raise",
+        "--stop-when-done",
+        "--idle MINUTES",
     ],
     "%%tpu_debug": ["-h --help"],
     "%tpu_runs": ["-h --help"],
     "%tpu_logs": ["-h --help", "RUN", "--rank R", "--tail N"],
     "%tpu_stop": ["-h --help", "RUN"],
     "%tpu_attach": ["-h --help", "RUN", "--out VAR", "--logs all|none|RANKS", "--no-raise"],
+    "%tpu_data": [
+        "-h --help",
+        "SOURCE",
+        "--to DIR",
+        "--upload URL",
+        "--credentials PATH|URL",
+        "--no-unpack",
+    ],
 }
 """What people type and write into notebooks that they keep: changed only with a reason."""
 
 PARSERS = (
     options.SETUP, options.TRAIN, options.DEBUG, options.RUNS, options.LOGS, options.STOP,
-    options.ATTACH,
+    options.ATTACH, options.DATA,
 )  # fmt: skip
 
 
@@ -99,6 +112,8 @@ def test_defaults() -> None:
         "replicate": False,
         "dry_run": False,
         "no_raise": False,
+        "stop_when_done": False,
+        "idle": None,
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpunb import __version__, control, rundir, runs
+from tpunb.data import command
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
@@ -104,8 +105,15 @@ def _parser() -> argparse.ArgumentParser:
                        help="not the N newest")  # fmt: skip
     clean.add_argument("-y", "--yes", action="store_true", help="remove without asking")
     clean.set_defaults(do=_clean)
-    for command in (doctor, listing, logs, stop, clean):
-        command.add_argument("--runs", type=Path, default=runs.default_folder(), metavar="DIR",
+    keep = commands.add_parser("keep-running", help="take --stop-when-done of this machine back")
+    keep.set_defaults(do=_keep_running)
+    bring = commands.add_parser(
+        "data", help="bring data here, or send results away", description=command.DESCRIPTION
+    )
+    command.add_options(bring)
+    bring.set_defaults(do=_data)
+    for one in (doctor, listing, logs, stop, clean):
+        one.add_argument("--runs", type=Path, default=runs.default_folder(), metavar="DIR",
                              help="where run folders are (./runs)")  # fmt: skip
     return parser
 
@@ -249,6 +257,18 @@ def _clean(chosen: argparse.Namespace) -> int:
             return 0
     runs.remove(found)
     print("Removed.")
+    return 0
+
+
+def _keep_running(chosen: argparse.Namespace) -> int:
+    from tpunb.money import keep_running
+
+    print(keep_running())
+    return 0
+
+
+def _data(chosen: argparse.Namespace) -> int:
+    command.run(chosen, os.environ, print)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -82,7 +83,7 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
     what is not Python.
     """
     try:
-        from tpunb.worker import launchers
+        from tpunb.worker import launchers, libraries
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "torch_xla"):
             raise
@@ -90,8 +91,10 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
             error.name, "%%tpu_debug", "`pip install 'tpunb[xla]'` brings a matching pair"
         ) from error
     body, last = _compile(shell, cell)
+    no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
+    counting = libraries.counting_cores(1) if no_tpu else contextlib.nullcontext()
     try:
-        with launchers.calling_here(0):
+        with launchers.calling_here(0), counting:
             exec(body, shell.user_ns)
             return None if last is None else eval(last, shell.user_ns)
     except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from tpunb import debug, options, rundir, runs
+from tpunb.data import command
 from tpunb.session import Session
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -41,6 +43,14 @@ class TpuMagics(Magics):
             chosen = options.parse(options.SETUP, line, self.session.shell.user_ns)
             self.session.setup(chosen)
             self.session.show(chosen)
+            self.session.stop_when_done(chosen)
+
+    @line_magic
+    @_documented(options.DATA)
+    def tpu_data(self, line: str) -> None:
+        with options.help_ends():
+            chosen = options.parse(options.DATA, line, self.session.shell.user_ns)
+            command.run(chosen, os.environ, print)
 
     # IPython refuses a cell magic without a body, `%%tpu_train --help` too, and points to the
     # line magic of that name: there is one, for --help.

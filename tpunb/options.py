@@ -18,6 +18,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from tpunb.data import command
+
 _BRACES = re.compile(r"\{([A-Za-z_]\w*)[\w.]*\}")
 _DOLLAR = re.compile(r"^\$([A-Za-z_]\w*)$")
 
@@ -101,6 +103,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _minutes(text: str) -> float:
+    value = _seconds(text) if text.replace(".", "", 1).isdecimal() else 0.0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes from 1 on")
+    return value
+
+
 def names(text: str) -> tuple[str, ...]:
     """Variable names, with commas between them."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -128,6 +137,16 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _add_stop_when_done(parser: argparse.ArgumentParser, when: str) -> None:
+    parser.add_argument(
+        "--stop-when-done", action="store_true",
+        help=f"stop this TPU VM (gcloud) {when}, after a countdown, once no run goes on, no cell "
+        "runs and nobody has the TPU",
+    )  # fmt: skip
+    parser.add_argument("--idle", type=_minutes, metavar="MINUTES",
+                        help="… once that has been so for MINUTES")  # fmt: skip
+
+
 SETUP = _parser("%tpu_setup", "Say where we are and what will be used; choose defaults; get warm.")
 SETUP.add_argument("--cores", type=cores, default=..., metavar="N|all",
                    help="ranks of later runs that do not say how many")  # fmt: skip
@@ -137,6 +156,10 @@ SETUP.add_argument("--notebook", metavar="PATH", help="this notebook's file, if 
 SETUP.add_argument("--runs", metavar="DIR", help="where run folders go (./runs)")
 SETUP.add_argument("--no-warm", action="store_true", help="do not start an agent ahead")
 SETUP.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+_add_stop_when_done(SETUP, "whenever a run has ended")
+SETUP.add_argument("--keep-running", action="store_true",
+                   help="take --stop-when-done back, whoever gave it")  # fmt: skip
 
 TRAIN = _parser("%%tpu_train", "Run this notebook up to this cell, and this cell on every core.")
 TRAIN.add_argument("--cores", type=cores, default=..., metavar="N|all",
@@ -175,6 +198,7 @@ TRAIN.add_argument("--replicate", action="store_true", help="every rank runs the
 TRAIN.add_argument("--dry-run", action="store_true",
                    help="show the plan and the script, run nothing")  # fmt: skip
 TRAIN.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")
+_add_stop_when_done(TRAIN, "when this run has ended")
 
 DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core.")
 
@@ -206,3 +230,6 @@ ATTACH.add_argument(
 ATTACH.add_argument("--logs", default="all", metavar="all|none|RANKS",
                     help="which ranks' lines the cell shows, e.g. 0,3-5 (all)")  # fmt: skip
 ATTACH.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")
+
+DATA = _parser("%tpu_data", command.DESCRIPTION)
+command.add_options(DATA)

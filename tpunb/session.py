@@ -33,10 +33,12 @@ from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import RunResult, RunSpec
+from tpunb.money import Keeper, keep_running
 from tpunb.notebook.history import History
 from tpunb.platforms import environment, holders, machine, metadata, prices, report
 from tpunb.platforms.machine import Machine
 from tpunb.platforms.metadata import Metadata
+from tpunb.platforms.tpu_vm import TpuVm
 
 if TYPE_CHECKING:
     from tpunb.models import Snapshot
@@ -60,9 +62,11 @@ class Session:
         self.notebook: str | None = None
         self._told: Metadata | None = None
         shell.events.register("post_run_cell", debug.note_cell)
+        self.keeper = Keeper(shell)
 
     def close(self) -> None:
         """Let go of the kernel: no hook, no guard."""
+        self.keeper.close()
         self.shell.events.unregister("post_run_cell", debug.note_cell)
         self.history.close()
         self.launcher.close()
@@ -126,6 +130,19 @@ class Session:
         if not chosen.no_warm:
             need_xla("training")
 
+    def stop_when_done(self, chosen: argparse.Namespace) -> None:
+        """`%tpu_setup --stop-when-done` and `--keep-running`."""
+        if chosen.keep_running:
+            print(keep_running())
+        elif (vm := self._to_stop(chosen, self.machine(), "%tpu_setup")) is not None:
+            self.keeper.order(vm, self.runs, chosen.idle)
+
+    def _to_stop(self, chosen: argparse.Namespace, here: Machine, magic: str) -> TpuVm | None:
+        """The machine, if it is to be stopped; asked for and refused before anything begins."""
+        if chosen.idle is not None and not chosen.stop_when_done:
+            raise UsageError(f"{magic} --idle: it says when --stop-when-done stops the machine")
+        return self.keeper.check(here, self.environ()) if chosen.stop_when_done else None
+
     def _env(self, here: Machine, asked: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
         """The environment of a run on this machine, with what `--env` asks for."""
         return environment.for_run(self.environ(), here.device, dict(asked), here)
@@ -167,7 +184,9 @@ class Session:
         env = self._env(here, chosen.env)
         if chosen.resume is not None:
             env["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
+        vm = None
         if not chosen.dry_run:
+            vm = self._to_stop(chosen, here, "%%tpu_train")
             need_xla("%%tpu_train")
             if here.device == "TPU":
                 self._refuse_if_held(here)
@@ -212,6 +231,8 @@ class Session:
         )
         slim = replace(read.snapshot, content=None)
         run = self.launcher.start(folder, spec, read.script, slim, env, detached=chosen.detach)
+        if vm is not None:
+            self.keeper.order(vm, self.runs, chosen.idle, folder.path)
         self._keep_notebook(read.snapshot, folder)
         if RAN in os.environ:
             rundir.append(Path(os.environ[RAN]), f"{folder.path}\n")

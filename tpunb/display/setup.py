@@ -98,6 +98,8 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     if report.credentials:
         found = ", ".join(f"{one.service} ({one.place})" for one in report.credentials)
         rows.append(("credentials", found))
+    if report.price is not None:
+        rows.append(("price", str(report.price)))
     if room.left is not None:
         rows.append(("time left", f"at most {span(room.left)}"))
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tpunb.platforms import (
     holders,
     machine,
     metadata,
+    prices,
     resources,
     versions,
 )
@@ -30,6 +31,7 @@ from tpunb.platforms.metadata import Metadata
 from tpunb.platforms.problem import Problem
 from tpunb.platforms.resources import Room
 from tpunb.platforms.versions import Installed
+from tpunb.price import Price
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Report:
     """What must be mended, the first thing first."""
     advice: tuple[Problem, ...]
     """What is good to know."""
+    price: Price | None = None
+    """What this machine costs an hour, where it is known."""
 
     def with_problem(self, problem: Problem | None) -> Report:
         """The same with one more problem, if there is one."""
@@ -74,6 +78,7 @@ class Report:
             "disk": {"runs": self.room.runs, "free": self.room.disk, "shm": self.room.shm},
             "compile_cache": {"folder": self.room.cache, "size": self.room.cached},
             "seconds_left": self.room.left,
+            "price": asdict(self.price) if self.price is not None else None,
             "metadata_server": here.metadata.state,
             "held_by": [
                 {"pid": one.pid, "kind": one.kind, "user": one.user, "command": one.command}
@@ -135,4 +140,5 @@ def look(
         tuple(found),
         tuple(problem for problem in problems if problem.must),
         tuple(problem for problem in problems if not problem.must),
+        prices.of(here),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from tpunb.models import Device
 from tpunb.worker import pulse
 
@@ -24,7 +26,11 @@ def prepare(
     """
     if device == "TPU":
         _own_chip(local_rank, local_world_size)
-    elif world_size > 1:
+        return
+    from tpunb.worker import libraries
+
+    libraries.count_cores(world_size)
+    if world_size > 1:
         from tpunb.worker.rehearsal.install import install
 
         # A run without a sign of life is ended by the guard, which knows where all ranks are.
@@ -48,6 +54,30 @@ def _own_chip(local_rank: int, local_world_size: int) -> None:
         tpu.configure_topology(local_rank, local_world_size)
 
 
+def keep_compiled(local_rank: int, local_world_size: int) -> None:
+    """Keep what is compiled for later runs, where the run's environment names a folder for it.
+
+    Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). A folder for
+    each rank: they write at once. What the person's own `xr.initialize_cache` has chosen stays.
+    """
+    import os
+    from pathlib import Path
+
+    import torch_xla.runtime as xr
+    from torch_xla.version import __version__
+
+    folder = os.environ.get("TPUNB_XLA_CACHE", "off")
+    if folder == "off" or "XLA_PERSISTENT_CACHE_PATH" in os.environ:
+        return
+    place = Path(folder, __version__, f"{local_rank}-of-{local_world_size}")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"tpunb: compiled programs are not kept: {place}: {error.strerror}", file=sys.stderr)
+        return
+    xr.initialize_cache(str(place))
+
+
 def begin(device: Device, local_rank: int, local_world_size: int) -> None:
     """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
 
@@ -56,6 +86,7 @@ def begin(device: Device, local_rank: int, local_world_size: int) -> None:
     if device == "TPU":
         from torch_xla._internal import pjrt
 
+        keep_compiled(local_rank, local_world_size)
         if local_world_size == 1:
             pjrt.initialize_singleprocess()
         else:

@@ -1,8 +1,8 @@
-"""`torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher` call their function here.
+"""Launchers call their function here: those of torch_xla, accelerate and Lightning.
 
-In a rank the processes exist already, and in the kernel there shall be none: so the three call
-the function in this process, on this core. Imports neither library; what is not imported yet
-is changed when it is. The names that are replaced are in `xla_patches`.
+In a rank the processes exist already, and in the kernel there shall be none: so the launchers call
+the function in this process, on this core. Imports none of the libraries; what is not imported
+yet is changed when it is. The names that are replaced are in `xla_patches`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
+
+from tpunb.worker import xla_patches
+from tpunb.worker.replacing import Replacements
 
 _active: list[_Replacement] = []
 
@@ -62,26 +63,22 @@ class _Replacement:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._undo: list[Callable[[], None]] = []
         self._noted: set[str] = set()
-        self._modules: dict[str, Callable[[ModuleType], None]] = {
-            "torch_xla._internal.pjrt": self._replace_spawn,
-            "torch_xla.torch_xla": self._replace_launch,
-            "accelerate.launchers": self._replace_notebook_launcher,
-        }
-        self._finder = _AfterImport(self._modules)
+        self._names = Replacements(
+            {
+                "torch_xla._internal.pjrt": self._replace_spawn,
+                "torch_xla.torch_xla": self._replace_launch,
+                "accelerate.launchers": self._replace_notebook_launcher,
+                **self._lightning(),
+            }
+        )
 
     def begin(self) -> None:
         _active.append(self)
-        for name, replace in self._modules.items():
-            if name in sys.modules:
-                replace(sys.modules[name])
-        sys.meta_path.insert(0, self._finder)
+        self._names.begin()
 
     def end(self) -> None:
-        sys.meta_path.remove(self._finder)
-        while self._undo:
-            self._undo.pop()()
+        self._names.end()
         _active.remove(self)
 
     def note(self, name: str, asked: int | None) -> None:
@@ -93,11 +90,6 @@ class _Replacement:
         if note not in self._noted:
             self._noted.add(note)
             print(note, flush=True)
-
-    def _set(self, module: ModuleType, name: str, value: object) -> None:
-        before = getattr(module, name)
-        setattr(module, name, value)
-        self._undo.append(lambda: setattr(module, name, before))
 
     def _replace_spawn(self, pjrt: ModuleType) -> None:
         """`xmp.spawn` and `torch_xla.launch` end in these, however they were imported."""
@@ -116,12 +108,12 @@ class _Replacement:
         ) -> dict[int, object]:
             return {self._index: _call(fn, *args, **kwargs)}
 
-        self._set(pjrt, "spawn", spawn)
-        self._set(pjrt, "run_multiprocess", run_multiprocess)
+        self._names.set(pjrt, "spawn", spawn)
+        self._names.set(pjrt, "run_multiprocess", run_multiprocess)
 
     def _replace_launch(self, torch_xla: ModuleType) -> None:
         """`launch` calls `xmp.spawn`, except where it sees torch elastic above."""
-        self._set(torch_xla, "dist", _WithoutElastic(torch_xla.dist))
+        self._names.set(torch_xla, "dist", _WithoutElastic(torch_xla.dist))
 
     def _replace_notebook_launcher(self, launchers: ModuleType) -> None:
         """Its code is replaced: `accelerate` and the user hold the function itself."""
@@ -131,9 +123,57 @@ class _Replacement:
         def undo() -> None:
             original.__code__, original.__defaults__ = before
 
-        self._undo.append(undo)
+        self._names.at_end(undo)
         original.__code__ = _notebook_launcher.__code__
         original.__defaults__ = _notebook_launcher.__defaults__
+
+    def _lightning(self) -> dict[str, Callable[[ModuleType], None]]:
+        """All that a Trainer and a Fabric need to know: this is one of the ranks, always.
+
+        With its own launcher, `xmp.spawn` calling here is not enough: the launcher waits for
+        what only rank 0 sends, and what is outside of it takes itself for the parent of all
+        ranks: rank 0 of 1, everywhere.
+        """
+        replace: dict[str, Callable[[ModuleType], None]] = {}
+        for trainer, fabric in zip(xla_patches.TRAINER, xla_patches.FABRIC, strict=True):
+            replace[f"{trainer}.strategies.launchers.xla"] = self._replace_trainers
+            replace[f"{trainer}.strategies.xla"] = self._launch_at_once
+            replace[f"{fabric}.strategies.launchers.xla"] = self._replace_fabrics
+            replace[f"{fabric}.strategies.xla"] = self._launch_at_once
+            replace[f"{fabric}.strategies.xla_fsdp"] = self._launch_at_once
+            replace[f"{fabric}.utilities.rank_zero"] = self._tell_rank
+        return replace
+
+    def _replace_trainers(self, launchers: ModuleType) -> None:
+        def launch(
+            launcher: object,
+            function: Callable[..., object],
+            *args: object,
+            trainer: object = None,
+            **kwargs: object,
+        ) -> object:
+            return _call(function, *args, **kwargs)
+
+        self._names.set(launchers._XLALauncher, "launch", launch)
+
+    def _replace_fabrics(self, launchers: ModuleType) -> None:
+        def launch(
+            launcher: object, function: Callable[..., object], *args: object, **kwargs: object
+        ) -> object:
+            return _call(function, *args, **kwargs)
+
+        self._names.set(launchers._XLALauncher, "launch", launch)
+
+    def _launch_at_once(self, strategies: ModuleType) -> None:
+        """A strategy knows its rank from its first moment, and after a fit as well."""
+        for name in ("XLAStrategy", "XLAFSDPStrategy"):
+            if strategy := vars(strategies).get(name):
+                always = property(lambda self: True, lambda self, value: None)
+                self._names.set(strategy, "_launched", always)
+
+    def _tell_rank(self, rank_zero: ModuleType) -> None:
+        """It was read from the environment at the import, which may have been in the prelude."""
+        self._names.set(rank_zero.rank_zero_only, "rank", self._index)
 
 
 def _notebook_launcher(
@@ -160,33 +200,3 @@ class _WithoutElastic:
 
     def is_torchelastic_launched(self) -> bool:
         return False
-
-
-class _AfterImport(MetaPathFinder):
-    """Calls a function with a module right after the module was imported."""
-
-    def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._functions = functions
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._functions:
-            return None
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                self._call_after(spec)
-                return spec
-        return None
-
-    def _call_after(self, spec: ModuleSpec) -> None:
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            if self in sys.meta_path:
-                self._functions[spec.name](module)
-
-        loader.exec_module = exec_module

@@ -35,8 +35,10 @@ def prepare() -> None:
 
             rank = int(os.environ["RANK"])
             install(rank, world_size, local_rank, local_world_size)
-    from tpunb.worker import autograd, loaders
+    from tpunb.worker import autograd, libraries, loaders
 
+    if os.environ["PJRT_DEVICE"] == "CPU":
+        libraries.count_cores(world_size)
     autograd.start_xla_before_backward()
     loaders.tell_of_errors()
     launchers.install(int(os.environ.get("RANK", "0")))

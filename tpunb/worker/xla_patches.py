@@ -1,6 +1,6 @@
-"""Private names of torch_xla and accelerate that tpunb replaces or reads: all of them, and why.
+"""Private names of torch_xla and libraries on it that tpunb replaces or reads: all, and why.
 
-Data only: importing this imports neither library and changes nothing.
+Data only: importing this imports none of them and changes nothing.
 
 The names are at the lowest level in Python, below `xm.*`, `torch.distributed` and what is
 built on them. So everything above follows, also names that were imported before the
@@ -48,6 +48,19 @@ class Name:
 
 def _each(owner: str, kind: Kind, why: str, *names: str) -> tuple[Name, ...]:
     return tuple(Name(owner, name, kind, why) for name in names)
+
+
+# Lightning comes as one package, and as the two that it is made of.
+TRAINER = ("lightning.pytorch", "pytorch_lightning")
+FABRIC = ("lightning.fabric", "lightning_fabric")
+
+
+def _lightning(kind: Kind, why: str, *places: tuple[tuple[str, str], str, str]) -> tuple[Name, ...]:
+    return tuple(
+        Name(f"{package}.{module}", name, kind, why, versions=("2.6",))
+        for packages, module, name in places
+        for package in packages
+    )
 
 
 NAMES: tuple[Name, ...] = (
@@ -189,6 +202,36 @@ NAMES: tuple[Name, ...] = (
         "starts processes; accelerate and the user hold the function itself, so its code is "
         "replaced",
         versions=("1.x",),
+    ),
+    *_lightning(
+        "launcher",
+        "starts processes, and waits for what rank 0 alone sends back: launch calls here",
+        (TRAINER, "strategies.launchers.xla", "_XLALauncher"),
+        (FABRIC, "strategies.launchers.xla", "_XLALauncher"),
+    ),
+    *_lightning(
+        "state",
+        "_launched: outside of its launcher a strategy takes itself for rank 0 of 1",
+        (TRAINER, "strategies.xla", "XLAStrategy"),
+        (FABRIC, "strategies.xla", "XLAStrategy"),
+        (FABRIC, "strategies.xla_fsdp", "XLAFSDPStrategy"),
+    ),
+    *_lightning(
+        "state",
+        "its attribute rank is read from the environment when Lightning is imported, which may "
+        "have been before the fork",
+        (FABRIC, "utilities.rank_zero", "rank_zero_only"),
+    ),
+    *_lightning(
+        "state",
+        "auto_device_count and is_available keep their first answer, which may be the prelude's",
+        (FABRIC, "accelerators.xla", "XLAAccelerator"),
+    ),
+    Name(
+        "torch_xla._internal.tpu",
+        "num_available_devices",
+        "identity",
+        "Lightning's accelerator='tpu' takes as many cores as this counts on the PCI bus",
     ),
 )
 

@@ -1,0 +1,64 @@
+"""How long `tpunb doctor` takes, on each platform as a machine that is made up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.commands import PYTHON, TPUNB
+from benchmarks.table import Samples, met, table
+from tpunb.platforms.fakes import DUMPS, Server, build
+
+GOAL = 0.5
+"""Seconds, on each of them."""
+STALLED = "v5e-8, its metadata server stalls"
+
+
+def measure(folder: Path, rounds: int, names: tuple[str, ...] = (*DUMPS, STALLED)) -> str:
+    """Measure all in turn, `rounds` times, beside an interpreter that does nothing."""
+    seconds: dict[str, Samples] = {name: Samples() for name in names}
+    nothing = Samples()
+    commands = {name: folder / str(number) for number, name in enumerate(names)}
+    with contextlib.ExitStack() as stack:
+        environments = {}
+        for name, place in commands.items():
+            dump = DUMPS["v5e-8" if name == STALLED else name]
+            machine = stack.enter_context(build(dump, place))
+            env = {"PATH": os.environ["PATH"]} | machine.env
+            behaviour = "stalls" if name == STALLED else dump.behaviour
+            if behaviour is not None:
+                server = stack.enter_context(Server(dump.metadata, behaviour))
+                env["GCE_METADATA_HOST"] = server.host
+            environments[name] = env
+        for _ in range(rounds):
+            nothing.add([_run([PYTHON, "-c", "pass"], os.environ.copy())])
+            for name, env in environments.items():
+                seconds[name].add([_run([TPUNB, "doctor", "--json"], env)])
+    return _report(seconds, nothing)
+
+
+def _run(command: list[str], env: dict[str, str]) -> float:
+    began = time.monotonic()
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    took = time.monotonic() - began
+    # 1: something must be mended, such as packages for a TPU that this machine has not got.
+    if done.returncode not in (0, 1) or done.stderr:
+        sys.exit(f"{command} ended with {done.returncode}: {done.stderr}")
+    return took
+
+
+def _report(seconds: dict[str, Samples], nothing: Samples) -> str:
+    rows = [("tpunb doctor", "seconds", "x python -c pass")]
+    for name, samples in seconds.items():
+        rows.append((name, samples.text(2), samples.over(nothing).text(1)))
+    rows.append(("python -c pass", nothing.text(2), ""))
+    slowest = max(seconds.values(), key=Samples.median)
+    goals = [
+        ("goal", "measured", ""),
+        (f"≤ {GOAL} s on each", f"{slowest.median():.2f} s", met(slowest, most=GOAL)),
+    ]
+    return f"Doctor: the whole command.\n\n{table(rows)}\n\n{table(goals)}"
