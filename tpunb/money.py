@@ -14,13 +14,16 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.display import frontend
 from tpunb.display.frontend import FrontEnd
-from tpunb.platforms import machine, stopping, tpu_vm
+from tpunb.platforms import machine, metadata, stopping, tpu_vm
 from tpunb.platforms.machine import Machine
 from tpunb.platforms.stopping import Order, Status
 from tpunb.platforms.tpu_vm import TpuVm
 
 KEEP = "%tpu_setup --keep-running (in a terminal: tpunb keep-running)"
 """How to take it back."""
+
+TRIES = 3
+"""How often the metadata server is asked again: for this it is worth waiting."""
 
 
 class Keeper:
@@ -45,6 +48,10 @@ class Keeper:
 
         Asks Google Cloud, which takes some seconds.
         """
+        for _ in range(TRIES):
+            if here.metadata.state != "stalls":
+                break
+            here = machine.detect(env, patience=metadata.PATIENT)
         vm = tpu_vm.ours(here, env)
         vm.check()
         return vm

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds after which ranks are killed, so that a hang is a failure of its test."""
 
 

@@ -22,6 +22,6 @@ def bar(what: str, total: int | None, done: int = 0) -> Iterator[Any]:
     watched = sys.stdout.isatty() or "ipykernel" in sys.modules
     with tqdm(
         desc=what, total=total, initial=done, unit="B", unit_scale=True, mininterval=EVERY,
-        file=sys.stdout, disable=not watched, leave=False,
+        delay=EVERY, file=sys.stdout, disable=not watched, leave=False,
     ) as made:  # fmt: skip
         yield made

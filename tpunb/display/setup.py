@@ -6,6 +6,7 @@ As the status of a run: inline styles of those that every front end keeps, the t
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 
 from tpunb.display.status import span
@@ -15,6 +16,7 @@ from tpunb.platforms.resources import size
 
 _GOOD, _BAD = "#2da44e", "#e5534b"
 _FAINT = "opacity:0.7"
+_COMMAND = re.compile("`([^`]+)`")
 
 
 def text(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
@@ -56,17 +58,8 @@ def card(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
 
 def _told(problem: Problem, before: str = "", *, faint: bool = False) -> str:
     style = f"margin:4px 0 0 0;{_FAINT}" if faint else "margin:4px 0 0 0"
-    fix = _code(html.escape(problem.fix))
+    fix = _COMMAND.sub(r"<code>\1</code>", html.escape(problem.fix))
     return f'<div style="{style}">{html.escape(before + problem.message)}<br>→ {fix}</div>'
-
-
-def _code(escaped: str) -> str:
-    """Text between backquotes, as code."""
-    pieces = escaped.split("`")
-    return "".join(
-        f"<code>{piece}</code>" if at % 2 and at < len(pieces) - 1 else piece
-        for at, piece in enumerate(pieces)
-    )
 
 
 def _headline(report: Report) -> str:

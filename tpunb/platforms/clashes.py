@@ -108,7 +108,8 @@ def _libtpu(have: Installed, here: Machine, env: Mapping[str, str]) -> Iterator[
         )
     if path:
         return  # the person has chosen another than the installed one
-    fix = f"`{_command(have, here)}`, {versions.restart(here.platform)}"
+    command = versions.command(pair, here.platform, tpu=True, have=have)
+    fix = f"`{command}`, {versions.restart(here.platform)}"
     if "libtpu-nightly" in have.versions and "libtpu" in have.versions:
         yield Problem(
             "libtpu-twice",

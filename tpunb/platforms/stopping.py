@@ -31,6 +31,8 @@ COUNTDOWN = 60.0
 """Seconds in which everybody can see it coming, and take the order back."""
 LOOK = 0.5
 """Seconds between two looks of the watcher."""
+ROOM = 200
+"""Bytes for what a kernel says: the same each time, so that nothing of an older text remains."""
 HANDOVER = 3.0
 """Seconds in which a watcher that is no longer needed has ended."""
 
@@ -166,17 +168,15 @@ class Activity:
 
     def __init__(self, name: str) -> None:
         """`name`: what to call this kernel."""
-        self._name = name
+        self._name = name[: ROOM // 2]
         self._path = folder() / "kernels" / str(os.getpid())
         self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 (as long as the kernel)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def say(self, busy: bool) -> None:
-        """A cell begins or has ended."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(json.dumps({"busy": busy, "name": self._name, "at": time.time()}))
-        self._file.flush()
+        """A cell begins or has ended. In one write: who reads meanwhile must not find half."""
+        text = json.dumps({"busy": busy, "name": self._name}).ljust(ROOM)
+        os.pwrite(self._file.fileno(), text.encode(), 0)
 
     def close(self) -> None:
         """This kernel does not count any more."""
@@ -194,8 +194,8 @@ def kernels(place: Path) -> dict[int, Mapping[str, Any]]:
             except BlockingIOError:
                 try:
                     found[int(path.name)] = json.loads(file.read())
-                except ValueError:  # it is being written
-                    found[int(path.name)] = {"busy": True, "name": "a notebook"}
+                except ValueError:  # it has said nothing yet
+                    found[int(path.name)] = {"busy": True, "name": "a new notebook"}
                 continue
             path.unlink()
     return found

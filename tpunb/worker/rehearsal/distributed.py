@@ -19,7 +19,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch_xla.distributed.xla_backend  # noqa: F401 - registers what is replaced here
-from torch.distributed import PrefixStore, Store, TCPStore, default_pg_timeout
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import default_pg_timeout
 
 from tpunb.worker.rehearsal.calls import Call
 from tpunb.worker.rehearsal.gloo import Wire

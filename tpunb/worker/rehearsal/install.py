@@ -22,9 +22,10 @@ from torch_xla.version import __version__
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
 from tpunb.worker.rehearsal import compiled
-from tpunb.worker.rehearsal.collectives import Collectives, refusing
+from tpunb.worker.rehearsal.collectives import collectives
 from tpunb.worker.rehearsal.distributed import Meetings
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
+from tpunb.worker.rehearsal.refusals import refusing
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
@@ -60,27 +61,19 @@ def install(
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
 
-    collectives = Collectives(wire, world_size)
-    xlac: dict[str, Callable[..., Any]] = {
-        **_identity(rank, world_size),
-        "_xla_all_reduce": collectives.all_reduce,
-        "_xla_all_reduce_inplace": collectives.all_reduce_inplace,
-        "_xla_all_gather": collectives.all_gather,
-    }
-    for name, function in xlac.items():
+    rehearsed = collectives(wire, world_size)
+    for name, function in (_identity(rank, world_size) | rehearsed.xlac | _refused(XLAC)).items():
         setattr(_XLAC, name, compiled.left_to_dynamo(function))
-    xm.xla_rendezvous = collectives.rendezvous
+    xm.xla_rendezvous = rehearsed.rendezvous
     compiled.install()
     Meetings(wire, world_size, address, port, attempt).install()
-    operators = {"all_reduce": collectives.functional_all_reduce}
-    for refused in NAMES:
-        if refused.kind == "refused":
-            stand_in = refusing(refused.name, refused.why)
-            if refused.owner == OPS:
-                operators[refused.name] = stand_in
-            else:
-                setattr(_XLAC, refused.name, compiled.left_to_dynamo(stand_in))
-    _replace_operators(operators)
+    _replace_operators(rehearsed.operators | _refused(OPS))
+
+
+def _refused(owner: str) -> dict[str, Callable[..., Any]]:
+    return {
+        n.name: refusing(n.name, n.why) for n in NAMES if n.kind == "refused" and n.owner == owner
+    }
 
 
 def leave() -> None:

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.platforms.machines import PAIR, look, machine
+from tpunb.display import setup
+from tpunb.platforms.fakes import DUMPS
+from tpunb.platforms.problem import Problem
+from tpunb.platforms.report import Report
+
+
+def found(name: str, folder: Path, **changes: str) -> Report:
+    with machine(name, folder) as made:
+        return look(made, PAIR | changes)
+
+
+class Words(HTMLParser):
+    """What a reader sees of HTML, and the styles that are used."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: set[str] = set()
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert {name for name, _ in attrs} <= {"style"}
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_the_card_and_its_text_say_the_same(name: str, tmp_path: Path) -> None:
+    report = found(name, tmp_path, torch="2.15.0")
+    own = [("kernel", "its own XLA device is the CPU")]
+    read = Words(setup.card(report, own))
+    assert read.open == []
+    assert read.tags <= {"div", "b", "br", "table", "tr", "td", "code"}
+    said = re.sub(r"\s+|`", "", "".join(read.words))
+    for line in setup.text(report, own).splitlines():
+        assert re.sub(r"\s+|`", "", line) in said
+
+
+def test_ready(tmp_path: Path) -> None:
+    report = found("v5e-8", tmp_path)
+    text = setup.text(report)
+    first, *rows = text.splitlines()
+    assert first == "Ready: 8 cores on 8 TPU v5e chips"
+    assert rows[0].split("  ")[-1] == "Google Cloud TPU VM"
+    assert (
+        "v5litepod-8 · 8 chips on this host · 16 GiB HBM a chip · spot: may be taken away" in text
+    )
+    assert re.search(r"^price +v5litepod-8 in us-central1, spot: \$1\.96 an hour", text, re.M)
+    assert re.search(r"^compiled +kept in /\S+/xla/v5e \(0 MiB\)", text, re.M)
+    assert setup.card(report).startswith('<div style="border-left:3px solid #2da44e')
+
+
+def test_what_is_wrong_comes_first_with_what_mends_it(tmp_path: Path) -> None:
+    report = found("v5e-8", tmp_path, torch="2.15.0", torch_tpu="0.2.0")
+    lines = setup.text(report).splitlines()
+    assert lines[0] == "2 things to mend. First this:"
+    assert lines[1] == f"  {report.problems[0].message}"
+    assert lines[2] == f"  → {report.problems[0].fix}"
+    assert lines[4] == f"also: {report.problems[1].message}"
+    card = setup.card(report)
+    assert card.startswith('<div style="border-left:3px solid #e5534b')
+    assert "<code>pip install torch==2.9.0+cpu &#x27;torch_xla[tpu]==2.9.0&#x27; " in card
+    one = replace(report, problems=report.problems[:1])
+    assert setup.text(one).startswith("First mend this:\n")
+
+
+def test_what_comes_from_the_machine_is_text(tmp_path: Path) -> None:
+    report = found("laptop", tmp_path)
+    problem = Problem("x", "<script>alert(1)</script>", "`a` b`c")
+    card = setup.card(replace(report, problems=(problem,)))
+    assert "<script>" not in card
+    assert "<code>a</code> b`c" in card
