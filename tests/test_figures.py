@@ -35,7 +35,8 @@ def test_a_panel_for_each_metric_and_a_line_for_each_run(tmp_path: Path) -> None
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss", "lr", "a", "b"]
     loss = figure.axes[0]
     assert loss.get_xlabel() == "step"
-    assert [np.asarray(line.get_ydata()).tolist() for line in loss.lines] == [
+    lines = [np.asarray(line.get_ydata()).tolist() for line in loss.lines]
+    assert lines == [[3.0, 1.0, 0.5], [1.0, 0.5]]
         [3.0, 1.0, 0.5],
         [1.0, 0.5],
     ]

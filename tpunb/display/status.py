@@ -289,8 +289,8 @@ class Status:
             found.append(f"compiled {graphs}, {most.compile_seconds:.1f} s")
         held = [one.memory for one in there if one.memory]
         if held and self._result is None:
-            each = " a rank" if len(there) > 1 else ""
-            found.append(f"memory {max(held) / 1e9:.1f} GB{each}")
+            share = " a rank" if len(there) > 1 else ""
+            found.append(f"memory {max(held) / 1e9:.1f} GB{share}")
         return found
 
     def _spent(self) -> list[str]:
