@@ -7,18 +7,23 @@ import ast
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from tpunb import spmd
 from tpunb.errors import ConversionError, MissingPackageError
 from tpunb.models import Device
 
 _chosen = False
+_spmd = False
 _taken_in: int | None = None
-"""The cell in which the kernel's own XLA runtime was started."""
+"""The cell in which the kernel's own XLA runtime was started; 0: one that is not known."""
+_ENVIRON = Path("/proc/self/environ")
+"""What this process was started with."""
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -33,13 +38,38 @@ _BACKWARD_BEFORE_XLA = (
 )
 
 
-def chosen_by_us() -> bool:
-    """Whether the kernel's PJRT_DEVICE is tpunb's doing, not the person's."""
-    return _chosen
+def is_persons(executed: Iterable[str]) -> bool:
+    """Whether the kernel's PJRT_DEVICE is the person's choice. `executed`: the cells that ran.
+
+    Otherwise it is tpunb's, or that of torch_xla, whose import always sets it: to TPU where it
+    finds one (2.9, runtime.py).
+    """
+    if "PJRT_DEVICE" not in os.environ or _chosen:
+        return False
+    if "torch_xla" not in sys.modules or b"PJRT_DEVICE=" in _ENVIRON.read_bytes():
+        return True
+    return any("PJRT_DEVICE" in text or "set_device_type" in text for text in executed)
 
 
-def note_cell(result: Any) -> None:
-    """After each cell: remember the first after which the kernel's XLA runtime runs."""
+def switched_spmd_on() -> bool:
+    """Whether a %%tpu_debug cell has called `xr.use_spmd()`: later runs have nothing of it."""
+    return _spmd
+
+
+def watch(shell: InteractiveShell) -> None:
+    """Notice in which cell the kernel takes its XLA device."""
+    global _taken_in
+    if _runtime_runs():
+        _taken_in = 0
+    shell.events.register("post_run_cell", _note_cell)
+
+
+def unwatch(shell: InteractiveShell) -> None:
+    """Notice it no more."""
+    shell.events.unregister("post_run_cell", _note_cell)
+
+
+def _note_cell(result: Any) -> None:
     global _taken_in
     if _taken_in is None and result is not None and _runtime_runs():
         _taken_in = result.execution_count or 0
@@ -57,22 +87,35 @@ def _runtime_runs() -> bool:
     return xla is not None and bool(xla._XLAC._xla_runtime_is_initialized())
 
 
-def kernel_device(wanted: Device = "CPU") -> str | None:
-    """Choose the kernel's own XLA device, unless the person's PJRT_DEVICE has.
+def kernel_device(wanted: Device | None = None, *, persons: bool = False) -> str | None:
+    """Choose the kernel's own XLA device: without `wanted` as chosen before, or the CPU.
 
     Chips are exclusive: a kernel that holds the TPU blocks every run, so it is the CPU unless
-    the person asks for the TPU. Returns what to tell the person; None if nothing has changed.
+    the person asks for the TPU. `persons`: that PJRT_DEVICE is the person's choice, which stays.
+    Returns what to tell the person; None if nothing has changed that could.
     """
     global _chosen
-    if os.environ.get("PJRT_DEVICE") and not _chosen:
+    now = os.environ.get("PJRT_DEVICE")
+    if (now == wanted) if wanted is not None else (persons or _chosen):
         return None
+    if persons:
+        return f"the kernel's own XLA device stays the {now}, as PJRT_DEVICE says in this notebook"
     if _runtime_runs():
-        return None
-    if os.environ.get("PJRT_DEVICE") == wanted:
-        return None
+        if wanted is None:
+            return None
+        since = f" since cell [{_taken_in}]" if _taken_in else ""
+        return (
+            f"the kernel's own XLA device stays the {now}: it is in use{since}. "
+            f"Restart the kernel, then ask for the {wanted} first"
+        )
+    wanted = wanted or "CPU"
     os.environ["PJRT_DEVICE"] = wanted
     _chosen = True
-    return f"the kernel's own XLA device is the {wanted} (PJRT_DEVICE={wanted})"
+    return (
+        None
+        if now == wanted
+        else (f"the kernel's own XLA device is the {wanted} (PJRT_DEVICE={wanted})")
+    )
 
 
 def run_cell(shell: InteractiveShell, cell: str) -> Any:
@@ -90,7 +133,9 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
         raise MissingPackageError(
             error.name, "%%tpu_debug", "`pip install 'tpunb[xla]'` brings a matching pair"
         ) from error
+    global _spmd
     body, last = _compile(shell, cell)
+    before = spmd.is_on(os.environ)
     no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
     counting = libraries.counting_cores(1) if no_tpu else contextlib.nullcontext()
     try:
@@ -102,6 +147,8 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
         if _QUEUES in str(error):
             print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
         raise
+    finally:
+        _spmd = _spmd or (spmd.is_on(os.environ) and not before)
 
 
 def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:

@@ -111,6 +111,7 @@ class Run:
             state="failed",
             name=self.spec.name,
             world_size=self.spec.world_size,
+            spmd=self.spec.spmd,
             device=self.spec.device,
             started=self.dir.spec.stat().st_mtime,
             ended=now,

@@ -67,7 +67,7 @@ class TpuMagics(Magics):
         with options.help_ends():
             options.parse(options.DEBUG, line, self.session.shell.user_ns)
             body = _body("tpu_debug", cell)
-            if said := debug.kernel_device():
+            if said := self.session.kernel_device():
                 print(said)
             return debug.run_cell(self.session.shell, body)
 

@@ -118,6 +118,8 @@ class Script:
     text: str
     blocks: tuple[Block, ...]
     omissions: tuple[Omission, ...] = ()
+    spmd: str | None = None
+    """What shows that it uses torch_xla's SPMD mode, where one process drives all cores."""
 
     def locate(self, line: int) -> tuple[Block, int] | None:
         """The block and the line within its cell (from 1) of a script line (from 1)."""
@@ -159,8 +161,16 @@ class RunSpec:
     """Why every rank runs the prelude itself; None: it runs once and the ranks are forked."""
     warm: bool = False
     """True if torch and torch_xla were already imported when the run began."""
+    spmd: int | None = None
+    """How many cores the one process of the run drives, in torch_xla's SPMD mode; None: there is
+    a process, a rank, for each core."""
+
     price: Price | None = None
     """What this machine costs; None where it is not known."""
+
+    def counted(self) -> str:
+        """'4 rehearsal cores', '8 TPU cores': all that the run uses."""
+        return _counted(self.spmd or self.world_size, self.device)
 
     def locate(self, line: int) -> tuple[int | None, int | None]:
         """The cell's number and the line within it (from 1) of a line of `script.py`."""
@@ -255,6 +265,8 @@ class RunResult:
     """Values of `--returns` from rank 0, tensors on the CPU."""
     returns_failed: Mapping[str, str] = field(default_factory=dict)
     """Names of `--returns` that did not arrive, and why."""
+    spmd: int | None = None
+    """How many cores the one rank drove, in torch_xla's SPMD mode; None: each rank had one."""
     diagnoses: tuple[Diagnosis, ...] = ()
     """What is known about the causes of a failure, the likeliest first."""
 
@@ -344,9 +356,9 @@ class RunResult:
             raise kinds[self.state](self)
 
     def cores(self) -> str:
-        """'4 rehearsal cores', '8 TPU cores'."""
-        kind = "rehearsal" if self.device == "CPU" else "TPU"
-        return f"{self.world_size} {kind} core{'s' if self.world_size != 1 else ''}"
+        """'4 rehearsal cores', '8 TPU cores', '4 rehearsal cores (SPMD)'."""
+        counted = _counted(self.spmd or self.world_size, self.device)
+        return f"{counted} (SPMD)" if self.spmd else counted
 
     def explain(self) -> str:
         """The end of the run in words, with the first failure's traceback and the log's path."""
@@ -412,6 +424,11 @@ class RunResult:
             f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
             f" · {self.dir}{missing}{told}"
         )
+
+
+def _counted(cores: int, device: Device) -> str:
+    kind = "rehearsal" if device == "CPU" else "TPU"
+    return f"{cores} {kind} core{'s' if cores != 1 else ''}"
 
 
 def signal_name(number: int) -> str:

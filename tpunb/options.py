@@ -150,7 +150,7 @@ def _add_stop_when_done(parser: argparse.ArgumentParser, when: str) -> None:
 SETUP = _parser("%tpu_setup", "Say where we are and what will be used; choose defaults; get warm.")
 SETUP.add_argument("--cores", type=cores, default=..., metavar="N|all",
                    help="ranks of later runs that do not say how many")  # fmt: skip
-SETUP.add_argument("--kernel", choices=("cpu", "tpu"), default="cpu",
+SETUP.add_argument("--kernel", choices=("cpu", "tpu"),
                    help="the kernel's own XLA device (cpu: runs find the TPU free)")  # fmt: skip
 SETUP.add_argument("--notebook", metavar="PATH", help="this notebook's file, if it is not found")
 SETUP.add_argument("--runs", metavar="DIR", help="where run folders go (./runs)")

@@ -6,12 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from tpunb.models import Device, Script, Snapshot
 from tpunb.platforms.environment import Change
+from tpunb.platforms.one_process import OneProcess
 from tpunb.reading import Reading
 
 
-def describe(read: Reading, world_size: int, device: Device, changes: Sequence[Change]) -> str:
+def describe(
+    read: Reading,
+    cores: int,
+    device: Device,
+    changes: Sequence[Change],
+    one: OneProcess | None = None,
+) -> str:
     """The plan of a run: where the cells come from, what is left out, where it runs, what lint
-    has found, the script.
+    has found, the script. `one`: how one process drives all cores, if one does.
     """
     snapshot, script, replicate = read.snapshot, read.script, read.replicate
     kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
@@ -19,10 +26,10 @@ def describe(read: Reading, world_size: int, device: Device, changes: Sequence[C
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
         *snapshot.notes,
         f"prelude: {_cells(script, 'prelude')}; train cell: {_cells(script, 'train')}",
-        f"{world_size} {kind}; "
-        + (f"every rank runs the prelude: {replicate}" if replicate else
-           "the prelude runs once, then the ranks are forked"),
+        f"{cores} {kind}; {_how(one, replicate)}",
     ]  # fmt: skip
+    if one is not None:
+        changes = one.changes
     if left_out := [*_cells_left_out(snapshot), *_pieces_left_out(script)]:
         lines += ["left out:", *left_out]
     if changes:
@@ -34,6 +41,14 @@ def describe(read: Reading, world_size: int, device: Device, changes: Sequence[C
         lines.append("lint:")
         lines += [f"  {line}" for found in read.findings for line in str(found).split("\n")]
     return "\n".join([*lines, "", script.text.rstrip()])
+
+
+def _how(one: OneProcess | None, replicate: str | None) -> str:
+    if one is not None:
+        return f"SPMD: one process drives them all ({one.why})"
+    if replicate:
+        return f"every rank runs the prelude: {replicate}"
+    return "the prelude runs once, then the ranks are forked"
 
 
 def _cells_left_out(snapshot: Snapshot) -> Iterator[str]:

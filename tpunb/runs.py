@@ -76,7 +76,7 @@ def _look(run: RunDir) -> Kept:
     started = run.spec.stat().st_mtime if run.spec.exists() else changed
     try:
         spec = control.read_spec(run)
-        cores = f"{spec.world_size} {spec.device}"
+        cores = f"{spec.spmd or spec.world_size} {spec.device}"
     except TpunbError:
         cores = "?"
     if result is not None:

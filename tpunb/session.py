@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
-import json
 import os
 import shlex
 import shutil
@@ -13,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,22 +21,23 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import tpunb
-from tpunb import control, debug, rundir, runs
+from tpunb import control, debug, rundir, runs, setup
 from tpunb.background import BackgroundRun
-from tpunb.display import frontend, setup
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import DeviceBusyError, MissingPackageError, NotebookNotFoundError, TpunbError
+from tpunb.errors import NotebookNotFoundError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
-from tpunb.models import RunResult, RunSpec
+from tpunb.models import Device, RunResult, RunSpec
 from tpunb.money import Keeper, keep_running
 from tpunb.notebook.history import History
-from tpunb.platforms import environment, holders, machine, metadata, prices, report
+from tpunb.platforms import chips, environment, machine, metadata, one_process, prices, report
 from tpunb.platforms.machine import Machine
 from tpunb.platforms.metadata import Metadata
+from tpunb.platforms.one_process import OneProcess
 from tpunb.platforms.tpu_vm import TpuVm
+from tpunb.spmd import VARIABLE
 
 if TYPE_CHECKING:
     from tpunb.models import Snapshot
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
 RAN = "TPUNB_RAN"
 """A file, named in the environment, to which each run's folder is added (`tpunb run`)."""
+_DEVICES: dict[str | None, Device | None] = {"tpu": "TPU", "cpu": "CPU", None: None}
 CORES = "TPUNB_CORES"
 """Cores that a whole run of the notebook is to use, whatever its cells say (`tpunb run`)."""
 
@@ -61,22 +61,34 @@ class Session:
         self.cores: int | None = None
         self.notebook: str | None = None
         self._told: Metadata | None = None
-        shell.events.register("post_run_cell", debug.note_cell)
+        debug.watch(shell)
+        if chips.on_the_bus(machine.root_of(os.environ))[0] and (said := self.kernel_device()):
+            print(f"{said}: so runs find the TPU free. `%tpu_setup --kernel tpu` asks for it")
         self.keeper = Keeper(shell)
 
     def close(self) -> None:
         """Let go of the kernel: no hook, no guard."""
         self.keeper.close()
-        self.shell.events.unregister("post_run_cell", debug.note_cell)
+        debug.unwatch(self.shell)
         self.history.close()
         self.launcher.close()
 
     def environ(self) -> dict[str, str]:
         """The kernel's environment, without what tpunb itself has put there."""
         env = dict(os.environ)
-        if debug.chosen_by_us():
-            del env["PJRT_DEVICE"]
+        if not self.chose_device():
+            env.pop("PJRT_DEVICE", None)
+        if debug.switched_spmd_on():
+            env.pop(VARIABLE, None)
         return env
+
+    def chose_device(self) -> bool:
+        """Whether the kernel's PJRT_DEVICE is the person's choice."""
+        return debug.is_persons(one.source for one in self.history.executions())
+
+    def kernel_device(self, wanted: Device | None = None) -> str | None:
+        """Choose the kernel's own XLA device; what to tell the person (`debug.kernel_device`)."""
+        return debug.kernel_device(wanted, persons=self.chose_device())
 
     def machine(self) -> Machine:
         env = self.environ()
@@ -91,7 +103,9 @@ class Session:
             self.cores = _checked(here, chosen.cores, "%tpu_setup --cores")
         if chosen.kernel == "tpu" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
-        debug.kernel_device("TPU" if chosen.kernel == "tpu" else "CPU")
+        said = self.kernel_device(_DEVICES[chosen.kernel])
+        if said and chosen.kernel and not chosen.json:
+            print(said)
         if chosen.notebook is not None:
             # Looked at now: what is wrong with it shows here, and a later %cd changes nothing.
             path = Path(chosen.notebook).expanduser().absolute()
@@ -100,35 +114,28 @@ class Session:
             self.notebook = str(path)
         if chosen.runs is not None:
             self.runs = Path(chosen.runs).expanduser().absolute()
-        if not chosen.no_warm and not missing_xla():
+        if not chosen.no_warm and not setup.missing_xla():
             self.launcher.warm(self._env(here))
             # nbconvert takes two seconds to import; by the first train cell it is there.
             threading.Thread(target=_warm_up, name="tpunb-warm-up", daemon=True).start()
 
     def show(self, chosen: argparse.Namespace) -> None:
         """What `%tpu_setup` shows: a card, or everything as JSON. Raises where nothing can run."""
-        self.machine()  # which has asked the metadata server
-        found = report.look(
-            self.environ(),
-            runs=self.runs,
-            cores=self.cores,
-            told=self._told,
-            imported=sys.modules,
+        here = self.machine()  # which has asked the metadata server
+        state = "warm" if self.launcher.is_warm else "getting warm in the background"
+        setup.show(
+            report.look(
+                self.environ(),
+                runs=self.runs,
+                cores=self.cores,
+                told=here.metadata,
+                imported=sys.modules,
+            ),
+            agent="" if chosen.no_warm else state,
+            json=chosen.json,
         )
-        kernel = os.environ.get("PJRT_DEVICE", "CPU")
-        if chosen.json:
-            print(json.dumps({**found.to_json(), "runs": str(self.runs), "kernel_device": kernel},
-                             indent=1))  # fmt: skip
-        else:
-            state = "warm" if self.launcher.is_warm else "getting warm in the background"
-            own = [("kernel", f"its own XLA device is the {kernel}")]
-            if not chosen.no_warm:
-                own.append(("agent", state))
-            frontend.show(
-                {"text/html": setup.card(found, own), "text/plain": setup.text(found, own)}
-            )
         if not chosen.no_warm:
-            need_xla("training")
+            setup.need_xla("training")
 
     def stop_when_done(self, chosen: argparse.Namespace) -> None:
         """`%tpu_setup --stop-when-done` and `--keep-running`."""
@@ -143,23 +150,9 @@ class Session:
             raise UsageError(f"{magic} --idle: it says when --stop-when-done stops the machine")
         return self.keeper.check(here, self.environ()) if chosen.stop_when_done else None
 
-    def _env(self, here: Machine, asked: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
+    def _env(self, here: Machine, asked: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a run on this machine, with what `--env` asks for."""
-        return environment.for_run(self.environ(), here.device, dict(asked), here)
-
-    def _refuse_if_held(self, here: Machine) -> None:
-        """Raise DeviceBusyError if somebody has the TPU who does not take turns with runs."""
-        root = machine.root_of(os.environ)
-        for look in range(2):
-            held = [one for one in holders.look(root).holders if not one.living]
-            if not held:
-                return
-            if look == 0:
-                time.sleep(0.5)  # ranks of a run that has just ended may still be going
-        first = held[0]
-        cell = debug.taken_in() if first.kind == "this kernel" else None
-        since = "" if cell is None else f" since cell [{cell}]"
-        raise DeviceBusyError(f"{first.describe()}{since}", first.fix())
+        return environment.for_run(self.environ(), here.device, asked, here)
 
     def train(self, chosen: argparse.Namespace, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`, from the options and the cell's body to the result."""
@@ -169,27 +162,26 @@ class Session:
                 "`%tpu_attach --out VAR` binds it when it has"
             )
         here = self.machine()
-        world_size = self._world_size(here, chosen.cores)
-        try:
-            shown = parse_ranks(chosen.logs, world_size)
-        except ValueError as error:
-            raise UsageError(f"%%tpu_train --logs: {error}") from None
+        cores = self._cores(here, chosen.cores)
+        _shown(chosen.logs, cores)  # what is wrong in any run is said before anything starts
         with _interrupts() as pressed:
-            return self._train(chosen, cell, here, world_size, shown, pressed)
+            return self._train(chosen, cell, here, cores, pressed)
 
     def _train(
-        self, chosen: argparse.Namespace, cell: str, here: Machine, world_size: int,
-        shown: frozenset[int], pressed: list[int],
+        self, chosen: argparse.Namespace, cell: str, here: Machine, cores: int, pressed: list[int],
     ) -> RunResult | BackgroundRun | None:  # fmt: skip
-        env = self._env(here, chosen.env)
+        asked = dict(chosen.env)
+        if (refused := one_process.refused(asked, here)) is not None:
+            raise UsageError(f"%%tpu_train --env {refused}")
         if chosen.resume is not None:
-            env["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
+            asked["TPUNB_RESUME"] = self._checkpoints(chosen.resume)
+        env = self._env(here, asked)
         vm = None
         if not chosen.dry_run:
             vm = self._to_stop(chosen, here, "%%tpu_train")
-            need_xla("%%tpu_train")
+            setup.need_xla("%%tpu_train")
             if here.device == "TPU":
-                self._refuse_if_held(here)
+                setup.refuse_if_held(self.environ())
             if chosen.fresh:
                 self.launcher.put_away()
             self.launcher.warm(env)  # it imports while the notebook is converted
@@ -202,21 +194,26 @@ class Session:
             user_ns=self.shell.user_ns,
             replicate=chosen.replicate,
         )
+        one = one_process.look(self.environ(), asked, here, cores, read.script.spmd)
+        if one is not None:
+            env, cores = dict(one.env), one.cores
         if chosen.dry_run:
             from tpunb import plan
 
             changes = environment.changes(self.environ(), here.device, here)
-            print(plan.describe(read, world_size, here.device, changes))
+            print(plan.describe(read, cores, here.device, changes, one))
             return None
         read.refuse()
         if pressed[0]:
             raise TpunbError("interrupted before the run began: nothing was started")
         name = chosen.name or read.snapshot.name
+        ranks = cores if one is None else 1
+        shown = _shown(chosen.logs, ranks)
         folder = rundir.create(self.runs, name)
         spec = RunSpec(
             id=folder.id,
             name=name,
-            world_size=world_size,
+            world_size=ranks,
             device=here.device,
             cwd=os.getcwd(),
             sys_path=tuple(sys.path),
@@ -228,7 +225,9 @@ class Session:
             retries=chosen.retries,
             price=prices.of(here),
             replicate=read.replicate,
+            spmd=None if one is None else cores,
         )
+        notes = _notes(read, spec, one)
         slim = replace(read.snapshot, content=None)
         run = self.launcher.start(folder, spec, read.script, slim, env, detached=chosen.detach)
         if vm is not None:
@@ -240,18 +239,19 @@ class Session:
             print(_detached(run))
             return None
         if chosen.bg:
-            return self._in_background(run, read, shown, chosen)
-        result = self._follow(run, shown, _notes(read), pressed)
+            return self._in_background(run, read, shown, notes, chosen)
+        result = self._follow(run, shown, notes, pressed)
         self.launcher.remember(read.script, result, spec)
         return self._hand_over(result, chosen)
 
     def _in_background(
-        self, run: Run, read: Reading, shown: frozenset[int], chosen: argparse.Namespace
-    ) -> BackgroundRun:
+        self, run: Run, read: Reading, shown: frozenset[int], notes: tuple[str, ...],
+        chosen: argparse.Namespace,
+    ) -> BackgroundRun:  # fmt: skip
         handle = BackgroundRun(
             run,
             logs=shown,
-            notes=_notes(read),
+            notes=notes,
             raises=not chosen.no_raise,
             bind=self.shell.user_ns.update,
             ended=lambda result: self.launcher.remember(read.script, result, run.spec),
@@ -264,10 +264,7 @@ class Session:
         """`%tpu_attach`: everything from the run's start, then until its end, or an interrupt."""
         folder = control.living(self.runs, chosen.run)
         run = Attached(folder)
-        try:
-            shown = parse_ranks(chosen.logs, run.spec.world_size)
-        except ValueError as error:
-            raise UsageError(f"%tpu_attach --logs: {error}") from None
+        shown = _shown(chosen.logs, run.spec.world_size, "%tpu_attach")
         age = max(0.0, time.time() - folder.spec.stat().st_mtime)
         view = View(run.spec, folder, logs=shown, age=age)
         with _interrupts() as pressed:
@@ -301,7 +298,7 @@ class Session:
             )
         return str(run.checkpoints)
 
-    def _world_size(self, here: Machine, asked: Any) -> int:
+    def _cores(self, here: Machine, asked: Any) -> int:
         forced = os.environ.get(CORES)
         if forced is not None:
             wanted = None if forced == "all" else int(forced)
@@ -351,9 +348,21 @@ class Session:
         return result
 
 
-def _notes(read: Reading) -> tuple[str, ...]:
+def _shown(text: str, ranks: int, magic: str = "%%tpu_train") -> frozenset[int]:
+    """The ranks that `--logs` names."""
+    try:
+        return parse_ranks(text, ranks)
+    except ValueError as error:
+        raise UsageError(f"{magic} --logs: {error}") from None
+
+
+def _notes(read: Reading, spec: RunSpec, one: OneProcess | None) -> tuple[str, ...]:
     """What a person should know before the run begins."""
-    return (*read.snapshot.notes, *filter(None, [read.note()]))
+    how = None
+    if one is not None:
+        every = "all " if one.cores > 1 else ""
+        how = f"SPMD: one process drives {every}{spec.counted()} ({one.why})"
+    return (*filter(None, [how]), *read.snapshot.notes, *filter(None, [read.note()]))
 
 
 def _warm_up() -> None:
@@ -367,8 +376,7 @@ def _detached(run: Attached) -> str:
     """How to come back to a run."""
     name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
     return (
-        f"run {name} goes on without this notebook, on {run.spec.world_size} "
-        f"{'rehearsal' if run.spec.device == 'CPU' else 'TPU'} cores\n"
+        f"run {name} goes on without this notebook, on {run.spec.counted()}\n"
         f"  follow it, and get its result: %tpu_attach {name}\n"
         f"  stop it: %tpu_stop {name}\n"
         f"  in a terminal: tpunb logs --follow {name} --runs {runs}\n"
@@ -406,16 +414,3 @@ def _checked(here: Machine, cores: int | None, option: str) -> int:
     if wrong is not None:
         raise UsageError(f"{option}: {wrong}")
     return cores
-
-
-def need_xla(what: str) -> None:
-    """Raise MissingPackageError if torch_xla is not there."""
-    for package in missing_xla():
-        raise MissingPackageError(
-            package, what, "`pip install 'tpunb[xla]'` brings a matching pair"
-        )
-
-
-def missing_xla() -> list[str]:
-    """Which of torch and torch_xla are not there. Looks, without importing them."""
-    return [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]

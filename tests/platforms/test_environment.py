@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from tests.platforms.machines import machine
 from tpunb.platforms import environment
+from tpunb.platforms.fakes import DUMPS
+from tpunb.platforms.machine import detect
 
 
 def test_a_run_gets_its_device_and_loses_what_other_launchers_left() -> None:
@@ -49,3 +56,48 @@ def test_secrets_are_not_kept() -> None:
     kept = environment.without_secrets(env)
     assert kept["PATH"] == "/bin"
     assert {kept[name] for name in env if name != "PATH"} == {"(not kept)"}
+
+
+def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
+    kernel = {
+        "OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0", "TPU_VISIBLE_CHIPS": "0",
+        "XRT_TPU_CONFIG": "tpu_worker;0;localhost:51011", "TPU_NAME": "my-tpu",
+    }  # fmt: skip
+    on_tpu = environment.for_run(kernel, "TPU")
+    assert not on_tpu.keys() & (kernel.keys() - {"TPU_NAME"})
+    assert on_tpu["TPU_NAME"] == "my-tpu"
+    assert environment.for_run(kernel, "CPU")["TPU_VISIBLE_CHIPS"] == "0"  # it is nothing there
+    assert all(change.reason for change in environment.changes(kernel, "TPU"))
+    asked = {"OMP_PROC_BIND": "close"}
+    assert environment.for_run(kernel, "TPU", asked)["OMP_PROC_BIND"] == "close"
+
+
+def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Path) -> None:
+    with machine("v5e-8", tmp_path) as made:
+        here = detect(made.env)
+        kept = environment.for_run(made.env, "TPU", here=here)
+        assert kept["TPUNB_XLA_CACHE"] == str(made.root / "root/.cache/tpunb/xla/v5e")
+        assert "TPUNB_XLA_CACHE" not in environment.for_run(made.env, "CPU", here=here)
+        for name in ("TPUNB_XLA_CACHE", "XLA_PERSISTENT_CACHE_PATH"):
+            own = environment.for_run(made.env | {name: "/mine"}, "TPU", here=here)
+            assert own[name] == "/mine"
+            assert [one for one in own if one.endswith(("XLA_CACHE", "CACHE_PATH"))] == [name]
+        elsewhere = environment.for_run(made.env | {"XDG_CACHE_HOME": "/c"}, "TPU", here=here)
+        assert elsewhere["TPUNB_XLA_CACHE"] == "/c/tpunb/xla/v5e"
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_path: Path) -> None:
+    with machine(name, tmp_path) as made:
+        here = detect(made.env)
+        before = dict(made.env)
+        changes = environment.changes(made.env, here.device, here)
+        made_for_run = environment.for_run(made.env, here.device, here=here)
+    assert made.env == before
+    assert all(change.reason for change in changes)
+    changed = {one for one in {*before, *made_for_run} if before.get(one) != made_for_run.get(one)}
+    assert changed == {change.name for change in changes}
+    assert made_for_run["PJRT_DEVICE"] == here.device
+    # Nothing that is left makes torch_xla ask a server that cannot answer.
+    if here.chips:
+        assert made_for_run.get("TPU_SKIP_MDS_QUERY") or "ACCELERATOR_TYPE" in here.metadata.tpu_env

@@ -10,9 +10,16 @@ import pytest
 from tests.platforms.machines import machine
 from tests.platforms.vms import ADDRESS, PLACE, found_on, gcloud, path_with, tpu_vm
 from tpunb.errors import SetupError
+from tpunb.platforms import metadata
 from tpunb.platforms.tpu_vm import TpuVm, ours
 
 MINE = TpuVm("my-tpu", "us-central1-a", "my-project", "v6e-8", ADDRESS)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in for the metadata server shares this process and its processors."""
+    monkeypatch.setattr(metadata, "PATIENT", 30.0)
 
 
 def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

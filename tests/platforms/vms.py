@@ -49,4 +49,4 @@ def path_with(made: FakeGcloud) -> str:
 
 
 def found_on(made: FakeMachine, extra: Mapping[str, str] | None = None) -> Machine:
-    return machine.detect({**made.env, **(extra or {})}, made.root, patience=5.0)
+    return machine.detect({**made.env, **(extra or {})}, made.root, patience=30.0)

@@ -155,6 +155,7 @@ ON_A_TPU = """
     # This machine has none: what torch_xla does on one is only recorded.
     tpu.num_available_chips = lambda: 4
     pjrt.initialize_multiprocess = lambda *ranks: print("joined", ranks, flush=True)
+    torch_xla._XLAC._xla_num_devices = lambda: int(os.environ["DEVICES"])
     os.environ.pop("PJRT_DEVICE", None)
 
     from tpunb.worker import launchers, standalone
@@ -179,9 +180,60 @@ def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: P
         LOCAL_WORLD_SIZE="4",
         TPU_PROCESS_ADDRESSES="local",
         CLOUD_TPU_TASK_ID="0",
+        DEVICES="1",
     )
     assert done.stdout.splitlines() == [
         "joined (2, 4)",
         "TPU False builtin_function_or_method False",
         "(6, 'a')",
     ], done.stderr
+
+
+@pytest.mark.slow
+def test_two_devices_in_a_process_are_refused_as_a_tpu_v2_or_v3_has_them(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        ["-c", textwrap.dedent(ON_A_TPU)],
+        TORCHELASTIC_RUN_ID="test",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="4",
+        LOCAL_WORLD_SIZE="4",
+        DEVICES="2",
+    )
+    assert done.stdout == "joined (0, 4)\n"
+    assert "SetupError: this process has 2 XLA devices, and a rank has one" in done.stderr
+
+
+SPMD = """
+    from tpunb.worker import standalone
+
+    standalone.prepare(spmd=True)
+    import numpy, os, torch, torch_xla.distributed.spmd as xs, torch_xla.runtime as xr
+
+    xr.use_spmd()
+    cores = xr.global_runtime_device_count()
+    x = torch.arange(8.).to("xla")
+    xs.mark_sharding(x, xs.Mesh(numpy.arange(cores), (cores,), ("data",)), ("data",))
+    print(cores, (x * 2).sum().item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env", "cores"), [({}, 4), ({"CPU_NUM_DEVICES": "2"}, 2)])
+def test_a_script_of_spmd_drives_rehearsal_cores(
+    tmp_path: Path, env: dict[str, str], cores: int
+) -> None:
+    done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **env)
+    assert done.stdout == f"{cores} 56.0\n", done.stderr
+
+
+def test_torchrun_with_several_processes_of_spmd_is_refused(tmp_path: Path) -> None:
+    ranks = {"TORCHELASTIC_RUN_ID": "test", "RANK": "1", "LOCAL_RANK": "1"}
+    sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **ranks, **sizes)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "tpunb.errors.SetupError: torchrun has started 2 processes of this script here, and it "
+        "uses SPMD, where one process drives all cores of a host: start it with `python script.py`"
+    )

@@ -323,6 +323,8 @@ class Status:
         return [] if self._alive is None else [f"{len(self._alive)} of {all_of_them}"]
 
     def _device(self) -> str:
+        if self._spec.spmd:
+            return f"SPMD on {self._spec.counted()}"
         return "TPU" if self._spec.device == "TPU" else "rehearsal on CPU"
 
     def _newest(self) -> list[str]:

@@ -56,6 +56,7 @@ def convert(snapshot: Snapshot) -> Script:
         body,
         _blocks(body, made["header"], made["cells"]),
         tuple(omission for _, omission in omissions),
+        made["spmd"],
     )
 
 

@@ -11,15 +11,25 @@ ABOUT = """\
 # %% [markdown]
 # Made by tpunb {version} from {notebook}: what `%%tpu_train` runs there, line for line.
 #
-#     python script.py                          on one core
-#     torchrun --nproc-per-node=4 script.py     on four
-#
+{how}#
 # `# %%` begins a cell (py:percent), so VS Code and Jupytext open this file as a notebook.
 
 # %%
 # Imports stand where the notebook has them.
 # ruff: isort: skip_file
 
+"""
+
+RANKS = """\
+#     python script.py                          on one core
+#     torchrun --nproc-per-node=4 script.py     on four
+"""
+
+SPMD = """\
+#     python script.py                          all cores of a TPU: one process drives them (SPMD)
+#     CPU_NUM_DEVICES=4 python script.py        the same on four devices of a CPU
+#
+# Not `torchrun --nproc-per-node=4`: that would make four processes, and SPMD needs one on a host.
 """
 
 PREPARE = """\
@@ -31,7 +41,7 @@ try:
     if _util.find_spec("tpunb"):
         from tpunb.worker import standalone as _standalone
 
-        _standalone.prepare()
+        _standalone.prepare({arguments})
         del _standalone
 finally:
     del _util
@@ -139,17 +149,21 @@ def text(
     missing: Sequence[str],
     helpers: Collection[str] = (),
     notebooks: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    *,
+    spmd: bool = False,
 ) -> str:
     """The header, with its newline at the end.
 
     `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` of
-    `HELPERS`; `notebooks` are the cells of those that `%run` runs.
+    `HELPERS`; `notebooks` are the cells of those that `%run` runs; `spmd`: one process drives
+    all cores.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
-    parts = [ABOUT.format(version=__version__, notebook=" ".join(name.split()))]
+    how = SPMD if spmd else RANKS
+    parts = [ABOUT.format(version=__version__, notebook=" ".join(name.split()), how=how)]
     if features:
         parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
-    parts.append(PREPARE)
+    parts.append(PREPARE.format(arguments="spmd=True" if spmd else ""))
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
         parts.append(f"\n# What `%run` runs.\n_NOTEBOOKS = {{\n{_listed(notebooks)}}}\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tpunb.errors import ConversionError
 from tpunb.models import Omission
-from tpunb.script import awaiting, compiling, elsewhere, header, hoist, names, statements
+from tpunb.script import awaiting, compiling, elsewhere, header, hoist, names, spmd, statements
 from tpunb.script.cells import SKIP_LINE, SKIP_TAGS, NotPythonError, magics, plain
 from tpunb.script.embedding import Files
 from tpunb.script.frontend import FrontEnd, concerns
@@ -146,10 +146,11 @@ def as_one_file(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources
     return nb, resources
 
 
-def needed_names(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
-    """Refuse cells that need what only the notebook has."""
+def read_as_a_whole(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
+    """Refuse cells that need what only the notebook has; see whether the run is one of SPMD."""
     pieces = [names.Piece(cell.metadata.number, cell.source) for cell in _code(nb)]
     names.refuse(pieces, elsewhere.made(resources["elsewhere"], resources["lost"]))
+    resources["spmd"] = spmd.reason(pieces)
     return nb, resources
 
 
@@ -161,10 +162,11 @@ def layout(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
         resources["missing"],
         resources["files"].helpers,
         resources["files"].notebooks,
+        spmd=resources["spmd"] is not None,
     )
     for cell in nb.cells:
         if cell.cell_type == "code":
-            cell.metadata.title = _title(cell)
+            cell.metadata.title = _title(cell, resources["spmd"] is not None)
         else:
             cell.metadata.title = f"# %% [{cell.cell_type}]"
             cell.source = "\n".join(_commented(line) for line in cell.source.split("\n"))
@@ -172,10 +174,10 @@ def layout(nb: Notebook, resources: Resources) -> tuple[Notebook, Resources]:
     return nb, resources
 
 
-def _title(cell: Any) -> str:
+def _title(cell: Any, spmd: bool) -> str:
     title = f"# %% cell {cell.metadata.number}"
     if cell.metadata.role == "train":
-        title += ", on every core"
+        title += ", on all cores" if spmd else ", on every core"
     if cell.metadata.tags:
         quoted = ", ".join('"{}"'.format(tag.replace('"', "'")) for tag in cell.metadata.tags)
         title += f" tags=[{quoted}]"
@@ -200,6 +202,6 @@ STEPS = (
     other_files,
     without_front_end,
     as_one_file,
-    needed_names,
+    read_as_a_whole,
     layout,
 )

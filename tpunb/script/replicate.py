@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from tpunb.models import Script
 from tpunb.script import statements
+from tpunb.script.imports import Imports
 
 THREADED = ("tensorflow", "jax")
 """Packages that start threads of their own when they are imported."""
@@ -23,6 +24,11 @@ DEVICES = {
     "torch_xla.devices",
     "torch_xla.core.xla_model.xla_device",
     "torch_xla.core.xla_model.get_xla_supported_devices",
+    "torch_xla.runtime.global_runtime_device_count",
+    "torch_xla.runtime.addressable_runtime_device_count",
+    "torch_xla.runtime.addressable_device_count",
+    "torch_xla.runtime.global_device_count",
+    "torch_xla.distributed.spmd.get_1d_mesh",
 }
 """Calls that start XLA's runtime (torch_xla 1.0 to 2.9)."""
 
@@ -79,17 +85,10 @@ class _Prelude:
     """The names that are known in the prelude."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self.imported: dict[str, str] = {}
+        self.imports = Imports(trees)
         self.functions: dict[str, list[statements.Function]] = {}
         for node in (node for tree in trees for node in ast.walk(tree)):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    top = alias.name.partition(".")[0]
-                    self.imported[alias.asname or top] = alias.name if alias.asname else top
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            elif isinstance(node, statements.Function):
+            if isinstance(node, statements.Function):
                 self.functions.setdefault(node.name, []).append(node)
 
     def executed(self, tree: ast.Module) -> Iterator[ast.AST]:
@@ -118,7 +117,7 @@ class _Prelude:
                     return f"imports {name.partition('.')[0]}"
         if not isinstance(node, ast.Call):
             return None
-        name = self.dotted(node.func)
+        name = self.imports.dotted(node.func)
         if _last(node.func) == "backward":
             return "calls backward()"
         if name == "torch.autograd.grad":
@@ -130,17 +129,6 @@ class _Prelude:
             if not (isinstance(count, ast.Constant) and count.value == 1):
                 return f"calls torch.set_num_threads({ast.unparse(count)})"
         return None
-
-    def dotted(self, node: ast.expr) -> str:
-        """The full name of what is called: 'torch_xla.core.xla_model.xla_device' for
-        `xm.xla_device`; '' for what is not a name.
-        """
-        if isinstance(node, ast.Name):
-            return self.imported.get(node.id, node.id)
-        if isinstance(node, ast.Attribute):
-            left = self.dotted(node.value)
-            return f"{left}.{node.attr}" if left else ""
-        return ""
 
 
 def _last(node: ast.expr) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tpunb import spmd
+
 TORCH = ("_to_cpu",)
 XLAC = ("_xla_get_tensor_id", "_xla_runtime_is_initialized")
 
@@ -46,19 +48,20 @@ class ToCpu:
         for tensor in _tensors(state, torch.Tensor):
             sizes[_identity(tensor)] = tensor.numel() * tensor.element_size()
             if tensor.device.type != "cpu":
-                found.setdefault(_identity(tensor), tensor.detach())
+                found.setdefault(_identity(tensor), spmd.plain(tensor).detach())
         self.size = sum(sizes.values())
         if found:
             # Kept: the id of a tensor that is freed may be given to another.
             self._kept = list(found.values())
-            self._copies = dict(zip(found, torch._to_cpu(self._kept), strict=True))
+            copies = map(spmd.plain, torch._to_cpu(self._kept))
+            self._copies = dict(zip(found, copies, strict=True))
 
     def __call__(self, tensor: Any) -> Any:
         """The CPU copy of a tensor; a Parameter's is one."""
         key = _identity(tensor)
         if key not in self._copies:  # it was inside an object
             self._kept.append(tensor)
-            self._copies[key] = tensor.detach().cpu()
+            self._copies[key] = spmd.plain(tensor.detach().cpu())
         copy = self._copies[key]
         torch = sys.modules["torch"]
         if isinstance(tensor, torch.nn.Parameter):
@@ -70,7 +73,7 @@ def _identity(tensor: Any) -> tuple[str, int]:
     """The same for tensors that share all their elements, where that can be told."""
     if tensor.device.type == "xla":
         xla: Any = sys.modules["torch_xla"]
-        return "xla", xla._XLAC._xla_get_tensor_id(tensor)
+        return "xla", xla._XLAC._xla_get_tensor_id(spmd.plain(tensor))
     return "object", id(tensor)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpunb import spmd
 from tpunb.rundir import RunDir, append
 
 RESERVED = ("rank", "attempt", "step", "time")
@@ -83,6 +84,7 @@ class Record:
             if value.is_complex():
                 raise TypeError(f"tpunb.log: {name} is complex: log its abs()")
             if value.device.type == "xla":
+                value = spmd.plain(value)
                 self.values[name] = _snapshot(value)
                 self.lazy.add(name)
                 return

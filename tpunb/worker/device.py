@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tpunb.models import Device
-from tpunb.worker import pulse
+from tpunb.worker import pulse, spmd
 
 FOREVER = 1e8
 """Seconds: three years."""
@@ -18,25 +18,34 @@ def prepare(
     local_rank: int,
     local_world_size: int,
     patience: float,
+    spmd_cores: int | None,
 ) -> None:
     """Before any of the user's code: nothing here starts the XLA runtime.
 
     On a TPU the environment gives this process its own chip; on CPU several ranks get
     rehearsal collectives. `patience` is the run's hang time-out in seconds (0: none).
+    `spmd_cores`: how many cores this process drives alone, in SPMD mode: on a TPU all chips
+    that it sees, on CPU as many as CPU_NUM_DEVICES says, which was set before.
     """
     if device == "TPU":
-        _own_chip(local_rank, local_world_size)
+        if spmd_cores is None or spmd_cores == 1:
+            _own_chip(local_rank, local_world_size)
+        if spmd_cores is not None:  # `begin` may come after the first device
+            keep_compiled(local_rank, local_world_size)
         return
     from tpunb.worker import libraries
 
     libraries.count_cores(world_size)
-    if world_size > 1:
+    if spmd_cores is not None:
+        spmd.prepare()
+    elif world_size > 1:
         from tpunb.worker.rehearsal.install import install
 
         # A run without a sign of life is ended by the guard, which knows where all ranks are.
         # This is for ranks that wait while another goes on, which may be meant.
         timeout = 4 * patience or FOREVER
         install(rank, world_size, local_rank, local_world_size, timeout)
+        spmd.refuse_in_ranks()
 
 
 def _own_chip(local_rank: int, local_world_size: int) -> None:
@@ -78,12 +87,15 @@ def keep_compiled(local_rank: int, local_world_size: int) -> None:
     xr.initialize_cache(str(place))
 
 
-def begin(device: Device, local_rank: int, local_world_size: int) -> None:
+def begin(device: Device, local_rank: int, local_world_size: int, spmd_cores: int | None) -> None:
     """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
 
-    Not earlier, because `xr.initialize_cache` in the prelude must come before it.
+    Not earlier, because `xr.initialize_cache` in the prelude must come before it; and not at
+    all for SPMD, which the cell itself may switch on, before the first device.
     """
-    if device == "TPU":
+    if device == "TPU" and spmd_cores is not None:
+        pulse.watch()
+    elif device == "TPU":
         from torch_xla._internal import pjrt
 
         keep_compiled(local_rank, local_world_size)
@@ -91,6 +103,7 @@ def begin(device: Device, local_rank: int, local_world_size: int) -> None:
             pjrt.initialize_singleprocess()
         else:
             pjrt.initialize_multiprocess(local_rank, local_world_size)
+            spmd.check_devices()
         pulse.watch()
 
 

@@ -57,7 +57,7 @@ class Job:
 
     def who(self) -> dict[str, Any]:
         """What others are told who wait for this run."""
-        cores = f"{self.spec.world_size} {self.spec.device} cores"
+        cores = f"{self.spec.spmd or self.spec.world_size} {self.spec.device} cores"
         return {"run": self.dir.id, "cores": cores, "since": self._ordered}
 
     def blocked(self) -> dict[str, Any] | None:

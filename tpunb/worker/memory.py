@@ -69,14 +69,17 @@ def _machine_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def limit() -> str:
-    """The memory that this container, or else this machine, has: '13.6 GB'; '' if unknown."""
+def total() -> int:
+    """Bytes of memory that this container, or else this machine, has; 1 << 62 if unknown."""
     text = _read(_own("") / "memory.max", _own("memory") / "memory.limit_in_bytes").strip()
     bytes_ = int(text) if text.isdecimal() else 1 << 62
-    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
-    if total:
-        bytes_ = min(bytes_, int(total[1]) * 1024)
-    return size(bytes_) if bytes_ < 1 << 62 else ""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
+    return min(bytes_, int(found[1]) * 1024) if found else bytes_
+
+
+def limit() -> str:
+    """The same in words: '13.6 GB'; '' if unknown."""
+    return size(total()) if total() < 1 << 62 else ""
 
 
 def size(count: int) -> str:

@@ -100,6 +100,7 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         state=state,
         name=spec.name,
         world_size=spec.world_size,
+        spmd=spec.spmd,
         device=spec.device,
         started=seen.started,
         ended=seen.ended,

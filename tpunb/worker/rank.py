@@ -28,6 +28,7 @@ from tpunb.worker import (
     processes,
     pulse,
     returns,
+    spmd,
     stacks,
     stdio,
 )
@@ -102,6 +103,7 @@ def _become(task: Assignment, report: Reporter) -> None:
         task.local_rank,
         task.local_world_size,
         task.spec.hang_timeout,
+        task.spec.spmd,
     )
     calls.name_places(str(task.run.script), task.spec.place)
     autograd.start_xla_before_backward()
@@ -122,7 +124,7 @@ def _work(task: Assignment) -> int:
                 task.cells.execute(block)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect(folder / "stdout.log", folder / "stderr.log")
-        device.begin(task.spec.device, task.local_rank, task.local_world_size)
+        device.begin(task.spec.device, task.local_rank, task.local_world_size, task.spec.spmd)
         pulse.begin()
         for block in task.cells.of("train"):
             task.cells.execute(block)
@@ -152,6 +154,8 @@ def _finish(task: Assignment) -> int:
     """After a train cell that ended well: metrics are written, values wait for the kernel."""
     device.end(task.spec.device, task.spec.world_size)
     returns.settle()
+    if task.spec.spmd and (unused := spmd.unused()):
+        print(unused, file=sys.stderr)
     log = sys.modules.get("tpunb.training.log")
     if log is not None:
         log.flush()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tpunb import spmd
 from tpunb.rundir import RunDir, write_json
 
 
@@ -18,7 +19,7 @@ class _ToCpu(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            on_cpu = value.detach().cpu()
+            on_cpu = spmd.plain(value.detach().cpu())
             if isinstance(value, torch.nn.Parameter):
                 on_cpu = torch.nn.Parameter(on_cpu, requires_grad=value.requires_grad)
             return on_cpu.__reduce_ex__(pickle.DEFAULT_PROTOCOL)

@@ -18,7 +18,7 @@ from tpunb import rundir
 from tpunb.events import Phase
 from tpunb.models import THREAD_VARIABLES, Block, RunSpec
 from tpunb.rundir import RunDir
-from tpunb.worker import cells, elastic, rank, stdio
+from tpunb.worker import cells, elastic, rank, spmd, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.findings import Findings
 from tpunb.worker.messages import Reporter
@@ -66,7 +66,7 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
     script = Cells(run, spec)
     script.become_main()
     if order["replicate"] is None:
-        finding = _prelude(run, script, report)
+        finding = _prelude(run, spec, script, report)
         if finding is not None:
             report.tell("spoiled", reason=finding)
             return 0
@@ -77,7 +77,7 @@ def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) ->
     return _ranks(run, spec, script, report, replicate=order["replicate"] is not None)
 
 
-def _prelude(run: RunDir, script: Cells, report: Reporter) -> str | None:
+def _prelude(run: RunDir, spec: RunSpec, script: Cells, report: Reporter) -> str | None:
     """Run the cells above the train cell; what one of them did that forbids a fork, or None."""
     findings = Findings()
     for block in script.of("header"):
@@ -86,6 +86,7 @@ def _prelude(run: RunDir, script: Cells, report: Reporter) -> str | None:
         report.tell("cell", number=block.number)
         run.emit(Phase(f"prelude, cell [{block.number}]"))
         _run_block(script, block)
+        spmd.check_prelude(spec, block.number)
         if finding := findings.look():
             return f"cell [{block.number}] {finding}"
     findings.close()

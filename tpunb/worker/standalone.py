@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import os
 
-from tpunb.errors import MissingPackageError
+from tpunb.errors import MissingPackageError, SetupError
 from tpunb.worker import launchers
 
 
-def prepare() -> None:
+def prepare(*, spmd: bool = False) -> None:
     """Make this process what a rank of a run is, as far as the script needs it.
 
     Under torchrun each process is one core: of the TPU where there is one, else a rehearsal
-    rank. Without torchrun it is one core. In a rank of a run all this is done already.
+    rank. Without torchrun it is one core; with `spmd` (torch_xla's mode where one process drives
+    all cores) it is those of the TPU, else CPU_NUM_DEVICES rehearsal cores (4). In a rank of a
+    run all this is done already.
 
-    Raises MissingPackageError without torch_xla, SetupError if rehearsal cannot work here.
+    Raises MissingPackageError without torch_xla, SetupError if rehearsal cannot work here or
+    torchrun has started several processes of an SPMD script on this host.
     """
     if "TPUNB_RUN" in os.environ:
         return
     _import_torch_xla()
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun else 1
-    if world_size > 1:
+    if spmd:
+        _one_process()
+    elif world_size > 1:
         local_rank = int(os.environ["LOCAL_RANK"])
         local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         if os.environ["PJRT_DEVICE"] == "TPU":
             _own_chip(local_rank, local_world_size)
         elif os.environ["PJRT_DEVICE"] == "CPU":
             from tpunb.worker.rehearsal.install import install
+            from tpunb.worker.spmd import refuse_in_ranks
 
             rank = int(os.environ["RANK"])
             install(rank, world_size, local_rank, local_world_size)
+            refuse_in_ranks()
     from tpunb.worker import autograd, libraries, loaders
 
     if os.environ["PJRT_DEVICE"] == "CPU":
@@ -42,6 +49,21 @@ def prepare() -> None:
     autograd.start_xla_before_backward()
     loaders.tell_of_errors()
     launchers.install(int(os.environ.get("RANK", "0")))
+
+
+def _one_process() -> None:
+    """For SPMD: several devices on CPU, and no other process on this host."""
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if processes != "1":
+        raise SetupError(
+            f"torchrun has started {processes} processes of this script here, and it uses SPMD, "
+            "where one process drives all cores of a host: start it with `python script.py`"
+        )
+    if os.environ["PJRT_DEVICE"] == "CPU":
+        from tpunb.worker import spmd
+
+        os.environ.setdefault("CPU_NUM_DEVICES", "4")
+        spmd.prepare()
 
 
 def _import_torch_xla() -> None:
@@ -72,8 +94,11 @@ def _own_chip(local_rank: int, local_world_size: int) -> None:
     """Take one chip, and meet the other processes, as torch_xla's launcher does."""
     from torch_xla._internal import pjrt
 
+    from tpunb.worker import spmd
+
     if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
         # Kaggle sets it, and torch_xla would keep it: each process would be alone.
         del os.environ["TPU_PROCESS_ADDRESSES"]
         os.environ.pop("CLOUD_TPU_TASK_ID", None)
     pjrt.initialize_multiprocess(local_rank, local_world_size)
+    spmd.check_devices()

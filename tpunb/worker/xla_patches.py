@@ -28,6 +28,7 @@ Kind = Literal[
     "compiler",
     "meeting",
     "read",
+    "spmd",
 ]
 
 
@@ -41,7 +42,8 @@ class Name:
     kind: Kind
     """What becomes of it: 'identity', 'collective', 'compiler', 'meeting' and 'launcher' are
     replaced by functions of the same meaning, 'refused' by one that raises
-    NotRehearsedError, 'state' is set, of a 'loader' a method is replaced."""
+    NotRehearsedError, 'spmd' by one that raises SpmdError or SetupError, 'state' is set, of a
+    'loader' a method is replaced."""
     why: str
     versions: tuple[str, ...] = VERSIONS
 
@@ -159,10 +161,24 @@ NAMES: tuple[Name, ...] = (
     ),
     *_each(
         XLAC,
+        "spmd",
+        "xr.use_spmd() begins with the first, and comes to the second after a device was used: "
+        "refused in one of several ranks, and the second where SPMD has several CPU devices",
+        "_xla_get_spmd_config_is_locked",
+        "_xla_force_spmd_device",
+    ),
+    Name(XLAC, "_xla_mark_sharding", "spmd", "refused in one of several ranks"),
+    *_each(
+        XLAC,
+        "spmd",
+        "a rank has one device: threads for several, as on a TPU v2 or v3, are refused",
+        "_xla_get_devices",
+        "_xla_num_devices",
+    ),
+    *_each(
+        XLAC,
         "refused",
         "SPMD is another mode: one process that drives all cores",
-        "_xla_mark_sharding",
-        "_xla_force_spmd_device",
         "_xla_spmd_all_reduce",
         "_xla_spmd_reduce_scatter",
     ),

@@ -21,7 +21,7 @@ from torch_xla.version import __version__
 
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
-from tpunb.worker.rehearsal import compiled
+from tpunb.worker.rehearsal import compiled, machine
 from tpunb.worker.rehearsal.collectives import collectives
 from tpunb.worker.rehearsal.distributed import Meetings
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
@@ -60,9 +60,12 @@ def install(
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
+    machine.share_processors(os.environ, local_world_size)
 
     rehearsed = collectives(wire, world_size)
-    for name, function in (_identity(rank, world_size) | rehearsed.xlac | _refused(XLAC)).items():
+    answers = _identity(rank, world_size)
+    answers["_xla_memory_info"] = lambda device: machine.memory_info(local_world_size)
+    for name, function in (answers | rehearsed.xlac | _refused(XLAC)).items():
         setattr(_XLAC, name, compiled.left_to_dynamo(function))
     xm.xla_rendezvous = rehearsed.rendezvous
     compiled.install()
