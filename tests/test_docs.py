@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/rehearsal.md"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -49,7 +49,10 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     commands = [
-        line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()
+        line
+        for page in [*PAGES, "docs/setup.md"]
+        for block in blocks(page, "bash")
+        for line in block.splitlines()
     ]
     assert "make demo" in commands  # what CI and people run; too long for this test
     for command in commands:

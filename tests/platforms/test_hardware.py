@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,12 @@ def test_credentials_are_named_and_never_shown(tmp_path: Path) -> None:
     assert advice.fix == f"`chmod 600 {kept}`"
     kept.chmod(0o600)  # the fix
     assert look(made).advice == ()
+
+
+def test_the_page_names_everything_that_can_be_found() -> None:
+    folder = Path(environment.__file__).parent
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
+    found = set(re.findall(r'Problem\(\s*"([a-z0-9-]+)"', source))
+    assert len(found) > 30
+    page = (folder.parents[1] / "docs/setup.md").read_text()
+    assert {one for one in found if f"`{one}`" not in page} == set()

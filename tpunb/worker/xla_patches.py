@@ -146,6 +146,13 @@ NAMES: tuple[Name, ...] = (
     ),
     Name(
         "torch_xla.core.xla_model",
+        "_all_gather_using_all_reduce",
+        "collective",
+        "xm.all_gather with pin_layout, its default: upstream reduces what each rank has padded "
+        "with zeros, a program for each rank and as many times the bytes as there are ranks",
+    ),
+    Name(
+        "torch_xla.core.xla_model",
         "xla_rendezvous",
         "collective",
         "xm.rendezvous and xm.mesh_reduce: upstream's way through tensors compiles a program "
@@ -197,12 +204,6 @@ NAMES: tuple[Name, ...] = (
         "rehearsed collective",
         "_get_allow_execution",
         "_set_allow_execution",
-    ),
-    Name(
-        XLAC,
-        "_replace_xla_tensor",
-        "read",
-        "output= of another shape than the result: torch_xla gives it the result's",
     ),
     Name(
         XLAC,

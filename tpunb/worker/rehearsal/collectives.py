@@ -28,8 +28,8 @@ class Collectives:
     """Attributes of torch_xla._XLAC."""
     operators: dict[str, Callable[..., Any]]
     """Of torch.ops._c10d_functional, for XLA tensors."""
-    rendezvous: Callable[..., list[bytes]]
-    """xm.xla_rendezvous."""
+    model: dict[str, Callable[..., Any]]
+    """Attributes of torch_xla.core.xla_model."""
 
 
 def collectives(wire: Wire, world_size: int) -> Collectives:
@@ -52,4 +52,8 @@ def collectives(wire: Wire, world_size: int) -> Collectives:
         "_xla_collective_permute": exchange.permute,
     }
     operators = functional.operators(reduce, gather, scatter, exchange)
-    return Collectives(xlac, operators, Rendezvous(peers).meet)
+    model: dict[str, Callable[..., Any]] = {
+        "_all_gather_using_all_reduce": gather.pinned,
+        "xla_rendezvous": Rendezvous(peers).meet,
+    }
+    return Collectives(xlac, operators, model)

@@ -1,18 +1,19 @@
-"""All-gather in a rehearsal. Signatures are those of torch_xla (2.8, 2.9).
-
-xm.all_gather of one tensor with pin_layout, its default, is not here: it is an all-reduce.
-"""
+"""All-gather in a rehearsal. Signatures are those of torch_xla (2.8, 2.9)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch_xla.core.xla_model as xm
 
 from tpunb.worker.rehearsal.peers import Groups, Peers, by_type, counted, describe
 from tpunb.worker.rehearsal.values import on_device, overwrite, read
+
+_padded: Callable[..., Any] = xm._all_gather_using_all_reduce
+"""Upstream's way for a layout that is pinned."""
 
 Token = Any
 """torch_xla's order of collectives within a program. There is none here: it is passed on."""
@@ -38,6 +39,25 @@ class AllGather:
         counted("AllGather")
         (value,) = self.values([tensor], dim, shard_count, groups)
         return on_device(value, tensor, gradient=False)
+
+    def pinned(
+        self,
+        value: torch.Tensor,
+        dim: int = 0,
+        groups: Groups | None = None,
+        pin_layout: bool = True,
+    ) -> torch.Tensor:
+        """`xm._all_gather_using_all_reduce`; upstream's where dynamo or autograd looks into it."""
+        graph = torch.is_grad_enabled() and value.requires_grad
+        if torch.compiler.is_compiling() or graph or value.dim() == 0 or value.numel() == 0:
+            padded: torch.Tensor = _padded(value, dim, groups, pin_layout)
+            return padded
+        counted("AllReduce" if groups else "all_reduce")
+        dim = dim + value.dim() if dim < 0 else dim
+        rank = self._peers.wire.rank
+        own = [group for group in groups or [self._peers.world] if rank in group]
+        (joined,) = self.values([value], dim, sum(map(len, own)), groups or ())
+        return on_device(joined, value, gradient=False)
 
     def out(
         self,

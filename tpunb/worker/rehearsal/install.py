@@ -67,7 +67,7 @@ def install(
     answers["_xla_memory_info"] = lambda device: machine.memory_info(local_world_size)
     for name, function in (answers | rehearsed.xlac | _refused(XLAC)).items():
         setattr(_XLAC, name, compiled.left_to_dynamo(function))
-    xm.xla_rendezvous = rehearsed.rendezvous
+    vars(xm).update(rehearsed.model)
     compiled.install()
     Meetings(wire, world_size, address, port, attempt).install()
     _replace_operators(rehearsed.operators | _refused(OPS))

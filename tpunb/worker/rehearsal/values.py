@@ -49,7 +49,7 @@ def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """
     new = value.to(tensor.device)
     if new.shape != tensor.shape:
-        _XLAC._replace_xla_tensor(tensor, new)
+        tensor.data = new.to(tensor.dtype)
     elif torch._is_functional_tensor(tensor):
         torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         torch._from_functional_tensor(tensor).copy_(new)
