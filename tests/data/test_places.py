@@ -302,6 +302,20 @@ def test_a_folder_is_sent_and_comes_back(site: Site) -> None:
     assert sent("mine", url + "/") == f"{url}/: 1 files, 1 B sent, 3 were there already"
 
 
+def test_who_may_only_write_objects_can_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError("storage.buckets.create")
+
+    Path("mine/deep").mkdir(parents=True)
+    Path("mine/deep/a").write_bytes(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec.get_filesystem_class("memory"), "makedirs", refuse)
+        sent("mine", "memory://bucket/results")
+    assert set(fsspec.filesystem("memory").store) == {"/bucket/results/deep/a"}
+    sent("mine", f"file://{Path('there').absolute()}")
+    assert Path("there/deep/a").read_bytes() == b"a"
+
+
 def test_nothing_is_overwritten_there() -> None:
     Path("mine").mkdir()
     Path("mine/a").write_bytes(b"new")

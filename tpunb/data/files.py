@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tpunb.data.remote import CHUNK, Checksum, Opened, shown
+from tpunb.data.remote import Checksum, Opened, shown
 from tpunb.errors import DataError, MissingPackageError
 
 _IDENTITY = ("generation", "ETag", "etag", "md5Hash", "LastModified", "updated", "mtime", "created")
 """What the infos of fsspec's file systems have that changes with the content."""
+
+CHUNK = 8 << 20
+"""Bytes of a read: gcsfs asks for each by itself, and waits for the answer."""
 
 
 @dataclass(frozen=True)

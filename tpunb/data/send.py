@@ -82,16 +82,26 @@ def _same(path: Path, there: files.PlaceFile) -> bool:
 def _put(path: Path, there: Place, bar: Any) -> None:
     """Send a file, and look whether it is there."""
     with there.errors():
-        parent = there.path.rpartition("/")[0]
-        there.system.makedirs(parent, exist_ok=True)
-        with open(path, "rb") as source, there.system.open(there.path, "wb") as target:
+        with open(path, "rb") as source, _opened(there) as target:
             while chunk := source.read(CHUNK):
                 target.write(chunk)
                 bar.update(len(chunk))
-        there.system.invalidate_cache(parent)
+        there.system.invalidate_cache()
         info = there.system.info(there.path)
     wrong = info.get("size") != path.stat().st_size
     if not wrong and (checksum := files.checksum(info)) is not None:
         wrong = checksum.of(path) != checksum.hexadecimal
     if wrong:
         raise DataError(f"{there.shown} is not there as it was sent: send it again")
+
+
+def _opened(there: Place) -> Any:
+    """A file to write. Folders are made only where they are missed.
+
+    Buckets have none: gcsfs would look for the bucket itself, which writers need not be allowed.
+    """
+    try:
+        return there.system.open(there.path, "wb")
+    except FileNotFoundError:
+        there.system.makedirs(there.path.rpartition("/")[0], exist_ok=True)
+        return there.system.open(there.path, "wb")
