@@ -301,6 +301,7 @@ class TestDetached:
             cwd=nb.folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as logs:  # fmt: skip
             assert logs.stdout is not None
+            assert logs.stdout.readline().startswith("[tpunb] rehearsal on CPU")
             assert sorted(logs.stdout.readline() for _ in range(2)) == [
                 "[0] at work\n",
                 "[1] at work\n",

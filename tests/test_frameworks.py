@@ -118,7 +118,7 @@ PRINTED = [
     "equal True changed True",
     "other data True steps 2",
     "goes on 4",
-    "fabric (2, [[0], [1]])",
+    "fabric (2, [0, 1])",
     "accelerate 2",
     "refused `devices` can only be 'auto', 1, 2 or [<0-1>] for TPUs. Got 8",
 ]

@@ -418,11 +418,12 @@ class RunResult:
             return f"RunResult {self.explain()}"
         back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
         missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
+        where = " · rehearsal on CPU" if self.device == "CPU" else ""
         told = f"\n{communication.in_words(self.collectives)}" if self.collectives else ""
         told += f"\n{self.price.tell(self.duration)}" if self.price is not None else ""
         return (
             f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
-            f" · {self.dir}{missing}{told}"
+            f"{where} · {self.dir}{missing}{told}"
         )
 
 
