@@ -254,7 +254,7 @@ class TestThatGoesWrong:
         for word in words:
             assert word.replace("[N]", f"[{ran.number}]") in ran.traceback
         assert f"log: {last_run(nb).log}" in ran.traceback
-        assert ran.status.startswith("failed: rank ")
+        assert ran.status.startswith("rank ")
         short(ran)
 
     def test_launchers_and_deep_recursions_are_told_in_short(self, nb: Kernel) -> None:

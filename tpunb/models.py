@@ -19,6 +19,7 @@ from tpunb.price import Price
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from tpunb.diagnosis.finding import Diagnosis
 
@@ -327,6 +328,19 @@ class RunResult:
         frame["time"] = frame["time"] - self.started
         frame = frame.sort_values("time", kind="stable", ignore_index=True)
         return frame[first + [name for name in frame.columns if name not in first]]
+
+    def plot(self, *others: RunResult) -> Figure:
+        """A matplotlib figure with a panel for each metric; with `others` a line for each run.
+
+        Means over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
+        where nothing was logged.
+        """
+        from tpunb.figures import panels
+
+        runs = (self, *others)
+        names = [run.name for run in runs]
+        unique = len(set(names)) == len(names)
+        return panels({run.name if unique else run.dir.name: run.metrics() for run in runs})
 
     def raise_for_failure(self) -> None:
         """Raise the RunError of this result's state; nothing if the run succeeded."""
