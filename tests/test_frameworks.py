@@ -144,7 +144,7 @@ def test_lightning_and_accelerate_know_their_rank_however_they_are_imported(
         expected = [line.format(rank=rank, zero=rank == 0) for line in PRINTED]
         kinds = tuple(line.split()[0] for line in expected)
         assert [line for line in lines if line.startswith(kinds)] == expected
-        told = "rehearsal on CPU: who counts TPU cores is told 2"
+        told = "rehearsal on CPU: libraries that count TPU cores are told of 2"
         assert lines.count(told) == (1 if rank == 0 else 0)
 
 
