@@ -45,8 +45,9 @@ class Seen:
 
     @property
     def log(self) -> list[str]:
+        """What the ranks wrote; not tpunb's own lines."""
         text = (self.result.dir / "run.log").read_text(encoding="utf-8")
-        return text.splitlines()
+        return [line for line in text.splitlines() if not line.startswith("[tpunb] ")]
 
 
 class Driver:

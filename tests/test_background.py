@@ -127,9 +127,9 @@ class TestInTheBackground:
 
     def test_a_failure_is_shown_and_raised_by_who_waits(self, nb: Kernel) -> None:
         ran = train(nb, "if rank() == 1:\n    raise ValueError('bad batch')", "--bg --out h").good()
-        _, bundle = listen(nb, ran, "failed: ")
+        _, bundle = listen(nb, ran, "rank 1 failed in")
         text = f"rank 1 failed in cell [{ran.number}], line 3: ValueError: bad batch"
-        assert bundle["text/plain"].startswith(f"failed: {text} · 2 ranks")
+        assert bundle["text/plain"].startswith(f"{text} · 2 ranks")
         assert "raise ValueError('bad batch')" in bundle["text/plain"]
         assert "raise ValueError(&#x27;bad batch&#x27;)" in bundle["text/html"]
         waited = nb.run("h.wait()", "wait")
@@ -301,6 +301,7 @@ class TestDetached:
             cwd=nb.folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as logs:  # fmt: skip
             assert logs.stdout is not None
+            assert logs.stdout.readline().startswith("[tpunb] rehearsal on CPU")
             assert sorted(logs.stdout.readline() for _ in range(2)) == [
                 "[0] at work\n",
                 "[1] at work\n",

@@ -277,7 +277,9 @@ class TestRun:
         )
         assert errors(done) == ""
         [run] = runs_in(tmp_path / "runs")
-        assert run.log.read_text() == "[0] epochs 5 b c\n"
+        first, line = run.log.read_text().splitlines()
+        assert first.startswith("[tpunb] rehearsal on CPU")
+        assert line == "[0] epochs 5 b c"
         out = nbformat.read(tmp_path / "made/out.ipynb", as_version=4)
         assert out.cells[-1].outputs[0].text == "b c\n"
         assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
@@ -410,7 +412,9 @@ class TestListings:
             return sorted(capsys.readouterr().out.splitlines())
 
         assert any(line.endswith(" err] ZeroDivisionError: division by zero") for line in logs())
-        assert logs("one") == ["[0] one 0", "[1] one 1"]
+        *lines, last = logs("one")
+        assert last.startswith("[tpunb] rehearsal on CPU")
+        assert lines == ["[0] one 0", "[1] one 1"]
         assert logs("one", "--rank", "1") == ["[1] one 1"]
         assert logs("one", "--tail", "0") == []
         assert len(logs("one", "--tail", "1")) == 1

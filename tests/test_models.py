@@ -85,6 +85,8 @@ def test_a_good_result(tmp_path: Path) -> None:
     good.raise_for_failure()
     assert good.duration == 12.5
     assert "succeeded on 4 rehearsal cores after 12.5 s · back in the kernel: w" in repr(good)
+    assert "rehearsal on CPU" in repr(good)
+    assert "rehearsal" not in repr(result(tmp_path, device="TPU"))
     assert "lock: cannot be pickled" in repr(good)
     assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
 

@@ -4,7 +4,8 @@
     %tpu_setup
     %%tpu_train          the notebook above, and this cell on every core
 
-In cells: `tpunb.log(step=…, loss=…)`, `tpunb.save(state, step)` and `tpunb.load()`; after a run:
+In cells: `tpunb.log(step=…, loss=…)`, `tpunb.track(loader)`, `tpunb.save(state, step)` and
+`tpunb.load()`; after a run:
 `tpunb.last_run`. For a log of any run: `tpunb.diagnose(text)`.
 """
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from tpunb.models import RunResult
     from tpunb.training.checkpoint import load, save
     from tpunb.training.log import log
+    from tpunb.training.track import track
 
 __version__ = "0.1.0"
-__all__ = ["RunResult", "diagnose", "last_run", "load", "log", "save"]
+__all__ = ["RunResult", "diagnose", "last_run", "load", "log", "save", "track"]
 
 last_run: RunResult | None = None
 """The result of the last run of this kernel."""
@@ -33,6 +35,10 @@ def __getattr__(name: str) -> Any:
         from tpunb.training.log import log
 
         return log
+    if name == "track":
+        from tpunb.training.track import track
+
+        return track
     if name in ("load", "save"):
         from tpunb.training import checkpoint
 

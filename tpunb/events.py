@@ -1,8 +1,8 @@
 """What happens during a run, as typed events.
 
 The processes of a run append the ones marked *kept* to `events.jsonl` in the run folder, one
-JSON object a line; the kernel reads them there. `Output` and `Metric` are made by whoever
-reads the logs and `metrics.jsonl`.
+JSON object a line; the kernel reads them there. `Output`, `Metric` and `Life` are made by
+whoever reads the logs, `metrics.jsonl` and the ranks' pulses.
 """
 
 from __future__ import annotations
@@ -89,7 +89,44 @@ class Metric:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-Event = Phase | Note | RanksStarted | RankEnded | Stopping | Ended | Output | Metric
+@dataclass(frozen=True)
+class Bar:
+    """How far a loop has come: `tpunb.track`, or a progress bar that was recognised."""
+
+    name: str
+    done: int
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class RankLife:
+    """How one rank stands at one moment. Counts grow within an attempt."""
+
+    begun: bool = False
+    """Whether its train cell has begun."""
+    steps: int = 0
+    collectives: int = 0
+    waiting: bool = False
+    """For other ranks, in a collective."""
+    compiling: bool = False
+    compilations: int = 0
+    compile_seconds: float = 0.0
+    memory: int = 0
+    """Bytes in RAM now; pages that it shares with other ranks count too."""
+    bars: tuple[Bar, ...] = ()
+    """Of `tpunb.track`, the outermost first."""
+    samples: int = 0
+    """Rows of the batches that the innermost `tpunb.track` has handed out."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """How the ranks of the attempt stand now, in order of rank; None for one not yet there."""
+
+    ranks: tuple[RankLife | None, ...]
+
+
+Event = Life | Phase | Note | RanksStarted | RankEnded | Stopping | Ended | Output | Metric
 KEPT: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (Phase, Note, RanksStarted, RankEnded, Stopping, Ended)
 }

@@ -11,9 +11,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from tpunb import control, rundir
+from tpunb import control, rundir, vitals
 from tpunb.errors import TpunbError
-from tpunb.events import Ended, Event, Note
+from tpunb.events import Ended, Event, Note, RanksStarted
 from tpunb.models import Device, Failure, RunResult, RunSpec, Script, Snapshot
 from tpunb.platforms import environment
 from tpunb.process import GuardProcess
@@ -21,6 +21,9 @@ from tpunb.rundir import Follower, RunDir
 
 LOOK = 0.04
 """Seconds between two looks into the run folder: quick to the eye, and cheap."""
+
+VITALS = 0.5
+"""Seconds between two looks at how the ranks stand."""
 
 
 DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
@@ -34,6 +37,8 @@ def follow(run: RunDir, ranks: int, gone: Callable[[], bool]) -> Iterator[Event 
     `Ended`, once everything was read.
     """
     follower = Follower(run, ranks)
+    started: RanksStarted | None = None
+    looked = 0.0
     try:
         end: Event | None = None
         while True:
@@ -43,8 +48,13 @@ def follow(run: RunDir, ranks: int, gone: Callable[[], bool]) -> Iterator[Event 
                 anything = True
                 if isinstance(event, Ended):
                     end = event
-                else:
-                    yield event
+                    continue
+                if isinstance(event, RanksStarted):
+                    started, looked = event, 0.0
+                yield event
+            if started is not None and end is None and time.monotonic() - looked >= VITALS:
+                yield vitals.look(run, started.attempt, started.pids)
+                looked = time.monotonic()
             if not anything and end is not None:
                 yield end
                 return

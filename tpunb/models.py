@@ -19,6 +19,7 @@ from tpunb.price import Price
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from tpunb.diagnosis.finding import Diagnosis
 
@@ -328,6 +329,19 @@ class RunResult:
         frame = frame.sort_values("time", kind="stable", ignore_index=True)
         return frame[first + [name for name in frame.columns if name not in first]]
 
+    def plot(self, *others: RunResult) -> Figure:
+        """A matplotlib figure with a panel for each metric; with `others` a line for each run.
+
+        Means over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
+        where nothing was logged.
+        """
+        from tpunb.figures import panels
+
+        runs = (self, *others)
+        names = [run.name for run in runs]
+        unique = len(set(names)) == len(names)
+        return panels({run.name if unique else run.dir.name: run.metrics() for run in runs})
+
     def raise_for_failure(self) -> None:
         """Raise the RunError of this result's state; nothing if the run succeeded."""
         from tpunb import errors
@@ -404,11 +418,12 @@ class RunResult:
             return f"RunResult {self.explain()}"
         back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
         missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
+        where = " · rehearsal on CPU" if self.device == "CPU" else ""
         told = f"\n{communication.in_words(self.collectives)}" if self.collectives else ""
         told += f"\n{self.price.tell(self.duration)}" if self.price is not None else ""
         return (
             f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
-            f" · {self.dir}{missing}{told}"
+            f"{where} · {self.dir}{missing}{told}"
         )
 
 

@@ -134,6 +134,10 @@ class RunDir:
         """Where a rehearsal rank leaves word of its collectives (tpunb.worker.rehearsal.tally)."""
         return self.attempt(attempt, rank) / "collectives.json"
 
+    def progress(self, attempt: int, rank: int) -> Path:
+        """Where a rank says how far its loops have come (tpunb.training.track)."""
+        return self.attempt(attempt, rank) / "progress.json"
+
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""
         return self.attempt(attempt, rank) / "stacks.txt"

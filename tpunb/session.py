@@ -304,7 +304,7 @@ class Session:
             wanted = None if forced == "all" else int(forced)
             return _checked(here, wanted, "tpunb run --cores")
         if asked is ...:
-            return self.cores or here.default_cores
+            return self.cores or _checked(here, None, "%%tpu_train --cores all")
         return _checked(here, asked, "%%tpu_train --cores")
 
     def _keep_notebook(self, snapshot: Snapshot, folder: rundir.RunDir) -> None:
@@ -409,7 +409,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 def _checked(here: Machine, cores: int | None, option: str) -> int:
     if cores is None:
-        return here.default_cores
+        cores = here.default_cores
     wrong = here.check_cores(cores)
     if wrong is not None:
         raise UsageError(f"{option}: {wrong}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -322,3 +323,10 @@ def test_no_secret_is_said_or_kept(
     assert kaggle.key not in said
     assert kaggle.key.encode() not in kept
     assert b"5ec2e7" not in kept
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs/data.md"
+    [code] = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    exec(code, {})
+    assert capsys.readouterr().out == "['KAGGLE_API_ENVIRONMENT', 'http_proxy']\n"

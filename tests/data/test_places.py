@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,11 @@ import pytest
 
 from tests.data.archives import zipped
 from tests.data.test_kaggle import NOISE, brought, files
+from tpunb import cli
 from tpunb.data import files as places
+from tpunb.data import web
 from tpunb.data.bring import bring
+from tpunb.data.fetch import fetch
 from tpunb.data.remote import Checksum
 from tpunb.data.send import send
 from tpunb.errors import DataError, MissingPackageError
@@ -116,6 +121,8 @@ def test_the_web_with_lost_connections(
 def test_archives_are_unpacked_unless_they_are_to_stay(site: Site) -> None:
     site.pages["/x.zip"] = zipped(a=b"1")
     assert files(brought(f"{site.url}/x.zip")[0]) == {"a": b"1"}
+    brought(f"{site.url}/x.zip", unpacked=False)  # not what is here
+    assert set(files(Path("data/x"))) == {"a", "x.zip"}
     assert list(files(brought(f"{site.url}/x.zip", "kept", unpacked=False)[0])) == ["x.zip"]
 
 
@@ -183,6 +190,14 @@ def test_a_name_that_leads_out_of_the_folder() -> None:
     ]
     with pytest.raises(DataError, match="leads out of the folder"):
         brought("memory://bucket/set")
+    assert not list(Path().rglob("evil"))
+
+
+@pytest.mark.parametrize("path", ["/a%2F..%2F..%2Fevil", "/%2E%2E", "/x/.."])
+def test_a_url_that_leads_out_of_the_folder(site: Site, path: str) -> None:
+    site.pages[path] = b"1"
+    with pytest.raises(DataError, match="would lead out of the folder"):
+        brought(site.url + path, "mine")
     assert not list(Path().rglob("evil"))
 
 
@@ -259,10 +274,73 @@ def test_the_interrupt_key_loses_nothing(
         patch.setattr("tpunb.data.progress.bar", lambda *args: Bars())
         with pytest.raises(KeyboardInterrupt):
             brought(f"{site.url}/x.bin")
-    assert "interrupted: 1.0 MB have come, and the same again goes on" in capsys.readouterr().out
+    assert (
+        "interrupted: 1.0 MB are not complete yet; the same again goes on"
+        in capsys.readouterr().out
+    )
     there, _ = brought(f"{site.url}/x.bin")
     assert files(there) == {"x.bin": NOISE}
     assert site.starts == [0, 1 << 20]
+
+
+def test_a_full_disk_is_not_a_lost_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.pages["/x.bin"] = NOISE
+
+    class Full:
+        total = n = 0
+
+        def update(self, count: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DataError, match=r"x: the disk is full \(1.0 MB have come\)"):
+        fetch(web.WebFile(f"{site.url}/x.bin", name="x"), Path("part"), Full())
+    assert site.starts == [0]
+
+
+def test_what_a_library_calls_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp's errors, below gcsfs, are no OSErrors."""
+    put("memory://bucket/x.bin", NOISE)
+    lost = type("ClientPayloadError", (Exception,), {"__module__": "aiohttp.client_exceptions"})
+    memory = fsspec.get_filesystem_class("memory")
+    real, failures = memory._open, [lost("not enough data"), asyncio.TimeoutError()]
+
+    def opened(self: object, *args: object, **options: object) -> object:
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(memory, "_open", opened)
+    assert files(brought("memory://bucket/x.bin")[0]) == {"x.bin": NOISE}
+    assert not failures
+
+
+def test_from_a_terminal(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.pages["/x"] = b"1"
+    assert cli.main(["data", f"{site.url}/x", "--to", "mine"]) == 0
+    assert capsys.readouterr().out == f"{site.url}/x: 1 file, 1 B in mine\n"
+    assert cli.main(["data", "mine", "--upload", f"file://{Path('there').absolute()}"]) == 0
+    assert Path("there/x").read_bytes() == b"1"
+    for wrong in (
+        ["data"],
+        ["data", "--to", "x"],
+        ["data", "mine", "--upload", "memory://b/x", "--to", "y"],
+        ["data", f"{site.url}/none"],
+    ):
+        assert cli.main(wrong) == 1
+        assert capsys.readouterr().err.startswith("tpunb: ")
+
+
+def test_a_disk_that_fails_is_one_message(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.pages["/x"] = b"1"
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("tpunb.data.bring._write", fail)
+    assert cli.main(["data", f"{site.url}/x"]) == 1
+    assert "Input/output error; what has come is kept" in capsys.readouterr().err
 
 
 def test_checksums(tmp_path: Path) -> None:

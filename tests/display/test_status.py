@@ -10,8 +10,19 @@ from typing import Any
 
 import pytest
 
+from tpunb.diagnosis import Diagnosis
 from tpunb.display.status import LONGEST_STATE, Status, span
-from tpunb.events import Event, Metric, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.events import (
+    Bar,
+    Event,
+    Life,
+    Metric,
+    Phase,
+    RankEnded,
+    RankLife,
+    RanksStarted,
+    Stopping,
+)
 from tpunb.models import RunResult, RunSpec
 
 PLACE = "runs/20260102-030405-digits"
@@ -86,7 +97,7 @@ STARTED = RanksStarted(0, (11, 12, 13, 14))
 def test_what_is_shown_while_a_run_goes_on(
     make: Callable[..., Status], events: list[Event], expected: str
 ) -> None:
-    text = make(*events).text()
+    text = make(*events).line()
     assert re.sub(r"\d\d:\d\d:\d\d$", "T", text) == f"{expected} · {PLACE} · updated T"
 
 
@@ -116,7 +127,7 @@ def test_only_time_and_numbers_leave_the_state_alone(
     ("state", "changes", "expected"),
     [
         ("succeeded", {}, "succeeded"),
-        ("failed", {}, "failed: rank 2 failed in cell [7], line 3: ValueError: no data"),
+        ("failed", {}, "rank 2 failed in cell [7], line 3: ValueError: no data"),
         ("failed", {"failures": ()}, "failed"),
         ("timed_out", {"reason": "--timeout 5"}, "stopped at the time-out (--timeout 5)"),
         ("interrupted", {"reason": "interrupted in the notebook"},
@@ -132,10 +143,11 @@ def test_what_stays_at_the_end(
     expected: str,
 ) -> None:
     status = make(STARTED, Metric(0, 40, {"loss": 0.5}))
-    status.unfinished = ["[0] 99%"]
+    status.unfinished = {0: ["99%"]}
     status.end(make_result(state, **changes))
     assert status.content() == (
-        expected, "4 ranks", "rehearsal on CPU", "12 s", "step 40", "loss 0.5"
+        expected, "4 ranks", "rehearsal on CPU", "12 s", "step 40", "loss 0.5",
+        *(["ranks 0-1,3 stopped · rank 2 failed"] if "rank 2" in expected else []),
     )  # fmt: skip
     assert " · ended " in status.text()
     assert "99%" not in status.text()
@@ -144,7 +156,7 @@ def test_what_stays_at_the_end(
 
 def test_unfinished_lines_stand_below_and_are_few(make: Callable[..., Status]) -> None:
     status = make()
-    status.unfinished = [f"[{n}] {n}%" for n in range(10)]
+    status.unfinished = {n: [f"{n}%"] for n in range(10)}
     assert status.text().splitlines()[1:] == [*(f"[{n}] {n}%" for n in range(8)), "… and 2 more"]
     assert "[7] 7%\n… and 2 more</pre>" in status.html()
 
@@ -154,7 +166,11 @@ def test_a_long_state_is_cut(make: Callable[..., Status]) -> None:
     assert state == "x" * (LONGEST_STATE - 1) + "…"
 
 
-KEPT = {"border-left", "padding", "margin", "opacity", "white-space"}
+KEPT = set(
+    "background-color border border-left border-radius display flex-wrap font-family font-size "
+    "height line-height margin margin-top max-width opacity overflow padding vertical-align "
+    "white-space width word-break".split()
+)
 """Of the styles that JupyterLab and Notebook 7 keep in an untrusted notebook."""
 
 
@@ -173,21 +189,99 @@ class Reader(HTMLParser):
         self.text += data
 
 
+def life(*steps: int, **changes: Any) -> Life:
+    return Life(tuple(RankLife(begun=True, steps=count, **changes) for count in steps))
+
+
+FULL = [
+    STARTED, Phase("<b>&training"), *(Metric(0, n, {"<i>": float(n)}) for n in range(90)),
+    life(9, 9, 9, 5, compilations=2, compile_seconds=1.25, memory=10**9,
+         bars=(Bar("epoch", 2, 10), Bar("", 5, 20))),
+]  # fmt: skip
+
+
 def test_html_says_what_the_text_says_in_what_every_front_end_keeps(
     make: Callable[..., Status],
 ) -> None:
-    status = make(STARTED, Phase("<b>&training"), Metric(0, 1, {"<i>": 1.0}))
-    status.unfinished = ["[0] <script>alert(1)</script>"]
+    status = make(*FULL)
+    status.unfinished = {0: ["<script>alert(1)</script>"]}
     reader = Reader()
-    reader.feed(status.html())
-    assert reader.text == status.text().replace("\n", "")
-    assert {tag for tag, _ in reader.tags} == {"div", "b", "span", "pre"}
+    reader.feed(status.html(stop=True))
+    words = {word for line in status.text().splitlines() for word in line.split(" · ")}
+    for word in {word for word in words if "<i>" not in word}:
+        assert word in reader.text
+    assert "<i> 89" in reader.text
+    tags = [tag for tag, _ in reader.tags]
+    assert set(tags) == {"div", "b", "span", "pre", "img", "button"}
     for _, attributes in reader.tags:
-        assert set(attributes) <= {"style"}
+        assert not {name for name in attributes if name.startswith("on")}
         for style in (attributes.get("style") or "").split(";"):
-            assert not style or style.partition(":")[0] in KEPT
+            assert not style or style.partition(":")[0] in KEPT, style
             assert "var(" not in style
-    assert len(status.html()) < 1_000
+            assert not style.startswith("color")
+    assert len(status.html()) < 10_000
+    assert "<button" not in status.html()
+
+
+def test_the_card_of_many_ranks_is_small_and_shows_the_odd_one(
+    make: Callable[..., Status],
+) -> None:
+    status = make(RanksStarted(0, tuple(range(256))), world_size=256)
+    for name in "abcdefgh":
+        for step in range(200):
+            status.show(Metric(0, step, {name: float(step % 7)}))
+    status.show(life(*([50] * 200), 40, *([50] * 55)))
+    assert len(status.html(stop=True)) < 10_000
+    assert "▲ 200</b>" in status.html()
+    assert "ranks 0-199,201-255 running · rank 200 behind (step 40 of 50)" in status.text()
+
+
+def test_what_goes_on_is_said_in_words(make: Callable[..., Status], clock: Clock) -> None:
+    status = make(*FULL)
+    assert status.text().splitlines()[1] == "epoch 3 of 10 · step 5 of 20 · 22 %"
+    clock.now += 10
+    status.show(life(19, 19, 19, 19, bars=(Bar("epoch", 3, 10), Bar("", 0, 20)), samples=640))
+    below = status.text().splitlines()[1:]
+    assert below[0].startswith("epoch 4 of 10 · step 0 of 20 · 30 % · about 1 min 33 s left")
+    assert "1,000 ms a step" in below[-1]
+    assert "256 samples/s" in below[-1]
+    assert below[-2] == "ranks 0-3 running"
+
+
+def test_a_long_compilation_is_said(make: Callable[..., Status], clock: Clock) -> None:
+    status = make(STARTED, Phase("training"))
+    busy = Life((RankLife(begun=True, compiling=True), RankLife(begun=True, waiting=True)))
+    for _ in range(2):
+        status.show(busy)
+        clock.now += 12
+    assert status.state()[0] == "compiling on 1 rank, 24 s"
+    status.show(life(1, 1))
+    assert status.state()[0] == "training"
+
+
+def test_who_failed_is_said_while_the_others_are_stopped(make: Callable[..., Status]) -> None:
+    status = make(STARTED, RankEnded(0, 2, 1), Stopping("SIGINT", "rank 2 has failed"))
+    assert status.state()[0] == "rank 2 failed, stopping the others (SIGINT)"
+
+
+def test_bars_of_libraries_become_the_progress(make: Callable[..., Status]) -> None:
+    status = make(STARTED)
+    bar = "epoch 1:  {0}%|███  | {0}/100 [00:12<00:29,  4.81it/s]"
+    status.unfinished = {rank: [bar.format(30 + rank)] for rank in range(4)}
+    assert status.text().splitlines()[1:] == ["epoch 1: 30 of 100 · 30 %"]
+
+
+def test_a_failure_is_shown_with_its_lines_and_what_to_do(
+    make: Callable[..., Status], make_result: Callable[..., RunResult]
+) -> None:
+    status = make(STARTED)
+    known = Diagnosis("x", "The batch is <small>.", "Make it larger.", (), 1.0, "https://x")
+    status.end(make_result("failed", diagnoses=(known,)), [(2, "if x:"), (3, "  y(<1>)")])
+    reader = Reader()
+    reader.feed(status.html(stop=True))
+    assert "     2  if x:\n❯    3    y(<1>)" in reader.text
+    assert "Why: The batch is <small>.Fix: Make it larger." in reader.text
+    assert "button" not in [tag for tag, _ in reader.tags]
 
 
 @pytest.mark.parametrize(

@@ -162,11 +162,11 @@ def test_an_unfinished_line_comes_at_the_end() -> None:
 def test_unfinished_lines_are_known_once_they_stand_for_a_while() -> None:
     shown = Shown()
     shown.feed(0, "working …")
-    assert shown.stream.unfinished(shown.now) == []
+    assert shown.stream.unfinished(shown.now) == {}
     shown.now += PATIENCE
-    assert shown.stream.unfinished(shown.now) == ["[0] working …"]
+    assert shown.stream.unfinished(shown.now) == {0: ["working …"]}
     shown.feed(0, " done\nand")
-    assert shown.stream.unfinished(shown.now) == []
+    assert shown.stream.unfinished(shown.now) == {}
 
 
 def test_a_bar_is_known_at_once_and_becomes_one_line() -> None:
@@ -175,12 +175,21 @@ def test_a_bar_is_known_at_once_and_becomes_one_line() -> None:
         for rank in range(4):
             shown.feed(rank, f"\r\x1b[32m{percent}%\x1b[0m", "stderr")
         shown.wait(0.1)
-        assert shown.stream.unfinished(shown.now) == [f"[0-2] {percent}%"]
+        assert shown.stream.unfinished(shown.now) == {rank: [f"{percent}%"] for rank in range(3)}
     for rank in range(4):
         shown.feed(rank, "\r100%\n", "stderr")
     shown.wait(1)
-    assert shown.stream.unfinished(shown.now) == []
+    assert shown.stream.unfinished(shown.now) == {}
     assert shown.text == "[0-2] 100%\n"
+
+
+def test_bars_that_differ_in_their_times_become_one_line() -> None:
+    shown = Shown()
+    for rank in range(4):
+        bar = f"\repoch 1:  30%|███       | 60/200 [00:12<00:29,  4.8{rank}it/s]"
+        shown.feed(rank, bar, "stderr")
+    shown.finish()
+    assert shown.text == "[0-3] epoch 1:  30%|███       | 60/200\n"
 
 
 def test_a_slow_rank_is_shown_at_once_and_fast_ones_at_most_ten_times_a_second() -> None:

@@ -89,7 +89,8 @@ def test_a_run_from_end_to_end(
     running = notebook.of("status")[10]
     assert running.startswith("training · 4 of 4 ranks · rehearsal on CPU · ")
     assert " · loss 1.5 · " in running
-    assert running.splitlines()[1].startswith("[0-3] ")
+    assert running.splitlines()[1].startswith("loss ▁")
+    assert running.splitlines()[2].startswith("[0-3] ")
     last = notebook.of("status")[-1]
     assert last.startswith("succeeded · 4 ranks · rehearsal on CPU · 12 s · step 199 · loss 1.5 · ")
     assert str(tmp_path / "digits") in last
@@ -129,7 +130,7 @@ def test_a_terminal_gets_a_line_when_the_state_changes_and_now_and_then(
     status = [line.split(" · ")[0] for line in lines if " · rehearsal on CPU · " in line]
     assert status == [
         "starting", "training", "training", "training",
-        "failed: rank 2 failed in cell [7], line 3: ValueError: no data",
+        "rank 2 failed in cell [7], line 3: ValueError: no data",
     ]  # fmt: skip
 
 

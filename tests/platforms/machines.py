@@ -7,10 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tpunb.platforms import report
+from tpunb.platforms import metadata, report
 from tpunb.platforms.fakes import DUMPS, FakeMachine, Server, build
 from tpunb.platforms.report import Report
 
+LONG = 60.0
+"""Seconds: on a machine that is busy with other tests a quarter of one is little."""
+SHORT = 0.3
+"""Seconds for a server that never answers."""
+metadata.PATIENT = LONG
+_STALLED: set[str] = set()
 PAIR = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "ipykernel": "6.17.1"}
 """What fits together: Colab's."""
 OF_KAGGLE = {"torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"}
@@ -26,18 +32,29 @@ def machine(name: str, root: Path) -> Iterator[FakeMachine]:
             return
         with Server(dump.metadata, dump.behaviour) as server:
             made.env["GCE_METADATA_HOST"] = server.host
+            if dump.behaviour == "stalls":
+                _STALLED.add(server.host)
             yield made
+            _STALLED.discard(server.host)
+
+
+def patience_with(made: FakeMachine) -> float:
+    """With the metadata server of a dump's machine."""
+    return SHORT if made.env.get("GCE_METADATA_HOST") in _STALLED else LONG
 
 
 def look(
     made: FakeMachine, packages: Mapping[str, str] = PAIR, *,
-    needs: Mapping[str, Any] | None = None, python: tuple[int, ...] = (3, 12, 1), **values: Any,
+    needs: Mapping[str, Any] | None = None, python: tuple[int, ...] = (3, 12, 1),
+    patience: float | None = None, **values: Any,
 ) -> Report:  # fmt: skip
-    """What is found with these packages installed."""
+    """What is found with these packages installed. `patience`: with the metadata server."""
     path = [made.packages(packages, needs)]
+    told = metadata.ask(made.env, made.root, patience or patience_with(made))
     return report.look(
-        made.env, runs=made.root / "runs", root=made.root, path=path, python=python, **values
-    )
+        made.env, runs=made.root / "runs", root=made.root, path=path, python=python, told=told,
+        **values,
+    )  # fmt: skip
 
 
 def ids(found: Report) -> tuple[list[str], list[str]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.machines import machine
+from tests.platforms.machines import machine, patience_with
 from tpunb.platforms import environment
 from tpunb.platforms.fakes import DUMPS
 from tpunb.platforms.machine import detect
@@ -74,7 +74,7 @@ def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
 
 def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Path) -> None:
     with machine("v5e-8", tmp_path) as made:
-        here = detect(made.env)
+        here = detect(made.env, patience=patience_with(made))
         kept = environment.for_run(made.env, "TPU", here=here)
         assert kept["TPUNB_XLA_CACHE"] == str(made.root / "root/.cache/tpunb/xla/v5e")
         assert "TPUNB_XLA_CACHE" not in environment.for_run(made.env, "CPU", here=here)
@@ -89,7 +89,7 @@ def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Pat
 @pytest.mark.parametrize("name", DUMPS)
 def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_path: Path) -> None:
     with machine(name, tmp_path) as made:
-        here = detect(made.env)
+        here = detect(made.env, patience=patience_with(made))
         before = dict(made.env)
         changes = environment.changes(made.env, here.device, here)
         made_for_run = environment.for_run(made.env, here.device, here=here)

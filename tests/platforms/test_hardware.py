@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.machines import ids, look, machine
+from tests.platforms.machines import LONG, SHORT, ids, look, machine
 from tpunb.platforms import environment, resources
 from tpunb.platforms.fakes import DUMPS, FakeMachine, Server
 from tpunb.platforms.fakes.metadata import Behaviour
@@ -72,7 +72,7 @@ def test_no_metadata_server_that_helps(behaviour: Behaviour, tmp_path: Path) -> 
     made = FakeMachine(tmp_path).chips("v4", 4)
     with Server({}, behaviour) as server:
         made.env["GCE_METADATA_HOST"] = server.host
-        found = look(made)
+        found = look(made, patience=SHORT if behaviour == "stalls" else LONG)
     assert ids(found) == ([], ["metadata"])
     assert "v4-8, one host" in found.advice[0].message
     after = made.env | environment.topology(made.env, found.machine)  # the fix
@@ -113,8 +113,15 @@ def test_a_topology_of_which_a_part_is_missing_is_completed(tmp_path: Path) -> N
 def test_one_host_of_several(tmp_path: Path) -> None:
     with machine("v5e-16", tmp_path) as made:
         found = look(made)
-    (advice,) = found.advice
-    assert "host 1 of the 4 of a v5litepod-16" in advice.message
+        alone = look(made, cores=1)  # the fix
+    (problem,) = found.problems
+    assert problem.id == "pod"
+    assert "host 1 of the 4 of a v5litepod-16" in problem.message
+    refused = found.machine.check_cores(4)
+    assert refused is not None
+    assert refused.startswith("4 cores: this is host 1 of the 4 of a v5litepod-16")
+    assert alone.problems == ()
+    assert alone.machine.check_cores(1) is None
     assert environment.topology(made.env, found.machine) == {}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.platforms.machines import LONG, SHORT
 from tpunb.platforms import metadata
 from tpunb.platforms.fakes import DUMPS, FakeMachine, Server
 from tpunb.platforms.fakes.metadata import Behaviour
@@ -27,7 +28,8 @@ def test_all_is_asked_at_once_and_what_is_not_there_is_left_out(tmp_path: Path) 
 @pytest.mark.parametrize("behaviour", ["stalls", "refuses", "not Google's"])
 def test_an_unwell_server(behaviour: Behaviour, tmp_path: Path) -> None:
     with Server({"tpu-env": "A: 'b'"}, behaviour) as server:
-        told = metadata.ask({"GCE_METADATA_HOST": server.host}, tmp_path)
+        patience = SHORT if behaviour == "stalls" else LONG
+        told = metadata.ask({"GCE_METADATA_HOST": server.host}, tmp_path, patience)
     assert (told.state, told.tpu_env) == (behaviour, {})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.platforms.machines import machine
+from tests.platforms.machines import machine, patience_with
 from tpunb.platforms import environment
 from tpunb.platforms.fakes import DUMPS, Server
 from tpunb.platforms.machine import detect
@@ -59,7 +59,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in EXPECTED:
         dump = DUMPS[name]
         with machine(name, tmp_path_factory.mktemp(name)) as made:
-            here = detect(made.env)
+            here = detect(made.env, patience=patience_with(made))
             env = environment.for_run(made.env, here.device, here=here)
         server = Server(dump.metadata, "answers")
         servers.append(server.__enter__())

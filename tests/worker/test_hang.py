@@ -116,6 +116,7 @@ def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
         y = x
         for i in range(250):
             y = torch.tanh(y @ x + float(i)) * 1.0001 - y.mean(dim=i % 2, keepdim=True)
+            print(i, flush=True)  # it lives: what follows is silent
         y.sum().backward()
         torch_xla.sync()
         print("took long", flush=True)

@@ -27,3 +27,10 @@ def test_lines(tmp_path: Path, pieces: list[tuple[int | None, str, str]], lines:
     log.add([Output(*piece) for piece in pieces])
     log.close()
     assert (tmp_path / "run.log").read_text().splitlines() == lines
+
+
+def test_what_tpunb_says_itself_is_marked(tmp_path: Path) -> None:
+    log = RunLog(RunDir(tmp_path))
+    log.say("rehearsal on CPU")
+    assert (tmp_path / "run.log").read_text() == "[tpunb] rehearsal on CPU\n"
+    log.close()

@@ -52,6 +52,7 @@ def bring(
         )
     name = thing.url if thing is not None else shown(source)
     key = f"{name}?{sha256(source.encode()).hexdigest()[:12]}" if "?" in source else name
+    key += "" if unpacked else " --no-unpack"
     folder = to if to is not None else DEFAULT / (thing.name if thing else _folder_name(source))
     with _work(folder) as work:
         record = _record(work)
@@ -114,6 +115,10 @@ def _work(folder: Path) -> Iterator[Path]:
         yield work
     except BlockingIOError:
         raise DataError(f"another process brings data to {folder}: wait for it") from None
+    except KeyboardInterrupt:
+        come = room.size(sum(part.stat().st_size for part in work.glob("*.part")))
+        print(f"interrupted: {come} are not complete yet; the same again goes on from there")
+        raise
     finally:
         os.close(lock)
         for made in (work, folder):  # where nothing has come, nothing stays
@@ -151,9 +156,11 @@ def _count(made: dict[str, int]) -> str:
 
 def _one(remote: Remote, folder: Path, work: Path, unpacked: bool) -> dict[str, int]:
     """A single file, or what is in it."""
+    if remote.name in ("", ".", "..") or "/" in remote.name:
+        raise DataError(f"{remote.name!r} is no name for a file: it would lead out of the folder")
     archive = unpacked and unpack.is_archive(remote.name)
     part = work / f"{sha256(remote.name.encode()).hexdigest()[:12]}.part"
-    with progress.bar(remote.name, None) as bar, _kept(part):
+    with progress.bar(remote.name, None) as bar:
         # Of an archive's content it is only known that it is hardly smaller.
         fetch(remote, part, bar, factor=2 if archive else 1)
         fresh = work / "fresh"
@@ -170,18 +177,6 @@ def _one(remote: Remote, folder: Path, work: Path, unpacked: bool) -> dict[str, 
         made = {remote.name: path.stat().st_size}
     forget(part)
     return made
-
-
-@contextlib.contextmanager
-def _kept(part: Path) -> Iterator[None]:
-    """Say at an interrupt that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if part.exists():
-            come = room.size(part.stat().st_size)
-            print(f"interrupted: {come} have come, and the same again goes on from there")
-        raise
 
 
 def _put(fresh: Path, folder: Path) -> dict[str, int]:

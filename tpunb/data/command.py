@@ -35,6 +35,14 @@ def run(chosen: argparse.Namespace, env: Mapping[str, str], say: Say) -> None:
         raise DataError("name a SOURCE: without one there is nothing to bring or to send")
     if chosen.upload and (chosen.to or chosen.no_unpack):
         raise DataError("--upload sends a folder away; --to and --no-unpack are for bringing")
+    try:
+        _do(chosen, env, say)
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise DataError(f"{words}; what has come is kept: the same again goes on") from error
+
+
+def _do(chosen: argparse.Namespace, env: Mapping[str, str], say: Say) -> None:
     if chosen.credentials is not None:
         from tpunb.data import credentials
 

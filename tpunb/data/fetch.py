@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import time
@@ -31,6 +32,9 @@ def fetch(remote: Remote, part: Path, progress: Any, *, factor: int = 1) -> None
         try:
             _attempt(remote, part, progress, factor)
         except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                come = room.size(_size(part))
+                raise DataError(f"{remote.name}: the disk is full ({come} have come)") from None
             failed = 0 if _size(part) > before else failed + 1
             if failed >= TRIES:
                 raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from tpunb.errors import DataError, MissingPackageError
 _IDENTITY = ("generation", "ETag", "etag", "md5Hash", "LastModified", "updated", "mtime", "created")
 """What the infos of fsspec's file systems have that changes with the content."""
 
+_NETWORK = ("aiohttp", "botocore", "requests", "urllib3")
+"""Libraries below fsspec's that raise errors of their own where a connection is lost."""
 CHUNK = 8 << 20
 """Bytes of a read: gcsfs asks for each by itself, and waits for the answer."""
 
@@ -54,6 +57,9 @@ class Place:
                     "uses needs the role Storage Object Viewer on the bucket to read, Storage "
                     "Object User to write; `gcloud auth list` shows which account it is"
                 ) from None
+            library = type(error).__module__.partition(".")[0]
+            if library in _NETWORK or isinstance(error, asyncio.TimeoutError):
+                raise ConnectionError(text) from None
             raise
 
 

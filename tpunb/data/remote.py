@@ -20,7 +20,7 @@ class Checksum:
     """What the place says that the file's content must give."""
 
     algorithm: str
-    """'md5', 'sha256', … of hashlib, or 'crc32c'."""
+    """'md5' or 'crc32c'."""
     hexadecimal: str
 
     def of(self, path: Path) -> str:
@@ -34,7 +34,7 @@ class Checksum:
     @classmethod
     def given(cls, values: dict[str, str]) -> Checksum | None:
         """The best of those that can be checked here; values are in base64, by algorithm."""
-        for name in ("sha256", "md5", "crc32c"):
+        for name in ("md5", "crc32c"):
             value = values.get(name)
             if value and (name != "crc32c" or _crc32c() is not None):
                 with contextlib.suppress(ValueError):  # no base64: some place's own form

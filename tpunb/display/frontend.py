@@ -20,6 +20,8 @@ class FrontEnd:
     """Takes a bundle of MIME types; None in a terminal, which cannot replace an output."""
     batch: bool = False
     """Nobody watches (papermill, nbclient): every message becomes an output in the file."""
+    stops: bool = False
+    """A button of JupyterLab's and Notebook 7's own can interrupt the cell."""
 
 
 def here() -> FrontEnd:
@@ -30,8 +32,11 @@ def here() -> FrontEnd:
     if kernel is None:
         return FrontEnd(write, None)
     # nbclient, and papermill with it, are the ones that cannot ask the person for input.
-    request = kernel.get_parent().get("content", {})
-    return FrontEnd(write, Replaced(), batch=not request.get("allow_stdin", True))
+    request = kernel.get_parent()
+    batch = not request.get("content", {}).get("allow_stdin", True)
+    # JupyterLab and Notebook 7 are the ones that say which cell it is.
+    stops = not batch and "cellId" in request.get("metadata", {})
+    return FrontEnd(write, Replaced(), batch=batch, stops=stops)
 
 
 def show(bundle: dict[str, str]) -> None:

@@ -80,7 +80,8 @@ def _cores(report: Report) -> str:
 def _rows(report: Report) -> list[tuple[str, str]]:
     here, room = report.machine, report.room
     names = " · ".join(f"{name} {version}" for name, version in report.packages.shown().items())
-    memory = f"{size(room.memory)} free; {report.cores} ranks need about {size(room.needed)}"
+    ranks = "1 rank needs" if report.cores == 1 else f"{report.cores} ranks need"
+    memory = f"{size(room.memory)} free; {ranks} about {size(room.needed)}"
     disk = f"{size(room.disk)} free in {room.runs}"
     if room.shm is not None:
         disk += f" · /dev/shm {size(room.shm)}"

@@ -1,20 +1,19 @@
-"""The status of a run in one line, as text and as HTML.
-
-The HTML must read in every front end, light or dark, trusted or not: inline styles only, of
-those that JupyterLab's sanitiser keeps; the text's own colour; no scripts, and " · " as real
-text, so that it still reads where every style is taken away.
-"""
+"""What is known of a run now, from its events: as text, and as a card."""
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Callable, Sequence
 
 from tpunb import communication
+from tpunb.display import bars, card, progress, strip
+from tpunb.display.curve import Curve
+from tpunb.display.ranks import fold, name_ranks
 from tpunb.events import (
+    Bar,
     Ended,
     Event,
+    Life,
     Metric,
     Note,
     Output,
@@ -65,40 +64,86 @@ class Status:
         self._alive: set[int] | None = None
         self._steps: dict[int, int] = {}
         self._metrics: dict[str, dict[int, float]] = {}
+        self._curves: dict[str, Curve] = {}
+        self._life = Life(())
+        self._exits: dict[int, int] = {}
+        self._failed: int | None = None
+        """The rank that failed first."""
+        self._stop: Stopping | None = None
+        self._compiling: float | None = None
+        """Since when every rank that lives compiles, or waits for those that do."""
+        self._bars: Sequence[Bar] = ()
+        self._phases: list[tuple[str, float]] = [("starting", self._started)]
+        """What the run did, and since when."""
+        self._source: Sequence[tuple[int, str]] = ()
+        self._steps_speed, self._samples_speed = progress.Speed(), progress.Speed()
+        self._remaining = progress.Remaining()
         self._result: RunResult | None = None
         self._colour = _RUNNING
-        self.unfinished: Sequence[str] = ()
-        """Progress bars, and lines that wait for their end."""
+        self.unfinished: dict[int, list[str]] = {}
+        """Of each rank, progress bars and lines that wait for their end."""
 
     def show(self, event: Event) -> None:
         """Take in an event."""
         match event:
             case Phase():
                 self._phase = event.text
+                self._phases.append((event.text, self._clock()))
             case RanksStarted():
                 self._attempt = event.attempt
                 self._alive = set(range(len(event.pids)))
                 self._colour = _RUNNING
+                self._exits, self._failed, self._stop = {}, None, None
             case RankEnded():
                 if self._alive is not None and event.attempt == self._attempt:
                     self._alive.discard(event.rank)
+                    self._exits[event.rank] = event.exitcode
+                    if event.exitcode and self._stop is None and self._failed is None:
+                        self._failed = event.rank
             case Stopping():
-                reason = f": {event.reason}" if event.reason else ""
-                self._phase = f"stopping ({event.step}){reason}"
+                self._stop = event
                 self._colour = _STOPPING
             case Metric():
-                if event.step is not None:
-                    self._steps[event.rank] = event.step
-                for name, value in event.values.items():
-                    self._metrics.setdefault(name, {})[event.rank] = value
+                self._take(event)
+            case Life():
+                self._live(event)
             case Ended() | Note() | Output():
                 pass
 
-    def end(self, result: RunResult) -> None:
-        """The run is over: this is what stays in the saved notebook."""
+    def _take(self, metric: Metric) -> None:
+        if metric.step is not None:
+            self._steps[metric.rank] = metric.step
+        for name, value in metric.values.items():
+            newest = self._metrics.setdefault(name, {})
+            newest[metric.rank] = value
+            if metric.rank == min(newest):  # once for all ranks
+                mean = sum(newest.values()) / len(newest)
+                self._curves.setdefault(name, Curve()).add(mean)
+
+    def _live(self, life: Life) -> None:
+        self._life = life
+        now = self._clock()
+        there = [one for one in life.ranks if one is not None and one.begun]
+        busy = [one for one in there if one.compiling]
+        if busy and all(one.compiling or one.waiting for one in there):
+            self._compiling = now if self._compiling is None else self._compiling
+        else:
+            self._compiling = None
+        self._steps_speed.add(now, max((one.steps for one in there), default=0))
+        self._samples_speed.add(now, sum(one.samples for one in there))
+        tracked = {rank: one.bars for rank, one in enumerate(life.ranks) if one and one.bars}
+        self._bars = progress.folded(tracked)
+
+    def end(self, result: RunResult, source: Sequence[tuple[int, str]] = ()) -> None:
+        """The run is over: this is what stays in the saved notebook.
+
+        `source`: the lines of the cell around a failure, with their numbers.
+        """
         self._result = result
+        self._source = source
+        self._phases.append(("", self._clock()))
         self._colour = _ENDED[result.state]
-        self.unfinished = ()
+        self.unfinished = {}
 
     @property
     def running(self) -> bool:
@@ -111,42 +156,164 @@ class Status:
 
     def content(self) -> tuple[str, ...]:
         """All that is shown, but the time of day: unchanged, it is not worth an update."""
-        return (self._state(), *self._facts(), *self._some_unfinished())
+        return (self._state(), *self._facts(), *self._newest(), *self._told(), *self._below())
+
+    def line(self) -> str:
+        """The most important in one line, for a terminal."""
+        known = [self._state(), *self._facts(), *self._newest(), *self._told()]
+        return " · ".join([*known, self._place, self._time()])
 
     def text(self) -> str:
-        """All in one line, and below it the lines that have no end yet."""
-        line = " · ".join([self._state(), *self._facts(), self._place, self._time()])
-        return "\n".join([line, *self._some_unfinished()])
+        """The line, and below it all else that the card shows."""
+        return "\n".join([self.line(), *self._below()])
 
-    def html(self) -> str:
-        """The same, small and without anything that a front end takes away."""
-        facts = "".join(f" · {html.escape(fact)}" for fact in self._facts())
-        aside = html.escape(f" · {self._place} · {self._time()}")
-        lines = html.escape("\n".join(self._some_unfinished()))
-        below = f'<pre style="margin:4px 0 0 0;padding:0;white-space:pre-wrap">{lines}</pre>'
-        return (
-            f'<div style="border-left:3px solid {self._colour};padding:2px 0 2px 8px;margin:2px 0">'
-            f"<b>{html.escape(self._state())}</b>{facts}"
-            f'<span style="opacity:0.7">{aside}</span>{below if lines else ""}</div>'
-        )
+    def html(self, *, stop: bool = False) -> str:
+        """The card; with a button that stops the run if `stop` and it goes on."""
+        names = list(self._metrics)[:MOST_METRICS]
+        newest = [word for word in self._newest() if word.startswith("step ")]
+        left_out = len(self._metrics) - len(names)
+        _, lines = self._progress()
+        share = self._share()
+        return card.Card(
+            colour=self._colour,
+            state=self._state(),
+            facts=[*self._facts(), *newest, *self._told()],
+            aside=f"{self._place} · {self._time()}",
+            stop=stop and self._result is None,
+            share=share,
+            progress=self._progress_words(),
+            metrics=[card.Metric(n, self._mean(n), self._curves[n]) for n in names],
+            more=f"and {left_out} more" if left_out > 0 else "",
+            marks=self._marks(),
+            speeds=self._speeds(),
+            lines=lines,
+            why=self._why(),
+        ).html()
+
+    def _why(self) -> card.Why | None:
+        result = self._result
+        if result is None or result.failure is None:
+            return None
+        known = result.diagnoses[0] if result.diagnoses else None
+        cause, fix = (known.cause, known.fix) if known else ("", "")
+        return card.Why(result.failure.line, self._source, cause, fix)
+
+    def _below(self) -> list[str]:
+        curves = [f"{name} {drawn}" for name, curve in self._curves.items()
+                  if (drawn := curve.text())][:MOST_METRICS]  # fmt: skip
+        marks = self._marks()
+        parts = [self._progress_words(), " · ".join(curves), strip.in_words(marks) if marks else "",
+                 " · ".join(self._speeds())]  # fmt: skip
+        return [*filter(None, parts), *self._progress()[1]]
 
     def _state(self) -> str:
         result = self._result
         if result is None:
-            return _one_line(self._phase)
+            return _one_line(self._doing())
         words = _WORDS.get(result.state, result.state)
         if result.state == "failed" and result.failure is not None:
-            return _one_line(f"{words}: {result.failure.headline()}")
+            return _one_line(result.failure.headline())
         return _one_line(f"{words} ({result.reason})" if result.reason else words)
 
+    def _doing(self) -> str:
+        if self._stop is not None:
+            if self._failed is not None and self._stop.reason.startswith("rank"):
+                return f"rank {self._failed} failed, stopping the others ({self._stop.step})"
+            reason = f": {self._stop.reason}" if self._stop.reason else ""
+            return f"stopping ({self._stop.step}){reason}"
+        if self._compiling is not None and (took := self._clock() - self._compiling) >= 1:
+            busy = sum(one is not None and one.compiling for one in self._life.ranks)
+            return f"compiling on {busy} rank{'s' if busy != 1 else ''}, {span(took)}"
+        return self._phase
+
+    def _progress(self) -> tuple[Sequence[Bar], list[str]]:
+        """The progress of all ranks: what they track, or what their bars say; other lines."""
+        read: dict[int, list[Bar]] = {}
+        others: dict[int, list[str]] = {}
+        for rank, lines in self.unfinished.items():
+            for line in lines:
+                bar = bars.recognise(line)
+                if bar is None or self._bars:
+                    others.setdefault(rank, []).append(line)
+                else:
+                    read.setdefault(rank, []).append(bar)
+        found = [f"[{name_ranks(ranks)}] {text}" for text, ranks in fold(others)]
+        left_out = len(found) - MOST_UNFINISHED
+        if left_out > 0:
+            found[-left_out:] = [f"… and {left_out} more"]
+        return self._bars or progress.folded(read), found
+
+    def _share(self) -> float | None:
+        return None if self._result is not None else progress.fraction(self._progress()[0])
+
+    def _progress_words(self) -> str:
+        found, share = self._progress()[0], self._share()
+        if self._result is not None or not found:
+            return ""
+        words = [progress.in_words(found)]
+        if share is not None:
+            words.append(f"{100 * share:.0f} %")
+        left = self._remaining.seconds(self._clock(), share)
+        if left is not None:
+            words.append(f"about {span(left)} left")
+        return " · ".join(words)
+
+    def _marks(self) -> list[strip.Mark]:
+        result = self._result
+        if self._spec.world_size == 1:
+            return []
+        if not any(self._life.ranks) if result is None else result.failure is None:
+            return []
+        guilty = [self._failed] if self._failed is not None else []
+        exits = dict(self._exits)
+        if result is not None:
+            guilty += [f.rank for f in result.failures[:1] if f.rank is not None]
+            exits = {rank: exits.get(rank, -15) for rank in range(self._spec.world_size)}
+        return strip.marks(self._spec.world_size, self._life.ranks, exits, guilty)
+
+    def _speeds(self) -> list[str]:
+        there = [one for one in self._life.ranks if one is not None]
+        found = [] if self._result is None else self._spent()
+        if not there:
+            return found
+        if self._result is None:
+            samples, steps = self._samples_speed.per_second(), self._steps_speed.per_second()
+            if samples:
+                found.append(f"{samples:,.0f} samples/s")
+            if steps:
+                each = 1000 / steps
+                found.append(f"{each:,.0f} ms a step" if each >= 100 else f"{each:.3g} ms a step")
+        most = max(there, key=lambda one: one.compile_seconds)
+        if most.compilations:
+            graphs = f"{most.compilations} graph{'s' if most.compilations != 1 else ''}"
+            found.append(f"compiled {graphs}, {most.compile_seconds:.1f} s")
+        held = [one.memory for one in there if one.memory]
+        if held and self._result is None:
+            share = " a rank" if len(there) > 1 else ""
+            found.append(f"memory {max(held) / 1e9:.1f} GB{share}")
+        return found
+
+    def _spent(self) -> list[str]:
+        """Where the time went."""
+        seconds: dict[str, float] = {}
+        for (text, since), (_, until) in zip(self._phases, self._phases[1:], strict=False):
+            kind = text.partition(",")[0]
+            if kind in ("prelude", "training"):
+                seconds[kind] = seconds.get(kind, 0.0) + until - since
+        return [f"{kind} {took:.1f} s" for kind, took in seconds.items()]
+
+    def _mean(self, name: str) -> str:
+        values = self._metrics[name]
+        return f"{sum(values.values()) / len(values):.4g}"
+
     def _facts(self) -> list[str]:
-        elapsed = self._clock() - self._started
-        told: list[str] = []
-        if self._result is not None:
-            elapsed = self._result.duration
-            if self._result.collectives:
-                told = [communication.in_short(self._result.collectives)]
-        return [*self._ranks(), self._device(), span(elapsed), *self._newest(), *told]
+        elapsed = self._clock() - self._started if self._result is None else self._result.duration
+        return [*self._ranks(), self._device(), span(elapsed)]
+
+    def _told(self) -> list[str]:
+        if self._result is None or not self._result.collectives:
+            return []
+        return [communication.in_short(self._result.collectives)]
 
     def _ranks(self) -> list[str]:
         size = self._spec.world_size
@@ -163,8 +330,7 @@ class Status:
     def _newest(self) -> list[str]:
         """The newest step, and of each metric the mean over ranks of their newest values."""
         found = [f"step {max(self._steps.values()):,}"] if self._steps else []
-        for name, values in self._metrics.items():
-            found.append(f"{name} {sum(values.values()) / len(values):.4g}")
+        found += [f"{name} {self._mean(name)}" for name in self._metrics]
         left_out = len(self._metrics) - MOST_METRICS
         if left_out > 0:
             found[-left_out:] = [f"and {left_out} more"]
@@ -173,11 +339,6 @@ class Status:
     def _time(self) -> str:
         word = "updated" if self._result is None else "ended"
         return f"{word} {time.strftime('%H:%M:%S', time.localtime(self._wall()))}"
-
-    def _some_unfinished(self) -> list[str]:
-        lines = list(self.unfinished[:MOST_UNFINISHED])
-        left_out = len(self.unfinished) - len(lines)
-        return [*lines, f"… and {left_out} more"] if left_out > 0 else lines
 
 
 def _one_line(text: str) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tpunb.display.bars import without_times
 from tpunb.display.lines import Lines, plain
 from tpunb.display.ranks import fold, name_ranks
 from tpunb.models import Failure
@@ -169,8 +170,8 @@ class Stream:
         if waiting <= allowed or allowed == RATE - RESERVE:
             self._emit(self._take(allowed), now)
 
-    def unfinished(self, now: float) -> list[str]:
-        """Progress bars and other lines that have no end yet, without colours."""
+    def unfinished(self, now: float) -> dict[int, list[str]]:
+        """Progress bars and other lines of each rank that have no end yet, without colours."""
         found: dict[int, list[str]] = {}
         for (rank, stream), source in self._sources.items():
             if rank is None or rank not in self._logs or stream == "prelude":
@@ -179,14 +180,15 @@ class Stream:
                 text = plain(source.lines.unfinished())
                 if text.strip():
                     found.setdefault(rank, []).append(text)
-        return [f"[{name_ranks(ranks)}] {text}" for text, ranks in fold(found)]
+        return found
 
     def finish(self, now: float, failure: Failure | None = None) -> None:
         """Write the last lines, and the last words of what failed first."""
         for (rank, stream), source in self._sources.items():
             if (lines := source.rest()) and rank in self._logs and stream != "prelude":
                 assert rank is not None
-                self._keep(rank, lines, 0, now)
+                # Bars differ in their times only: without these, those of all ranks are one.
+                self._keep(rank, [without_times(line) for line in lines], 0, now)
         text = self._take(RATE - RESERVE // 2 - self._used(now))
         if failure is not None:
             text += self._last_words(failure)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tpunb.display.excerpt import around
 from tpunb.display.frontend import FrontEnd, here
 from tpunb.display.status import Status
 from tpunb.display.stream import Stream
@@ -42,6 +43,7 @@ class View:
         """
         self._front = here() if front is None else front
         self._clock = clock
+        self._spec, self._run = spec, run
         every = BATCH_EVERY if self._front.batch else LINES_EVERY
         self._stream = Stream(logs, self._front.write, interval=every)
         self._status = Status(spec, _short(run.path), clock=clock, age=age)
@@ -74,7 +76,8 @@ class View:
         """Show the last lines and how the run ended."""
         now = self._clock()
         self._stream.finish(now, None if result.state == "succeeded" else result.failure)
-        self._status.end(result)
+        source = around(result.failure, self._spec, self._run) if result.failure else ()
+        self._status.end(result, source)
         self._publish(now)
 
     def leave(self, text: str) -> None:
@@ -91,10 +94,11 @@ class View:
         if content == self._content:
             return
         if self._front.publish is not None:
-            bundle = {"text/html": self._status.html(), "text/plain": self._status.text()}
+            html = self._status.html(stop=self._front.stops)
+            bundle = {"text/html": html, "text/plain": self._status.text()}
             self._front.publish(bundle)
         elif state != self._state or now - self._published >= TERMINAL_EVERY:
-            self._front.write(self._status.text() + "\n")
+            self._front.write(self._status.line() + "\n")
         else:
             return
         self._published, self._content, self._state = now, content, state

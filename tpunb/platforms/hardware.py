@@ -15,14 +15,14 @@ _DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 
 def problems(
-    here: Machine, holding: Holding, env: Mapping[str, str], root: Path
+    here: Machine, holding: Holding, env: Mapping[str, str], root: Path, cores: int
 ) -> Iterator[Problem]:
-    """All of them, those first without which nothing runs."""
+    """All of them, those first without which nothing runs. `cores`: ranks of a run."""
     yield from _device(here, env)
     if here.device == "TPU" and here.chips:
         yield from _files(here, root)
         yield from _held(holding)
-        yield from _slice(here, env)
+        yield from _slice(here, cores)
         yield from _topology(here, env)
     yield from _variables(env)
 
@@ -114,7 +114,7 @@ def _held(holding: Holding) -> Iterator[Problem]:
         )
 
 
-def _slice(here: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+def _slice(here: Machine, cores: int) -> Iterator[Problem]:
     parsed = chips.parse(here.accelerator_type)
     if here.devices_per_chip > 1:
         yield Problem("two-devices", f"{here.why_one_rank()}.", "`--cores 1`", must=False)
@@ -125,16 +125,9 @@ def _slice(here: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
             "expect trouble, or use a TPU v4, v5e, v5p or v6e",
             must=False,
         )
-    if here.workers > 1:
-        yield Problem(
-            "pod",
-            f"this is host {here.worker} of the {here.workers} of a {here.accelerator_type}: a "
-            "run here starts ranks on this host only, and they wait for those of the others.",
-            "start the same notebook on all hosts at once (`gcloud compute tpus tpu-vm ssh "
-            "NAME --worker=all --command='tpunb run NB.ipynb'`), or use a slice of one host",
-            must=False,
-        )
-    elif parsed is not None and parsed[1] > here.chips:
+    if here.workers > 1 and cores > 1:
+        yield Problem("pod", f"{here.why_this_host_alone()}.", "`%tpu_setup --cores 1`")
+    elif here.workers == 1 and parsed is not None and parsed[1] > here.chips:
         yield Problem(
             "chips-missing",
             f"a {here.accelerator_type} has {parsed[1]} chips, and this machine shows "

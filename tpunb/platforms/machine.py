@@ -80,6 +80,8 @@ class Machine:
             return f"{cores} cores: at least 1 is needed"
         if self.device == "TPU" and cores > 1 and self.devices_per_chip > 1:
             return f"{cores} cores: {self.why_one_rank()}"
+        if self.device == "TPU" and cores > 1 and self.workers > 1:
+            return f"{cores} cores: {self.why_this_host_alone()}"
         if self.device == "TPU" and cores not in (1, self.chips):
             return (
                 f"{cores} cores: this TPU has {self.chips} chips, and torch_xla runs on 1 "
@@ -102,6 +104,14 @@ class Machine:
             "device, as under torchrun, which torch_xla does not support here either. Use "
             "--cores 1 (one core of the TPU), a rehearsal on CPU (PJRT_DEVICE=CPU), or a TPU v4, "
             "v5e, v5p or v6e"
+        )
+
+    def why_this_host_alone(self) -> str:
+        """Why ranks on all chips of a host of several would never meet."""
+        return (
+            f"this is host {self.worker} of the {self.workers} of a {self.accelerator_type}. Its "
+            "chips start together with those of the other hosts only, and tpunb starts ranks on "
+            "this one. Use --cores 1 (one chip), or a slice of one host"
         )
 
 

@@ -123,7 +123,7 @@ def look(
     room = resources.look(here, env, root, runs, chosen, began)
 
     def all_problems() -> Iterator[Problem]:
-        yield from hardware.problems(here, holding, env, root)
+        yield from hardware.problems(here, holding, env, root, chosen)
         if path is None:
             yield from clashes.half_installed(here, have)
         yield from clashes.problems(have, here, env, imported)

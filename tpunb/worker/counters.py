@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-def look() -> tuple[int, int, int]:
-    """Steps (MarkStep), compilations begun (UncachedCompile) and ended (CompileTime) so far.
+def look() -> tuple[int, int, int, int]:
+    """Steps (MarkStep), compilations begun (UncachedCompile), ended, and their nanoseconds.
 
     torch_xla counts a compilation when it begins and times it when it ends (measured on 2.9:
     28 s of one show 1 and 0). The user may set all of them back to 0.
@@ -16,4 +16,5 @@ def look() -> tuple[int, int, int]:
         met.counter_value("MarkStep") or 0,
         met.counter_value("UncachedCompile") or 0,
         timed[0] if timed else 0,
+        int(timed[1]) if timed else 0,
     )

@@ -17,7 +17,7 @@ from tpunb.worker.replacing import Replacements
 
 
 def count_cores(cores: int) -> None:
-    """For the rest of this process, this machine has so many TPU cores for who counts them."""
+    """For the rest of this process, this machine has so many TPU cores, for a library that counts them."""
     _counting(cores).begin()
 
 
@@ -39,7 +39,7 @@ def _counting(cores: int) -> Replacements:
         nonlocal told
         if not told:
             told = True
-            print(f"rehearsal on CPU: who counts TPU cores is told {cores}", flush=True)
+            print(f"rehearsal on CPU: libraries that count TPU cores are told of {cores}", flush=True)
         return cores
 
     def replace(tpu: ModuleType) -> None:

@@ -9,59 +9,35 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-_FORMAT = struct.Struct("<6Q")
+from tpunb import beat
+from tpunb.beat import Beat
+
 INTERVAL = 0.5
 """Seconds between two looks at torch_xla's counters (80 µs each, measured)."""
 
 
-@dataclass
-class Beat:
-    """What a rank has done so far. All are counts that only grow."""
-
-    train: int = 0
-    """1 once the train cell has begun."""
-    collectives_begun: int = 0
-    collectives_ended: int = 0
-    steps: int = 0
-    """`torch_xla.sync()` and what calls it (torch_xla's counter MarkStep)."""
-    compilations_begun: int = 0
-    compilations_ended: int = 0
-
-    @property
-    def compiling(self) -> bool:
-        """Whether XLA compiles a program now, which may take many minutes."""
-        return self.compilations_begun > self.compilations_ended
-
-
-def read(path: Path) -> Beat | None:
-    """The last beat of a rank; None before its first."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    return Beat(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else None
+Counts = tuple[int, int, int, int]
+"""Steps, compilations begun, compilations ended, nanoseconds of these."""
 
 
 class Pulse:
-    """A rank's own end. `count` gives steps, compilations begun and ended, from torch_xla."""
+    """A rank's own end. `count` gives what torch_xla has counted."""
 
-    def __init__(self, path: Path, count: Callable[[], tuple[int, int, int]]) -> None:
+    def __init__(self, path: Path, count: Callable[[], Counts]) -> None:
         self._count = count
         self._beat = Beat()
         self._pid = os.getpid()
         self._watching = False
         with open(path, "wb+") as file:
-            file.truncate(_FORMAT.size)
-            self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+            file.truncate(beat.SIZE)
+            self._memory = mmap.mmap(file.fileno(), beat.SIZE)
 
     def _write(self) -> None:
-        _FORMAT.pack_into(self._memory, 0, *vars(self._beat).values())
+        self._beat.pack_into(self._memory)
 
     def begin(self) -> None:
         """The train cell begins."""
@@ -88,7 +64,7 @@ class Pulse:
             threading.Thread(target=self._follow, name="tpunb-pulse", daemon=True).start()
 
     def _follow(self) -> None:
-        last = (0, 0, 0)
+        last: Counts = (0, 0, 0, 0)
         while True:
             now = self._count()
             new = [b - a if b >= a else b for a, b in zip(last, now, strict=True)]
@@ -96,6 +72,7 @@ class Pulse:
             self._beat.steps += new[0]
             self._beat.compilations_begun += new[1]
             self._beat.compilations_ended += new[2]
+            self._beat.compile_nanoseconds += new[3]
             self._write()
             _pause.wait(INTERVAL)
 
@@ -104,7 +81,7 @@ _pause = threading.Event()
 _mine: Pulse | None = None
 
 
-def start(path: Path, count: Callable[[], tuple[int, int, int]]) -> None:
+def start(path: Path, count: Callable[[], Counts]) -> None:
     """In a rank: begin to give signs of life."""
     global _mine
     _mine = Pulse(path, count)

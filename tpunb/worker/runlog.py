@@ -28,6 +28,11 @@ class RunLog:
         what = {"stdout": [], "stderr": ["err"], PRELUDE: [PRELUDE]}[stream]
         return f"[{' '.join(who + what)}] "
 
+    def say(self, text: str) -> None:
+        """A line of tpunb's own."""
+        self._guarded(lambda: self._file.write(f"[tpunb] {text}\n"))
+        self._guarded(self._file.flush)
+
     def add(self, outputs: list[Output]) -> None:
         """Write the whole lines among these pieces, and keep the rest."""
         for output in outputs:

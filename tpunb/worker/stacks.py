@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpunb.beat import Beat, read
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
-from tpunb.worker import processes, pulse
+from tpunb.worker import processes
 from tpunb.worker.processes import Process
-from tpunb.worker.pulse import Beat
 
 DUMP = signal.SIGRTMIN + 9
 """Ranks answer it with their stacks. Real-time signals are used by nothing else here."""
@@ -106,7 +106,7 @@ def describe(
 
     Where ranks have done different numbers of steps or collectives, the numbers are said.
     """
-    beats = {rank: pulse.read(run.pulse(attempt, rank)) or Beat() for rank in ranks}
+    beats = {rank: read(run.pulse(attempt, rank)) or Beat() for rank in ranks}
     counted = _counted(beats)
     places = {rank: _place(run, spec, attempt, rank, ranks[rank]) for rank in sorted(ranks)}
     groups: dict[str, list[int]] = {}

@@ -54,6 +54,8 @@ class Supervision:
         rundir.keep_room(run.log, appended=True)
         self._outputs = Outputs(run, self.spec.world_size)
         self._log = RunLog(run)
+        if self.spec.device == "CPU":
+            self._log.say("rehearsal on CPU: no TPU takes part in this run")
         self._memory = Memory()
         self._notice = Notice()
         self._attempt = 0

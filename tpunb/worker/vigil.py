@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from tpunb.beat import Beat, read
 from tpunb.rundir import RunDir
-from tpunb.worker import pulse
-from tpunb.worker.pulse import Beat
 
 LOOK = 0.5
 """Seconds between two looks at the ranks' pulses."""
@@ -45,7 +44,7 @@ class Vigil:
         if not self._patience or now < self._next:
             return False
         self._next = now + LOOK
-        beats = [pulse.read(path) for path in self._paths]
+        beats = [read(path) for path in self._paths]
         files = [_size(self._run.metrics)]
         if self._run.checkpoints.is_dir():
             files += [_size(path) for path in self._run.checkpoints.iterdir()]

@@ -723,7 +723,6 @@ def threads() -> list[int]:
     counts = [len(os.listdir("/proc/self/task"))]
     rank, world = rehearse()
     import torch
-    import torch.distributed as dist
     import torch_xla.core.xla_model as xm
 
     from tpunb.worker.rehearsal.calls import Call
@@ -760,48 +759,3 @@ def without_a_store() -> str:
 
 def test_without_a_store_of_torch_elastic_it_says_so(ranks: Ranks) -> None:
     assert "TORCHELASTIC_USE_AGENT_STORE is not True" in ranks.values(without_a_store, 1)[0]
-
-
-def names() -> list[str]:
-    import importlib
-
-    import torch
-    import torch_xla
-    import torch_xla._dynamo.dynamo_bridge
-    from torch_xla.version import __version__
-
-    from tpunb.worker import xla_patches
-
-    version = ".".join(__version__.split(".")[:2])
-    assert version in xla_patches.VERSIONS
-    for name in xla_patches.NAMES:
-        if name.owner == xla_patches.OPS:
-            has = torch._C._dispatch_has_kernel_for_dispatch_key(
-                f"{name.owner}::{name.name}", "XLA"
-            )
-            assert has, name
-        elif not name.owner.startswith("torch"):
-            continue  # a library on top: tests/test_frameworks.py
-        elif name.owner != "torch_xla._XLAC":
-            assert hasattr(importlib.import_module(name.owner), name.name), name
-        else:
-            assert hasattr(torch_xla._XLAC, name.name), name
-    known = {name.name for name in xla_patches.NAMES}
-    collective = r"all_reduce|all_gather|all_to_all|permute|broadcast|reduce_scatter|send|recv"
-    unknown = [
-        name
-        for name in dir(torch_xla._XLAC)
-        if re.search(rf"_xla.*({collective}|num_processes|process_index|replication)", name)
-    ]
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("XLA")
-    unknown += [
-        name.partition("::")[2]
-        for name in registered
-        if name.startswith(("_c10d_functional::", "c10d::", "c10d_functional::"))
-    ]
-    # broadcast is torch_xla's own Python code on top of xm.all_reduce.
-    return sorted(set(unknown) - known - {"broadcast"})
-
-
-def test_the_private_names_are_there_and_no_collective_is_unknown(ranks: Ranks) -> None:
-    assert ranks.values(names, 1) == [[]]

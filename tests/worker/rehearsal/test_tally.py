@@ -116,7 +116,9 @@ def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
     assert (first["rank"], first["operation"], first["calls"]) == (0, "all_reduce sum", 4)
     assert RunResult.from_json(kept, result.dir).collectives == result.collectives
     assert "each rank: 6 collectives, 1.62 kB (4 all_reduce sum, " in repr(result)
-    assert "Rehearsal on CPU" in repr(result)
+    assert "rehearsal on CPU" in repr(result)
+    log = (result.dir / "run.log").read_text().splitlines()
+    assert log[0] == "[tpunb] rehearsal on CPU: no TPU takes part in this run"
     status = Status(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
     status.end(result)
     assert "rehearsal on CPU" in status.text()

@@ -1,0 +1,62 @@
+"""`tpunb.track` in a rank, in the kernel, and under torchrun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tpunb
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("TPUNB_RUN", str(tmp_path))
+    monkeypatch.setenv("TPUNB_ATTEMPT", "1")
+    monkeypatch.setattr("tpunb.training.track.EVERY", 0.0)
+    folder = tmp_path / "attempts/1/3"
+    folder.mkdir(parents=True)
+    return folder / "progress.json"
+
+
+def test_nested_loops_are_told_outermost_first(told: Path) -> None:
+    import torch
+
+    batches = [(torch.zeros(8, 2), torch.zeros(8))] * 3
+    seen: list[dict[str, Any]] = []
+    for _ in tpunb.track(range(2), name="epoch"):
+        for _ in tpunb.track(batches):
+            seen.append(json.loads(told.read_text()))
+    assert len(seen) == 6
+    assert seen[4] == {
+        "bars": [
+            {"name": "epoch", "done": 1, "total": 2},
+            {"name": "step", "done": 1, "total": 3},
+        ],
+        "samples": 40,
+    }
+    assert json.loads(told.read_text())["bars"] == [{"name": "epoch", "done": 2, "total": 2}]
+
+
+def test_a_loop_that_is_left_is_forgotten(told: Path) -> None:
+    for _ in tpunb.track(iter("ab"), total=7):
+        break
+    list(tpunb.track([{"x": 1}]))
+    assert json.loads(told.read_text()) == {
+        "bars": [{"name": "step", "done": 1, "total": 1}],
+        "samples": 0,
+    }
+
+
+def test_elsewhere_tqdm_shows_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert list(tpunb.track("abc", name="letter")) == ["a", "b", "c"]
+    assert "letter: 100%" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    assert list(tpunb.track("abc")) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,146 @@
+"""The HTML of a run: a card of plain boxes and words.
+
+It must read in every front end, light or dark, trusted or not: inline styles only, of those
+that JupyterLab's sanitiser keeps; the text's own colour, and colours only in borders and bars;
+no scripts, no inline SVG; " · " as real text, so that it still reads where every style is
+taken away. Every update replaces it whole, so it holds nothing that a person opens or types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tpunb.display import strip
+from tpunb.display.curve import HEIGHT, WIDTH, Curve
+from tpunb.display.strip import Mark
+
+STOP = (
+    '<button data-commandlinker-command="notebook:interrupt-kernel" '
+    'data-commandlinker-args="{}" style="font-size:12px;padding:0 8px">Stop</button>'
+)
+"""JupyterLab and Notebook 7 run the command; it needs neither widgets nor JavaScript of ours."""
+_FAINT = "opacity:0.7"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as the card shows it."""
+
+    name: str
+    value: str
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Why:
+    """What is known about a failure."""
+
+    line: int | None
+    source: Sequence[tuple[int, str]]
+    """Numbers and lines of the cell around it."""
+    cause: str = ""
+    fix: str = ""
+
+    def html(self) -> str:
+        """The lines, why it failed, and what to do."""
+        parts = []
+        if self.source:
+            lines = []
+            for number, line in self.source:
+                mark = "❯" if number == self.line else " "
+                text = f"{mark} {number:>4}  {escape(line)}"
+                lines.append(f"<b>{text}</b>" if number == self.line else text)
+            style = (
+                "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
+                "border-radius:4px;overflow:auto"
+            )
+            source = "\n".join(lines)
+            parts.append(f'<pre style="{style}">{source}</pre>')
+        for word, text in (("Why", self.cause), ("Fix", self.fix)):
+            if text:
+                parts.append(f"<div><b>{word}:</b> {escape(text)}</div>")
+        return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything that is shown, in words; None or empty where there is nothing to say."""
+
+    colour: str
+    state: str
+    facts: Sequence[str]
+    """What comes after the state: ranks, device, time."""
+    aside: str
+    """Where the run's folder is, and when this was updated."""
+    stop: bool = False
+    share: float | None = None
+    progress: str = ""
+    metrics: Sequence[Metric] = ()
+    more: str = ""
+    """What is left out of the metrics."""
+    marks: Sequence[Mark] = ()
+    speeds: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    """Progress bars and lines without an end."""
+    why: Why | None = None
+
+    def html(self) -> str:
+        """The card."""
+        head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
+        parts = [f"<div>{head}{' · ' + STOP if self.stop else ''}</div>"]
+        if self.why is not None:
+            parts.append(self.why.html())
+        if self.progress:
+            parts.append(self._progress())
+        if self.metrics:
+            parts.append(self._metrics())
+        if self.marks:
+            parts.append(f'<div style="margin-top:6px">{strip.html(self.marks)}</div>')
+        if self.speeds:
+            parts.append(f"<div>{escape(' · '.join(self.speeds))}</div>")
+        if self.lines:
+            text = escape("\n".join(self.lines))
+            style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"
+            parts.append(f'<pre style="{style}">{text}</pre>')
+        parts.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
+        style = (
+            "border:1px solid rgba(128,128,128,0.35);"
+            f"border-left:4px solid {self.colour};border-radius:6px;padding:6px 12px;"
+            "margin:2px 0;max-width:860px;line-height:1.5"
+        )
+        return f'<div style="{style}">{"".join(parts)}</div>'
+
+    def _progress(self) -> str:
+        bar = ""
+        if self.share is not None:
+            track = "height:6px;border-radius:3px;background-color:rgba(128,128,128,0.25)"
+            filled = (
+                f"width:{100 * self.share:.1f}%;height:6px;border-radius:3px;"
+                f"background-color:{self.colour}"
+            )
+            bar = f'<div style="{track};margin:6px 0 2px 0"><div style="{filled}"></div></div>'
+        return f'{bar}<div style="{_FAINT}">{escape(self.progress)}</div>'
+
+    def _metrics(self) -> str:
+        cells = []
+        for metric in self.metrics:
+            picture = ""
+            if len(metric.curve.values) > 1:
+                first, last = metric.curve.values[0], metric.curve.values[-1]
+                picture = (
+                    f' <img width="{WIDTH}" height="{HEIGHT}" alt="from {first:.3g} to {last:.3g}" '
+                    f'style="vertical-align:middle" src="{metric.curve.image(self.colour)}">'
+                )
+            cells.append(
+                f'<div style="margin:0 8px 2px 0"><span style="{_FAINT}">'
+                f"{escape(metric.name)}</span> <b>{escape(metric.value)}</b>{picture}</div>"
+            )
+        if self.more:
+            cells.append(f'<div style="{_FAINT}">{escape(self.more)}</div>')
+        # Apart by their margins; the dot is for where every style is taken away.
+        between = '<span style="opacity:0"> · </span>'
+        return (
+            f'<div style="display:flex;flex-wrap:wrap;margin-top:6px">{between.join(cells)}</div>'
+        )

@@ -1,0 +1,60 @@
+"""Figures of metrics, one panel for each, ready for a paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tpunb.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+ACROSS = 3
+"""Panels side by side."""
+_SIZE = 3.2, 2.4
+"""Inches of one panel."""
+
+
+def panels(runs: Mapping[str, pd.DataFrame]) -> Figure:
+    """A panel for each metric, in it a line for each run: means over its ranks, by step.
+
+    `runs`: what `RunResult.metrics()` gives, by the name for the legend. Where nothing was
+    logged with a step, the seconds since the run's start stand for it. Raises
+    MissingPackageError without matplotlib, and ValueError where nothing was logged.
+    """
+    try:
+        import matplotlib.pyplot  # noqa: F401 - makes a notebook show what is returned
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackageError("matplotlib", "plots", "pip install matplotlib") from error
+    names = list(dict.fromkeys(
+        name for frame in runs.values() for name in frame.columns
+        if name not in ("step", "rank", "time")
+    ))  # fmt: skip
+    if not names:
+        raise ValueError("nothing was logged: tpunb.log(step, loss=loss) in the train cell does it")
+    across = min(ACROSS, len(names))
+    down = math.ceil(len(names) / across)
+    figure = Figure(figsize=(across * _SIZE[0], down * _SIZE[1]), layout="constrained", dpi=120)
+    axes = figure.subplots(down, across, squeeze=False).flat
+    for name, axis in zip(names, axes, strict=False):
+        for label, frame in runs.items():
+            if name not in frame:
+                continue
+            known = frame[frame[name].notna()]
+            by = "step" if known["step"].notna().any() else "time"
+            means = known.groupby(by)[name].mean()
+            axis.plot(means.index, means.to_numpy(), label=label, linewidth=1.2,
+                      marker="o" if len(means) == 1 else None, markersize=3)  # fmt: skip
+            axis.set_xlabel("step" if by == "step" else "seconds")
+        axis.set_ylabel(name)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25, linewidth=0.5)
+    for axis in list(figure.axes)[len(names) :]:
+        axis.remove()
+    if len(runs) > 1:
+        figure.axes[0].legend(frameon=False, fontsize="small")
+    return figure
