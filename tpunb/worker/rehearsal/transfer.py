@@ -63,7 +63,7 @@ def flatten(values: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.T
 
 def as_bytes(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """The values one after the other; one alone in its own memory: never write to it."""
-    flat = [value.reshape(-1).view(torch.uint8) for value in values]
+    flat = [value.contiguous().view(-1).view(torch.uint8) for value in values]
     if len(flat) == 1:
         return flat[0]
     size = sum(value.numel() for value in flat)
