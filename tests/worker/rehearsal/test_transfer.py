@@ -77,9 +77,9 @@ def shared() -> None:
         assert value.numel() == 0 or read([moved])[0].data_ptr() == part.data_ptr()
         assert torch.equal(moved.cpu(), part)
     strided = torch.arange(12.0)[::2]
-    for values in ([strided], [strided, values[2]]):
-        joined = transfer.as_bytes(values).view(torch.float32)
-        assert torch.equal(joined, torch.cat([value.reshape(-1) for value in values]))
+    for some in ([strided], [strided, values[2]]):
+        joined = transfer.as_bytes(some).view(torch.float32)
+        assert torch.equal(joined, torch.cat([value.reshape(-1) for value in some]))
     unaligned = torch.arange(9.0)[1:]
     for value in (unaligned, torch.arange(6.0).view(2, 3).t()):
         assert torch.equal(transfer.to_xla(value).cpu(), value)
