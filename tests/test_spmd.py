@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import nbformat
 import pytest
 
 from tests.kernels import Kernel, kernel
@@ -103,12 +108,13 @@ def test_under_tpu_debug_after_a_device_was_used_the_kernel_lives(nb: Kernel) ->
         other.run("%load_ext tpunb").good()
         other.run(f"{SETUP.strip()}\nimport torch_xla").good()
         other.run("%%tpu_debug\nbefore = torch.ones(2, device=torch_xla.device())").good()
-        other.run(f"%%tpu_debug\n{SPMD}")
-        assert other.value("1 + 1") == 2
+        late = other.run(f"%%tpu_debug\n{SPMD}")
+        assert "SpmdError: xr.use_spmd() comes after an XLA device was used" in late.traceback
+        assert other.value("xr.is_spmd(), before.sum().item()") == (False, 2.0)
 
 
 def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
-    with kernel(nb.folder, file=None, env={"XLA_USE_SPMD": "1"}) as other:
+    with kernel(nb.folder, file=None, XLA_USE_SPMD="1") as other:
         other.run("%load_ext tpunb").good()
         ran = other.run(
             "%%tpu_train --cores 2\nimport torch_xla.runtime as xr\nprint(xr.is_spmd())"
@@ -117,3 +123,25 @@ def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
             ran.good().stdout
         )
         assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)
+
+
+def test_the_notebook_of_spmd(tmp_path: Path) -> None:
+    """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""
+    notebook = Path(__file__).parent.parent / "notebooks" / "02_spmd.ipynb"
+    shutil.copy(notebook, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tpunb", "run", notebook.name, "--cores", "4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("02_spmd: succeeded on 4 rehearsal cores (SPMD) in ")
+    cells = nbformat.read(tmp_path / notebook.name, as_version=4).cells
+    printed = "".join(out.get("text", "") for cell in cells for out in cell.get("outputs", []))
+    assert "4 cores: the same 110 losses as plain PyTorch" in printed
+    assert "weights cut as {devices=[4,1]0,1,2,3}: the same losses, and whole weights" in printed
+    assert "lint:" not in printed

@@ -39,7 +39,9 @@ def _counting(cores: int) -> Replacements:
         nonlocal told
         if not told:
             told = True
-            print(f"rehearsal on CPU: libraries that count TPU cores are told of {cores}", flush=True)
+            print(
+                f"rehearsal on CPU: libraries that count TPU cores are told of {cores}", flush=True
+            )
         return cores
 
     def replace(tpu: ModuleType) -> None:

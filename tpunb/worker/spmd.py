@@ -7,7 +7,9 @@ One process drives all cores then. Private names, checked on torch_xla 2.8 and 2
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch_xla
@@ -30,19 +32,30 @@ class SpmdError(TpunbError, RuntimeError):
 
 
 def prepare() -> None:
-    """In the one process of an SPMD run, on CPU devices, before the user's code.
+    """In a process that may use SPMD on CPU devices, before the user's code.
 
-    Switching SPMD on after a device was used ends a process that has several CPU devices by
-    SIGSEGV (measured on torch_xla 2.9): here it raises.
+    Switching it on after a device was used ends a process with CPU devices, be it one or several,
+    by SIGSEGV (measured on torch_xla 2.9): here it raises.
     """
     _XLAC._xla_force_spmd_device = _too_late
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
+    """A block, in the notebook's kernel, in which the same holds."""
+    before = _XLAC._xla_force_spmd_device
+    prepare()
+    try:
+        yield
+    finally:
+        _XLAC._xla_force_spmd_device = before
 
 
 def _too_late() -> NoReturn:
     raise SpmdError(
         "xr.use_spmd() comes after an XLA device was used (torch_xla.device(), a tensor on 'xla'). "
-        "With several CPU devices torch_xla crashes then, and on a TPU what was made before is "
-        "copied to all cores. Call it first, right after the imports"
+        "On CPU devices torch_xla crashes then, and on a TPU what was made before is copied to all "
+        "cores. Call it first, right after the imports (in a kernel: restart it)"
     )
 
 
