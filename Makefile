@@ -4,12 +4,13 @@
 #   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too)
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
+#   make matrix  the quickstart in Colab's and Kaggle's environments, the newest and the oldest
 
 PYTHON ?= python3
 # libtpu is large, and of use only where there is a TPU.
 XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
 
-.PHONY: demo test check bench
+.PHONY: demo test check bench matrix
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -29,6 +30,9 @@ check: .venv/.ready
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks $(ARGS)
+
+matrix: .venv/.ready
+	.venv/bin/python tests/matrix.py $(ARGS)
 
 # .ready is written last, so a set-up that was cut short starts again from nothing. When only
 # pyproject.toml is newer, what is there is brought up to date. The environment is made

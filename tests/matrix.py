@@ -28,7 +28,8 @@ ENVIRONMENTS: dict[str, tuple[str, list[str]]] = {
     # Kaggle/docker-python 78aaa43, tpu/.
     "Kaggle": ("3.12", ["torch==2.8.0", "torch_xla==2.8.0"]),
     "newest": ("3.13", ["torch_xla", "torch==2.9.0", "--upgrade"]),
-    "oldest": ("3.10", ["torch==2.8.0", "torch_xla==2.8.0", "--resolution", "lowest-direct"]),
+    "oldest": ("3.10", ["torch==2.8.0", "torch_xla==2.8.0", "numpy==1.26.4", "--resolution",
+                        "lowest-direct"]),
 }  # fmt: skip
 SHOWN = ("torch", "torch_xla", "numpy", "ipython", "ipykernel", "ipywidgets", "jupyter_client",
          "nbconvert", "papermill", "pandas")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import re
@@ -250,6 +251,27 @@ def test_a_token_from_a_file_of_its_owner_only(
         brought("kaggle://datasets/me/cats")
     path.chmod(0o600)
     assert brought("kaggle://datasets/me/cats")[1].endswith(f"(credentials: {path})")
+    assert not kaggle.leaked
+
+
+def test_a_login_through_the_browser(
+    kaggle: FakeKaggle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kaggle.files["competitions/titanic"] = Stored(zipped(x=b"1"))
+    kaggle.token, kaggle.login = "of-the-browser", "nobody"
+    monkeypatch.delenv("KAGGLE_USERNAME")
+    monkeypatch.delenv("KAGGLE_KEY")
+    path = tmp_path / "home/.kaggle/credentials.json"
+    path.parent.mkdir()
+    kept = {
+        "refresh_token": "refresh",
+        "access_token": kaggle.token,
+        "access_token_expiration": "2999-01-01T00:00:00+00:00",
+    }
+    path.write_text(json.dumps(kept))
+    path.chmod(0o600)
+    _, said = brought(TITANIC)
+    assert said.endswith(f"(credentials: {path})")
     assert not kaggle.leaked
 
 

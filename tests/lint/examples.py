@@ -354,7 +354,23 @@ EXAMPLES: dict[str, Pair] = {
             (
                 IMPORTS,
                 "from torch.nn.parallel import DistributedDataParallel as DDP",
-                "m = DDP(m, gradient_as_bucket_view=True)\nm = DDP(m, device_ids=[0])",
+                "m = DDP(m)\nm = DDP(m, device_ids=[0])",
+            )
+        ],
+    ),
+    "ddp-bucket-view": (
+        [
+            (
+                IMPORTS,
+                "from torch.nn.parallel import DistributedDataParallel as DDP",
+                "m = DDP(m, gradient_as_bucket_view=True)  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "from torch.nn.parallel import DistributedDataParallel as DDP",
+                "m = DDP(m)\nm = DDP(m, gradient_as_bucket_view=False)",
             )
         ],
     ),

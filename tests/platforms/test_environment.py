@@ -101,3 +101,19 @@ def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_p
     # Nothing that is left makes torch_xla ask a server that cannot answer.
     if here.chips:
         assert made_for_run.get("TPU_SKIP_MDS_QUERY") or "ACCELERATOR_TYPE" in here.metadata.tpu_env
+
+
+def test_a_kernel_that_used_the_tpu_itself_does_not_leave_ranks_its_one_chip(
+    tmp_path: Path,
+) -> None:
+    one_chip = {
+        "TPU_VISIBLE_CHIPS": "0",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+    }
+    with machine("gke", tmp_path) as made:
+        here = detect(made.env, patience=patience_with(made))
+        plain = environment.for_run(made.env, "TPU", here=here)
+        assert environment.for_run(made.env | one_chip, "TPU", here=here) == plain
+    kept = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}  # of a pod
+    assert environment.for_run(kept, "TPU").items() >= kept.items()

@@ -207,6 +207,21 @@ def test_what_begins_while_gcloud_starts_is_not_cut_off(
     assert stops(known) == 0
 
 
+def test_a_full_disk_does_not_keep_it_running(
+    known: FakeGcloud, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = stopping.folder()
+    rundir.write_json(place / "order.json", {**json.loads(_as_json(order)), "idle": 0.1})
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rundir, "write_json", full)
+    watch._watch(place)
+    assert stops(known) == 1
+    assert stopping.given() is None
+
+
 def _as_json(order: Order) -> str:
     from dataclasses import asdict
 

@@ -33,6 +33,8 @@ _RANK_VARIABLES = (
 # Of one process and its chip: torch_xla keeps what is set (os.environ.setdefault), so every
 # rank would have the same one. 2.9, _internal/tpu.py.
 _CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_PORT")
+_WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
+"""Beside one of those: what torch_xla has set in a kernel that used the TPU itself."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Each process would pin its threads to the same processors, the first ones."""
 RETIRED = (
@@ -100,13 +102,14 @@ def changes(env: Mapping[str, str], device: Device, here: Machine | None = None)
             if name in env:
                 found.append(Change(name, None, "torch_xla would keep it in every rank"))
     if device == "TPU":
+        of_one = [name for name in _CHIP_VARIABLES if name in env]
+        of_one += [name for name in _WITH_ONE_CHIP if of_one and name in env]
         found += [
-            Change(name, None, "of one process; every rank gets its own chip")
-            for name in _CHIP_VARIABLES
-            if name in env
+            Change(name, None, "of one process; every rank gets its own chip") for name in of_one
         ]
-    if here is not None and device == "TPU":
-        found += _on_a_tpu(env, here)
+        if here is not None:
+            left = {name: value for name, value in env.items() if name not in of_one}
+            found += _on_a_tpu(left, here)
     found += _of_libraries(env)
     return [change for change in found if env.get(change.name) != change.value]
 

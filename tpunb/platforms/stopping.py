@@ -29,7 +29,7 @@ from tpunb.platforms.tpu_vm import TpuVm
 
 COUNTDOWN = 60.0
 """Seconds in which everybody can see it coming, and take the order back."""
-LOOK = 0.5
+LOOK = 1.0
 """Seconds between two looks of the watcher."""
 ROOM = 200
 """Bytes for what a kernel says: the same each time, so that nothing of an older text remains."""

@@ -6,6 +6,7 @@ runs, or another process has the TPU; and Google Cloud must still say that the m
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from dataclasses import asdict
@@ -51,12 +52,15 @@ def _watch(place: Path) -> None:
 
 
 def _tell(place: Path, order: Order, status: Status) -> None:
-    rundir.write_json(place / "state.json", {**asdict(status), "vm": order.vm.name})
+    with contextlib.suppress(OSError):  # a full disk must not keep the machine running
+        rundir.write_json(place / "state.json", {**asdict(status), "vm": order.vm.name})
 
 
 def _end(place: Path, order: Order, status: Status) -> None:
     _tell(place, order, status)
-    print(time.strftime("%Y-%m-%d %H:%M:%S"), order.vm.name, status.phase, status.why, flush=True)
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    with contextlib.suppress(OSError):
+        print(when, order.vm.name, status.phase, status.why, flush=True)
     if stopping.given(place) == order:  # and not a newer one
         (place / "order.json").unlink()
 

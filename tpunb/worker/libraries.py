@@ -17,7 +17,7 @@ from tpunb.worker.replacing import Replacements
 
 
 def count_cores(cores: int) -> None:
-    """For the rest of this process, this machine has so many TPU cores, for a library that counts them."""
+    """For the rest of this process, libraries that count TPU cores find so many."""
     _counting(cores).begin()
 
 
@@ -39,9 +39,8 @@ def _counting(cores: int) -> Replacements:
         nonlocal told
         if not told:
             told = True
-            print(
-                f"rehearsal on CPU: libraries that count TPU cores are told of {cores}", flush=True
-            )
+            note = f"rehearsal on CPU: libraries that count TPU cores are told of {cores}"
+            print(note, flush=True)
         return cores
 
     def replace(tpu: ModuleType) -> None:

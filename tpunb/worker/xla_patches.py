@@ -200,6 +200,14 @@ NAMES: tuple[Name, ...] = (
     *_each(
         XLAC,
         "read",
+        "the ranks compare the programs that lead to their collectives: a hash, and for people "
+        "the operations",
+        "_get_graph_hash",
+        "_get_xla_tensors_text",
+    ),
+    *_each(
+        XLAC,
+        "read",
         "torch_xla.compile(full_graph=True) forbids programs that end in it, as one does at a "
         "rehearsed collective",
         "_get_allow_execution",

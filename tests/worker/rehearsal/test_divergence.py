@@ -39,6 +39,12 @@ def test_an_outline_of_a_graph() -> None:
     outline = Outline.of(GRAPH)
     assert outline.inputs == {"f32[17,784]": 1}
     assert outline.operations == {"prim::Constant": 1, "aten::max": 1, "aten::mul": 1}
+    assert outline.results["aten::mul f32[17,784]"] == 1
+    assert outline.mark() == Outline.of(GRAPH.replace("%1)", "%1), value=3")).mark()
+    assert outline.mark() != Outline.of(GRAPH.replace("f32[]", "f32[1]")).mark()
+    computed = "  %0 = f32[3]{0} xla::device_data(), xla_shape=f32[3]{0}, ROOT=0"
+    assert Outline.of(computed) == Outline({}, {}, {})
+    assert Outline.of(computed).mark() == 1
 
 
 @pytest.mark.parametrize(
@@ -47,7 +53,8 @@ def test_an_outline_of_a_graph() -> None:
         (({"a": 1}, {"f32[3]": 1}), ({"a": 1}, {"f32[4]": 2}),
          "reads f32[3] where the others read 2 × f32[4]"),
         (({"a": 3}, {}), ({"a": 1, "b": 1}, {}), "has in addition 2 × a; lacks b"),
-        (({"a": 1}, {}), ({"a": 1}, {}), "the same operations in another order, or other"),
+        (({"a": 1}, {}, {"a f32[3]": 1}), ({"a": 1}, {}, {"a f32[4]": 1}),
+         "has in addition a f32[3]; lacks a f32[4]"),
         (({}, {"x": 1}), ({"a": 1}, {}), "it had computed these tensors before"),
         ((dict.fromkeys("abcdef", 1), {}), ({"a": 1}, {}), "has in addition b, c, d, e and 1 more"),
     ],
@@ -81,7 +88,10 @@ def trained(*kinds: str) -> list[str]:
         rows = 3 if "batch" in kinds and last and step == 3 else 4
         x, y = torch.rand(rows, 6), torch.arange(rows) % 3
         optimizer.zero_grad()
-        out = model(x.to(device))
+        if "slice" in kinds:
+            out = model(torch.cat([x] * 3).to(device)[rank * rows : (rank + 1) * rows])
+        else:
+            out = model(x.to(device))
         loss = F.cross_entropy(out, y.to(device))
         if "operation" in kinds and last and step > 1:
             loss = loss + out.abs().mean()
@@ -110,6 +120,8 @@ def trained(*kinds: str) -> list[str]:
             assert len({k: v.cpu() for k, v in model.state_dict().items()}) == 2
         xm.rendezvous("saved")
         total = xm.all_reduce("sum", loss.detach())
+        if "gather" in kinds:
+            xm.all_gather(out.detach().argmax(1))
         if "read metric" in alone:
             total.item()
     return said
@@ -119,8 +131,8 @@ def trained(*kinds: str) -> list[str]:
 @pytest.mark.parametrize(
     "kinds",
     [
-        ["ordinal", "load", "read after backward", "pending", "save"],
-        ["read before backward", "evaluate", "read metric"],
+        ["ordinal", "load", "read after backward", "pending", "save", "gather"],
+        ["read before backward", "evaluate", "read metric", "slice"],
     ],
     ids=" ".join,
 )

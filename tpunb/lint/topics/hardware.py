@@ -160,7 +160,7 @@ DDP = (
     what="DistributedDataParallel with `device_ids` of the rank",
     fact="a rank has one XLA device, number 0: any other number fails in the forward pass",
     source="measured with torch 2.9.0 and torch_xla 2.9.0: [0] and None work, [1] raises TypeError",
-    fix="leave `device_ids` and `output_device` out, and pass gradient_as_bucket_view=True",
+    fix="leave `device_ids` and `output_device` out",
 )
 def _ddp_device_ids(book: Book) -> Iterator[Hit]:
     if not book.xla:
@@ -175,6 +175,25 @@ def _ddp_device_ids(book: Book) -> Iterator[Hit]:
             if isinstance(part, ast.Constant | ast.Name) and not book.is_xla_device(part, site):
                 yield Hit(site, "`device_ids` numbers GPUs")
                 break
+
+
+@rule(
+    "ddp-bucket-view",
+    "warning",
+    what="DistributedDataParallel with `gradient_as_bucket_view=True` on XLA tensors",
+    fact="one gradient of each bucket is not averaged, the one that is ready last: its weights "
+    "become other ones on each core, without an error",
+    source="torch_xla 2.8.0 and 2.9.0: the program of that gradient holds no all-reduce, whatever "
+    "the device",
+    fix="leave it out, or use `xm.optimizer_step(optimizer)` without DistributedDataParallel",
+)
+def _ddp_bucket_view(book: Book) -> Iterator[Hit]:
+    if not book.xla:
+        return
+    for site in book.calls_of(*DDP):
+        view = literal(argument(call(site), "gradient_as_bucket_view"))
+        if view is True and not for_other_hardware(site):
+            yield Hit(site, "torch_xla loses one gradient of each bucket that is a view")
 
 
 @rule(

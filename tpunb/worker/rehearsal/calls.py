@@ -65,11 +65,14 @@ def _file_and_line(filename: str, line: int) -> str:
 
 
 _places: Callable[[str, int], str] = _file_and_line
+_script = ""
+"""The file of the run's cells, in a rank of a run."""
 
 
 def name_places(script: str, place: Callable[[int], str]) -> None:
     """In a rank of a run: say `place(line)` for the lines of its script, 'cell [7], line 3'."""
-    global _places
+    global _places, _script
+    _script = script
 
     def places(filename: str, line: int) -> str:
         return place(line) if filename == script else _file_and_line(filename, line)
@@ -96,13 +99,22 @@ class Where(NamedTuple):
 
 
 def where() -> Where | None:
-    """The line of the user's code that is running; None if there is none (a few µs)."""
+    """The line of the user's code that is running; None if there is none (a few µs).
+
+    A line of the run's script, if one is running; else the first that is not of torch's.
+    """
+    first: FrameType | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not _of_library(frame.f_globals.get("__name__", "")):
-            return Where(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+        if frame.f_code.co_filename == _script:
+            first = frame
+            break
+        if first is None and not _of_library(frame.f_globals.get("__name__", "")):
+            first = frame
+            if not _script:
+                break
         frame = frame.f_back
-    return None
+    return first and Where(first.f_code.co_filename, first.f_lineno, first.f_globals)
 
 
 @functools.cache

@@ -6,14 +6,15 @@ prevent hanging" (xm.collective_broadcast), and different layouts around a colle
 data without a word (pytorch/xla#3511, #4359). What a rank does between two collectives on its
 own (evaluate, save, print a loss) is not compared, because no other core takes part in it.
 
-Compared is the graph that leads to the tensors of a collective, by torch_xla's hash of it: the
-operations, their order, shapes and types, not the data. Numbers from Python are data as well,
-but for 0 and 1, which torch_xla writes into the program (XLA_NO_SPECIAL_SCALARS=1 turns that
-off). What follows the last collective of a step, the optimizer most often, is not seen.
+Compared is the graph that leads to the tensors of a collective: its operations, their shapes and
+types, not the data. torch_xla's hash tells which graphs were seen before. Numbers from Python are
+data as well, but for 0 and 1, which torch_xla writes into the program (XLA_NO_SPECIAL_SCALARS=1
+turns that off). What follows the last collective of a step, the optimizer most often, is not seen.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -33,45 +34,71 @@ SHARE = 0.01
 """Of a rank's time, the most that is spent on hashes: then only every 2nd, 4th, … is taken."""
 ALWAYS = 32
 """So many are taken first, whatever they cost."""
-ROOM = 8192
+ROOM = 65536
 """Bytes in which a rank describes its program to the others."""
-_MOST_KEPT = 64
+_MOST_KEPT = 1024
 _MOST_TOLD = 16
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
-_NODE = re.compile(r"^  %\d+ = (\(.*?\)|\S+) ([\w:]+)\(", re.MULTILINE)
+_NODE = re.compile(r"^  %\d+ = (\(.*?\)|\S+) ([\w:]+)\((.*)$", re.MULTILINE)
 _LAYOUT = re.compile(r"\{[^}]*\}")
 _INPUT = "xla::device_data"
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a person needs to know of a program: how many of which operations and inputs."""
+    """A program without its constants: how many inputs, operations and results of which kind.
+
+    Constants may differ: torch_xla's own xm.all_gather pads by the rank, and a rank may cut its
+    part out of a tensor on the device. Shapes, and so layouts, stay the same.
+    """
 
     operations: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, int] = field(default_factory=dict)
     """'f32[32,784]' and how many of that shape."""
+    results: Mapping[str, int] = field(default_factory=dict)
+    """'aten::mul f32[32,784]' and how many of these."""
 
     @classmethod
     def of(cls, text: str) -> Outline:
         """From the text that torch_xla gives of a graph."""
-        nodes = [(_LAYOUT.sub("", shape), kind) for shape, kind in _NODE.findall(text)]
+        nodes = [
+            (_LAYOUT.sub("", shape), kind)
+            for shape, kind, rest in _NODE.findall(text)
+            # A root that is an input has been computed before: it is no part of the program.
+            if kind != _INPUT or "ROOT=" not in rest
+        ]
         inputs = Counter(shape for shape, kind in nodes if kind == _INPUT)
-        return cls(Counter(kind for _, kind in nodes if kind != _INPUT), inputs)
+        operations = [(kind, shape) for shape, kind in nodes if kind != _INPUT]
+        results = Counter(f"{kind} {shape}" for kind, shape in operations)
+        return cls(Counter(kind for kind, _ in operations), inputs, results)
+
+    def mark(self) -> int:
+        """64 bits, not 0, that are the same for the same outline."""
+        if not self.operations:
+            return 1
+        text = json.dumps([sorted(self.results.items()), sorted(self.inputs.items())])
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2
 
     def difference(self, other: Outline) -> str:
         """What this one has more and less than another, in words."""
         if not self.operations and other.operations:
             return "it had computed these tensors before (torch_xla.sync() or a value was read)"
-        more, less = _beyond(self.inputs, other.inputs), _beyond(other.inputs, self.inputs)
         found = []
+        more, less = _beyond(self.inputs, other.inputs), _beyond(other.inputs, self.inputs)
         if more or less:
             found.append(f"reads {more or 'nothing'} where the others read {less or 'nothing'}")
-        if more := _beyond(self.operations, other.operations):
-            found.append(f"has in addition {more}")
-        if less := _beyond(other.operations, self.operations):
-            found.append(f"lacks {less}")
-        return "; ".join(found) or "the same operations in another order, or other constants"
+        for one, two in (
+            (self.operations, other.operations),
+            *([(self.results, other.results)] if not found else []),
+        ):
+            if more := _beyond(one, two):
+                found.append(f"has in addition {more}")
+            if less := _beyond(two, one):
+                found.append(f"lacks {less}")
+            if found:
+                break
+        return "; ".join(found) or "other operations"
 
 
 def _beyond(one: Mapping[str, int], other: Mapping[str, int], most: int = 4) -> str:
@@ -96,6 +123,7 @@ class Programs:
         self._period = 1
         self._current = 0
         self._latest = 0
+        self._marks: dict[bytes, int] = {}
         self._outlines: dict[int, Outline] = {}
         self._same = ""
         self._told: set[tuple[bytes, tuple[int, ...]]] = set()
@@ -107,22 +135,25 @@ class Programs:
             return
         begun = time.perf_counter()
         self._begun = self._begun or begun
-        graph = int.from_bytes(_XLAC._get_graph_hash(tensors)[:8], "little") or 1
+        graph: bytes = _XLAC._get_graph_hash(tensors)
         ended = time.perf_counter()
-        self._current = graph
         self._looks += 1
         self._spent += ended - begun
         if self._looks > ALWAYS:
             every = self._period * self._spent / (ended - self._begun) / SHARE
             self._period = 1 << max(0, int(every).bit_length())
-        if graph not in self._outlines:
+        if graph not in self._marks:
             # XLA compiles a program that is new, which takes a hundred times as long as this.
-            if len(self._outlines) == _MOST_KEPT:
-                del self._outlines[next(iter(self._outlines))]
-            self._outlines[graph] = Outline.of(_XLAC._get_xla_tensors_text(tensors))
+            if len(self._marks) == _MOST_KEPT:
+                self._marks.clear()
+                self._outlines.clear()
+            outline = Outline.of(_XLAC._get_xla_tensors_text(tensors))
+            self._marks[graph] = outline.mark()
+            self._outlines[outline.mark()] = outline
+        self._current = self._marks[graph]
 
     def take(self) -> int:
-        """A collective begins: the hash that was looked at for it, 0 if none was."""
+        """A collective begins: the mark of the program that leads to it, 0 if it is not known."""
         self.calls += 1
         current, self._current = self._current, 0
         self._latest = current
