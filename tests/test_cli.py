@@ -35,6 +35,14 @@ SURFACE = {
     "logs": ["RUN", "--rank R", "--tail N", "-f --follow", "--runs DIR"],
     "stop": ["RUN", "--runs DIR"],
     "clean": ["--older-than DAYS", "--keep N", "-y --yes", "--runs DIR"],
+    "keep-running": [],
+    "data": [
+        "SOURCE",
+        "--to DIR",
+        "--upload URL",
+        "--credentials PATH|URL",
+        "--no-unpack",
+    ],
 }
 """What people type into terminals and scripts: changed only with a reason."""
 

@@ -13,8 +13,14 @@ from tests.worker.ranks import Ranks, rehearse, warm
 from tpunb.worker import xla_patches
 
 SIGNATURES = """
+_check_tensor_need_materialization(list[torch.Tensor]) -> list[bool]
+_from_dlpack(object) -> torch.Tensor
 _get_allow_execution() -> bool
+_get_graph_hash(list[torch.Tensor]) -> bytes
+_get_tensors_handle(list[torch.Tensor]) -> list[int]
+_get_xla_tensors_text(list[torch.Tensor]) -> str
 _set_allow_execution(bool) -> None
+_to_dlpack(torch.Tensor) -> object
 _xla_all_gather(torch.Tensor, int, int, list, bool, Optional[int], Optional[bool]) -> torch.Tensor
 _xla_all_gather_coalesced(list[torch.Tensor], _XLAC.IrValue, int, int, list, bool) -> list
 _xla_all_gather_coalesced_out(list[torch.Tensor], list[torch.Tensor], _XLAC.IrValue, int, int, \
@@ -56,6 +62,7 @@ _xla_send(torch.Tensor, _XLAC.IrValue, int) -> tuple
 _xla_set_replication_devices(list[str]) -> None
 _xla_spmd_all_reduce(str, torch.Tensor, float, list) -> torch.Tensor
 _xla_spmd_reduce_scatter(str, torch.Tensor, float, int, int, list) -> torch.Tensor
+_xla_wait_device_ops(devices: list[str]) -> None
 _xla_sync_live_tensors(device: str = '', devices: list[str], wait: bool = True) -> None
 _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor
 _c10d_functional::all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor
@@ -126,7 +133,8 @@ OWNERS = ("torch_xla", "torch", xla_patches.OPS)
 
 def test_signatures_are_those_that_were_looked_up(ranks: Ranks) -> None:
     (found,) = ranks.values(signatures, 1)
-    assert sorted(set(found)) == sorted(SIGNATURES)
+    assert len(found) > 40
+    assert sorted(set(found) - set(SIGNATURES)) == [], "new or changed: look them up in 2.8 and 2.9"
 
 
 def parameters() -> dict[str, tuple[int, int]]:

@@ -48,7 +48,9 @@ class Place:
     """'in xm.optimizer_step, cell [7], line 12: xm.optimizer_step(optimizer)'."""
 
 
-def collect(run: RunDir, attempt: int, ranks: Mapping[int, Process]) -> None:
+def collect(
+    run: RunDir, attempt: int, ranks: Mapping[int, Process], *, native: bool = True
+) -> None:
     """Have the living ranks write their stacks to `stacks.txt`, and add the native ones."""
     # A rank that has not made its file yet would die of the signal: it is still in the fork.
     files = {rank: path for rank in ranks if (path := run.stacks(attempt, rank)).exists()}
@@ -61,7 +63,8 @@ def collect(run: RunDir, attempt: int, ranks: Mapping[int, Process]) -> None:
         waiting = {r: p for r, p in waiting.items() if sizes[r] == before[r]}
         before |= sizes
     time.sleep(0.05)  # what has begun to write is done in a moment
-    _add_native({rank: (ranks[rank], path) for rank, path in files.items()})
+    if native:
+        _add_native({rank: (ranks[rank], path) for rank, path in files.items()})
 
 
 def _size(path: Path) -> int:

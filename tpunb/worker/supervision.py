@@ -21,7 +21,7 @@ from tpunb.worker.notice import Notice
 from tpunb.worker.outcome import Exit, Observed, Stop, Why
 from tpunb.worker.processes import Process
 from tpunb.worker.runlog import RunLog
-from tpunb.worker.vigil import Vigil
+from tpunb.worker.vigil import WAITED, Vigil
 
 
 class Supervision:
@@ -221,6 +221,8 @@ class Supervision:
                 self._vigil.sign()
             if self._vigil.hangs():
                 self._call_hung()
+            elif apart := self._vigil.waiting():
+                self._tell_who_waits(*apart)
         if self._notice.text and self._stop is None:
             self.stop("lost", f"this machine is about to be taken away: {self._notice.text}")
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -239,11 +241,25 @@ class Supervision:
             return True
         return False
 
+    def _tell_who_waits(self, inside: list[int], outside: list[int]) -> None:
+        """It may be meant (one rank evaluates), so the run goes on; on a TPU it could hang."""
+        stacks.collect(self.dir, self._attempt, self._living(), native=False)
+        where, _ = stacks.describe(self.dir, self.spec, self._attempt, self._ranks)
+        those = [", ".join(map(str, ranks)) for ranks in (inside, outside)]
+        self._emit(
+            Note(
+                f"waiting in a collective for {WAITED:g} s: {those[0]}; not there: {those[1]}\n"
+                f"{where}"
+            )
+        )
+
+    def _living(self) -> dict[int, Process]:
+        return {r: p for r, p in self._ranks.items() if p is not None and processes.alive(p)}
+
     def _call_hung(self) -> None:
         """Say who waits where, while they still do, and stop them."""
         self._emit(Phase("no sign of life: reading the stacks of all ranks"))
-        living = {r: p for r, p in self._ranks.items() if p is not None and processes.alive(p)}
-        stacks.collect(self.dir, self._attempt, living)
+        stacks.collect(self.dir, self._attempt, self._living())
         where, place = stacks.describe(self.dir, self.spec, self._attempt, self._ranks)
         silent = f"no rank has shown a sign of life for {self.spec.hang_timeout:g} s"
         self._hang = Failure(

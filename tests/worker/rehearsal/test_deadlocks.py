@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import Driver, Seen
 from tests.worker.ranks import Ranks, rehearse, warm
+from tpunb.events import Note
+from tpunb.worker import vigil
 
 START = """\
 import os, threading, time, torch, torch_xla
@@ -181,3 +183,27 @@ def test_a_rank_that_has_gone_is_missed_at_the_first_and_at_later_meetings(
     for message in (first, second):
         assert message.startswith("rank 2 has returned from the train cell while rank ")
         assert ("took part in none" if early else "took part in 1, the last at line") in message
+
+
+ELSEWHERE = """\
+import os, time, torch, torch_xla
+import torch_xla.core.xla_model as xm
+rank, device = int(os.environ["RANK"]), torch_xla.device()
+for step in range(5):
+    total = xm.all_reduce("sum", torch.ones(3, device=device))
+    torch_xla.sync()
+    if rank == 1 and step == 3:
+        time.sleep(WAITED + 3)
+print("done", rank)
+"""
+
+
+@pytest.mark.slow
+def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(driver: Driver) -> None:
+    train = ELSEWHERE.replace("WAITED", str(vigil.WAITED))
+    seen = driver.run([], train, ranks=3)
+    assert seen.result.state == "succeeded"
+    (note,) = seen.of(Note)
+    assert note.text.startswith("waiting in a collective for 15 s: 0, 2; not there: 1\n")
+    assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in note.text
+    assert "rank 1: at cell [1], line 8: time.sleep(" in note.text

@@ -163,7 +163,40 @@ def results(rehearsed: bool) -> dict[str, Any]:
         "to all": lambda: xlac._xla_all_to_all(x, token(), 0, 1, 1, [], False),
         "permute to itself": lambda: xlac._xla_collective_permute(x, token(), [[0, 0]]),
         "permute nothing": lambda: xlac._xla_collective_permute(x, token(), []),
-        # What is refused.
+        # torch.ops._c10d_functional.
+        "functional reduce": lambda: functional.all_reduce(x, "sum", ""),
+        "functional gather": lambda: functional.all_gather_into_tensor(x, 1, ""),
+        "functional scatter": lambda: functional.reduce_scatter_tensor(x, "sum", 1, ""),
+        "functional to all": lambda: functional.all_to_all_single(x, [], [], ""),
+        "functional to all, shares": lambda: functional.all_to_all_single(x, [2], [2], ""),
+    }
+    for name, call in calls.items():
+        met.clear_all()
+        result = call()
+        several = result if isinstance(result, (tuple, list)) else [result]
+        kinds = [type(one).__name__ for one in several]
+        counters = [counter for counter in met.counter_names() if counter in COUNTERS]
+        seen = [_seen(one) for one in several if isinstance(one, torch.Tensor)]
+        found[name] = [seen, kinds, counters]
+        # Layouts that are pinned and such that are not may not be in one program.
+        xlac._set_all_reduce_token(str(device), None)
+    return found
+
+
+def refusals(rehearsed: bool) -> dict[str, Any]:
+    if rehearsed:
+        rehearse()
+    import torch
+    import torch_xla
+
+    xlac, device = torch_xla._XLAC, torch_xla.device()
+    functional = torch.ops._c10d_functional
+    x = torch.arange(6.0, device=device).view(2, 3).requires_grad_()
+
+    def token() -> Any:
+        return xlac._get_all_reduce_token(str(device))
+
+    calls: dict[str, Callable[[], Any]] = {
         "gather dim -1": lambda: xlac._xla_all_gather(x, -1, 1, [], False, None, None),
         "gather dim 2": lambda: xlac._xla_all_gather(x, 2, 1, [], False, None, None),
         "gather a number": lambda: xlac._xla_all_gather(x.sum(), 0, 1, [], False, None, None),
@@ -193,33 +226,20 @@ def results(rehearsed: bool) -> dict[str, Any]:
         "permute twice": lambda: xlac._xla_collective_permute(x, token(), [[0, 0], [0, 0]]),
         "groups of nobody": lambda: xlac._xla_all_gather(x, 0, 1, [[0], []], False, None, None),
         "group of another": lambda: xlac._xla_all_gather(x, 0, 1, [[1]], False, None, None),
-        # torch.ops._c10d_functional.
-        "functional reduce": lambda: functional.all_reduce(x, "sum", ""),
-        "functional gather": lambda: functional.all_gather_into_tensor(x, 1, ""),
-        "functional scatter": lambda: functional.reduce_scatter_tensor(x, "sum", 1, ""),
-        "functional to all": lambda: functional.all_to_all_single(x, [], [], ""),
-        "functional to all, shares": lambda: functional.all_to_all_single(x, [2], [2], ""),
         "functional to all, uneven": lambda: functional.all_to_all_single(x, [1], [2], ""),
         "functional no such type": lambda: functional.all_reduce(x, "avg", ""),
         "functional gather a number": lambda: functional.all_gather_into_tensor(x.sum(), 1, ""),
     }
+    found = {}
     for name, call in calls.items():
-        met.clear_all()
         try:
             result = call()
-        except (RuntimeError, ValueError, NotImplementedError):
+            # Upstream asks its compiler later.
+            (result if isinstance(result, torch.Tensor) else result[0]).detach().cpu()
+            found[name] = "taken"
+        except (RuntimeError, ValueError):
             found[name] = "refused"
-            continue
-        several = result if isinstance(result, (tuple, list)) else [result]
-        kinds = [type(one).__name__ for one in several]
-        counters = [name for name in met.counter_names() if name in COUNTERS]
-        try:
-            seen = [_seen(one) for one in several if isinstance(one, torch.Tensor)]
-        except RuntimeError:
-            seen = "refused"  # by the compiler, which upstream asks later
-        found[name] = "refused" if seen == "refused" else [seen, kinds, counters]
-        # Layouts that are pinned and such that are not may not be in one program.
-        torch_xla._XLAC._set_all_reduce_token(str(device), None)
+        xlac._set_all_reduce_token(str(device), None)
     return found
 
 
@@ -241,7 +261,7 @@ COUNTERS = [
 ]
 
 
-@pytest.mark.parametrize("calls", [in_place, outputs, results])
+@pytest.mark.parametrize("calls", [in_place, outputs, results, refusals])
 def test_one_rank_is_as_one_replica(ranks: Ranks, calls: Callable[[bool], Any]) -> None:
     ((upstream,), (rehearsed,)) = (ranks.values(calls, 1, on) for on in (False, True))
     assert len(upstream) > 3

@@ -11,8 +11,10 @@ each init_process_group gets keys of its own in its store, at any other rank 0 s
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,6 +23,7 @@ from typing import Any
 import torch_xla.distributed.xla_backend  # noqa: F401 - registers what is replaced here
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
 
 from tpunb.worker.rehearsal.calls import Call
 from tpunb.worker.rehearsal.gloo import Wire
@@ -91,3 +94,25 @@ class Meetings:
         store = TCPStore(self._address, self._port, is_master=False, timeout=timeout)
         number = self._count[world_size]
         return PrefixStore(f"tpunb/groups/{self._attempt}/{world_size}/{number}", store)
+
+
+def warn_of_bucket_views() -> None:
+    """Say it when DDP is made so that torch_xla trains wrong weights, on a TPU as well.
+
+    Seen in unmodified torch_xla 2.9 with one replica: the gradient that is ready last keeps
+    its value when the bucket that it is a view of is reduced.
+    """
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        if self.gradient_as_bucket_view and self.device_type == "xla":
+            warnings.warn(
+                "DistributedDataParallel(gradient_as_bucket_view=True) with torch_xla 2.9 leaves "
+                "one gradient of each bucket as it is on its own rank: the ranks' weights drift "
+                "apart, here and on a TPU. Leave gradient_as_bucket_view out",
+                stacklevel=2,
+            )
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]

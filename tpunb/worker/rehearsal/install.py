@@ -23,7 +23,7 @@ from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
 from tpunb.worker.rehearsal import compiled, machine
 from tpunb.worker.rehearsal.collectives import collectives
-from tpunb.worker.rehearsal.distributed import Meetings
+from tpunb.worker.rehearsal.distributed import Meetings, warn_of_bucket_views
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
 from tpunb.worker.rehearsal.refusals import refusing
 from tpunb.worker.xla_patches import NAMES, OPS, XLAC
@@ -70,6 +70,7 @@ def install(
     vars(xm).update(rehearsed.model)
     compiled.install()
     Meetings(wire, world_size, address, port, attempt).install()
+    warn_of_bucket_views()
     _replace_operators(rehearsed.operators | _refused(OPS))
 
 
