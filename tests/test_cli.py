@@ -35,7 +35,7 @@ SURFACE = {
     "logs": ["RUN", "--rank R", "--tail N", "-f --follow", "--runs DIR"],
     "stop": ["RUN", "--runs DIR"],
     "clean": ["--older-than DAYS", "--keep N", "-y --yes", "--runs DIR"],
-    "keep-running": [],
+    "keep": [],
     "data": [
         "SOURCE",
         "--to DIR",

@@ -113,9 +113,7 @@ def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
         "train",
     ).good()
     assert "TPU VM my-tpu will be stopped; now " in ran.screen()
-    assert (
-        ". Keep it: %tpu_setup --keep-running (in a terminal: tpunb keep-running)" in ran.screen()
-    )
+    assert ". Keep it: %tpu_setup --keep-running (in a terminal: tpunb keep)" in ran.screen()
     assert nb.value("w") == 7
     assert "v6e-8 in us-central1, on demand: $21.60 an hour, as of 2026-11-21)" in ran.shown
     run = runs_in(nb.folder / "runs")[-1]
@@ -148,7 +146,7 @@ def test_it_is_taken_back_or_refused(
     nb.run(SLOWLY.format(2.0), "slowly").good()
     nb.run("%tpu_setup --no-warm --stop-when-done --idle 1", "setup").good()
     assert "TPU VM my-tpu is stopped in " in shown(nb, "is stopped in ")
-    assert cli.main(["keep-running"]) == 0  # from a terminal of the same user
+    assert cli.main(["keep"]) == 0  # from a terminal of the same user
     assert capsys.readouterr().out == "this machine is kept running\n"
     assert shown(nb, "is kept running") == "TPU VM my-tpu is kept running"
     ran = nb.run("%tpu_setup --no-warm --keep-running", "setup").good()

@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
                        help="not the N newest")  # fmt: skip
     clean.add_argument("-y", "--yes", action="store_true", help="remove without asking")
     clean.set_defaults(do=_clean)
-    keep = commands.add_parser("keep-running", help="take --stop-when-done of this machine back")
-    keep.set_defaults(do=_keep_running)
+    keep = commands.add_parser("keep", help="keep this machine running: take --stop-when-done back")
+    keep.set_defaults(do=_keep)
     bring = commands.add_parser(
         "data", help="bring data here, or send results away", description=command.DESCRIPTION
     )
@@ -260,7 +260,7 @@ def _clean(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _keep_running(chosen: argparse.Namespace) -> int:
+def _keep(chosen: argparse.Namespace) -> int:
     from tpunb.money import keep_running
 
     print(keep_running())

@@ -139,7 +139,7 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
     no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
     counting = libraries.counting_cores(1) if no_tpu else contextlib.nullcontext()
     try:
-        with launchers.calling_here(0), counting:
+        with launchers.calling_here(0), counting, _no_crash(no_tpu):
             exec(body, shell.user_ns)
             return None if last is None else eval(last, shell.user_ns)
     except BaseException as error:
@@ -149,6 +149,15 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
         raise
     finally:
         _spmd = _spmd or (spmd.is_on(os.environ) and not before)
+
+
+def _no_crash(no_tpu: bool) -> contextlib.AbstractContextManager[None]:
+    """A block in which SPMD that is switched on too late is an error, not the kernel's end."""
+    if no_tpu and "torch_xla" in sys.modules:
+        from tpunb.worker.spmd import prepared
+
+        return prepared()
+    return contextlib.nullcontext()
 
 
 def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:

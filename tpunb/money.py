@@ -19,7 +19,7 @@ from tpunb.platforms.machine import Machine
 from tpunb.platforms.stopping import Order, Status
 from tpunb.platforms.tpu_vm import TpuVm
 
-KEEP = "%tpu_setup --keep-running (in a terminal: tpunb keep-running)"
+KEEP = "%tpu_setup --keep-running (in a terminal: tpunb keep)"
 """How to take it back."""
 
 TRIES = 3

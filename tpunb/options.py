@@ -157,7 +157,7 @@ SETUP.add_argument("--runs", metavar="DIR", help="where run folders go (./runs)"
 SETUP.add_argument("--no-warm", action="store_true", help="do not start an agent ahead")
 SETUP.add_argument("--json", action="store_true", help="print what was found as JSON")
 
-_add_stop_when_done(SETUP, "whenever a run has ended")
+_add_stop_when_done(SETUP, "after any later run")
 SETUP.add_argument("--keep-running", action="store_true",
                    help="take --stop-when-done back, whoever gave it")  # fmt: skip
 

@@ -31,6 +31,8 @@ def train(index):
 
 TRAIN = "%%tpu_train\ntorch_xla.launch(train)"
 
+SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
+
 
 def loop(*lines: str) -> str:
     """The training function, with lines at the end of the step."""
@@ -236,7 +238,66 @@ EXAMPLES: dict[str, Pair] = {
     ),
     "spmd-late": (
         [(IMPORTS, "device = torch_xla.device()\nxr.use_spmd()  # <-")],
-        [(IMPORTS, "xr.use_spmd()\ndevice = torch_xla.device()")],
+        [
+            (IMPORTS, "xr.use_spmd()\ndevice = torch_xla.device()"),
+            (IMPORTS, SPMD_CELL + "\nd = torch_xla.device()", SPMD_CELL),
+            (IMPORTS, "# tpu: skip\ndevice = torch_xla.device()", SPMD_CELL),
+        ],
+    ),
+    "spmd-launch": (
+        [
+            (IMPORTS, "def f(i): ...", "xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)  # <-"),
+            (IMPORTS, "def f(i): ...", SPMD_CELL + "\ntorch_xla.launch(f)  # <-"),
+        ],
+        [
+            (IMPORTS, "def f(i):\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
+            (IMPORTS, "if spmd:\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
+            (IMPORTS, SPMD_CELL, "%%tpu_train\ntorch_xla.launch(f)"),
+            (IMPORTS, SPMD_CELL + "\nxmp.spawn(f)"),
+        ],
+    ),
+    "spmd-process-group": (
+        [(IMPORTS, SPMD_CELL + "\ndist.init_process_group('xla', init_method='xla://')  # <-")],
+        [
+            (IMPORTS, SPMD_CELL + "\ndist.init_process_group('gloo')"),
+            (IMPORTS, "%%tpu_train\ndist.init_process_group('xla', init_method='xla://')"),
+        ],
+    ),
+    "spmd-collective": (
+        [(IMPORTS, SPMD_CELL + "\nmean = xm.all_reduce('sum', loss, scale=0.25)  # <-")],
+        [
+            (IMPORTS, SPMD_CELL + "\nxm.optimizer_step(optimizer)"),
+            (IMPORTS, "%%tpu_train\nmean = xm.all_reduce('sum', loss, scale=0.25)"),
+        ],
+    ),
+    "spmd-sampler": (
+        [
+            (IMPORTS, SPMD_CELL + "\ns = DistributedSampler(d, num_replicas=4, rank=0)  # <-"),
+            (
+                IMPORTS,
+                SPMD_CELL + "\ns = DistributedSampler(d, xr.global_runtime_device_count())  # <-",
+            ),
+        ],
+        [
+            (IMPORTS, SPMD_CELL + "\ns = DistributedSampler(d, num_replicas=xr.world_size())"),
+            (IMPORTS, "%%tpu_train\ns = DistributedSampler(d, num_replicas=4, rank=0)"),
+        ],
+    ),
+    "sharded-value": (
+        [
+            (
+                IMPORTS,
+                "import torch_xla.distributed.spmd as xs",
+                SPMD_CELL + "\nx = xs.mark_sharding(x, mesh, ('data',))  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "import torch_xla.distributed.spmd as xs",
+                SPMD_CELL + "\nxs.mark_sharding(x, mesh, ('data',))",
+            )
+        ],
     ),
     "cuda-call": (
         [

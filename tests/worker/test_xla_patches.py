@@ -128,7 +128,7 @@ def signatures() -> list[str]:
 
 
 OWNERS = ("torch_xla", "torch", xla_patches.OPS)
-"""Whose names are looked at here. Those of other libraries: test_launchers.py."""
+"""Whose names are looked at here. Those of other libraries: tests/test_frameworks.py."""
 
 
 def test_signatures_are_those_that_were_looked_up(ranks: Ranks) -> None:

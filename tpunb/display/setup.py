@@ -42,13 +42,13 @@ def card(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
         first, *rest = report.problems
         parts.append(_told(first))
         parts += [_told(one, "also: ") for one in rest]
-    cells = "".join(
-        f'<tr><td style="{_FAINT};text-align:left;padding:1px 12px 1px 0;vertical-align:top">'
-        f'{html.escape(name)}</td><td style="text-align:left;padding:1px 0">'
-        f"{html.escape(value)}</td></tr>"
+    # Not a table: front ends give tables stripes, borders and a colour of their own.
+    label = f"{_FAINT};display:inline-block;min-width:7em"
+    rows = "".join(
+        f'<div><span style="{label}">{html.escape(name)}</span> {html.escape(value)}</div>'
         for name, value in [*_rows(report), *own]
     )
-    parts.append(f'<table style="margin:4px 0 0 0;border-collapse:collapse">{cells}</table>')
+    parts.append(f'<div style="margin:4px 0 0 0">{rows}</div>')
     parts += [_told(one, "note: ", faint=True) for one in report.advice]
     return (
         f'<div style="border-left:3px solid {colour};padding:2px 0 2px 8px;margin:2px 0;'

@@ -255,11 +255,18 @@ class Book:
 
     @cached_property
     def multi(self) -> bool:
-        """Whether it runs on several cores."""
+        """Whether it runs on several cores, in a process for each."""
+        if self.spmd:
+            return False
         trains = [page for page in self.pages if page.part == "train"]
         if trains:
             return not all(CORES.search(page.lines[0]) for page in trains)
         return any(not self.one_process(site) for site in self.launches)
+
+    @cached_property
+    def spmd(self) -> bool:
+        """Whether it uses torch_xla's SPMD mode, where one process drives all cores."""
+        return bool(self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"})
 
     def one_process(self, launch: Site) -> bool:
         """Whether a call of a launcher asks for one process."""

@@ -36,9 +36,8 @@ def prepare(
     from tpunb.worker import libraries
 
     libraries.count_cores(world_size)
-    if spmd_cores is not None:
-        spmd.prepare()
-    elif world_size > 1:
+    spmd.prepare()
+    if world_size > 1:
         from tpunb.worker.rehearsal.install import install
 
         # A run without a sign of life is ended by the guard, which knows where all ranks are.

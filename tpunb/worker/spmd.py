@@ -7,16 +7,15 @@ One process drives all cores then. Private names, checked on torch_xla 2.8 and 2
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
-
-import torch_xla
 
 from tpunb import spmd
 from tpunb.errors import SetupError, TpunbError
 from tpunb.models import RunSpec
-
-_XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 INSTEAD = (
     "That is how a run is started unless reading its cells shows SPMD: write `xr.use_spmd()` "
@@ -25,32 +24,51 @@ INSTEAD = (
 )
 
 
+def _xlac() -> Any:
+    """torch_xla's own module, which is imported where anything here is called.
+
+    Not imported here: %%tpu_debug imports this.
+    """
+    return sys.modules["torch_xla"]._XLAC
+
+
 class SpmdError(TpunbError, RuntimeError):
     """SPMD was asked for in a process that cannot have it, or too late."""
 
 
 def prepare() -> None:
-    """In the one process of an SPMD run, on CPU devices, before the user's code.
+    """In a process that may use SPMD on CPU devices, before the user's code.
 
-    Switching SPMD on after a device was used ends a process that has several CPU devices by
-    SIGSEGV (measured on torch_xla 2.9): here it raises.
+    Switching it on after a device was used ends a process with CPU devices, be it one or several,
+    by SIGSEGV (measured on torch_xla 2.9): here it raises.
     """
-    _XLAC._xla_force_spmd_device = _too_late
+    _xlac()._xla_force_spmd_device = _too_late
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
+    """A block, in the notebook's kernel, in which the same holds."""
+    before = _xlac()._xla_force_spmd_device
+    prepare()
+    try:
+        yield
+    finally:
+        _xlac()._xla_force_spmd_device = before
 
 
 def _too_late() -> NoReturn:
     raise SpmdError(
         "xr.use_spmd() comes after an XLA device was used (torch_xla.device(), a tensor on 'xla'). "
-        "With several CPU devices torch_xla crashes then, and on a TPU what was made before is "
-        "copied to all cores. Call it first, right after the imports"
+        "On CPU devices torch_xla crashes then, and on a TPU what was made before is copied to all "
+        "cores. Call it first, right after the imports (in a kernel: restart it)"
     )
 
 
 def refuse_in_ranks() -> None:
     """In one of several rehearsal ranks, before the user's code: a rank has one device."""
     for name in ("_xla_get_spmd_config_is_locked", "_xla_force_spmd_device", "_xla_mark_sharding"):
-        setattr(_XLAC, name, _one_of_many)
-    devices, count = _XLAC._xla_get_devices, _XLAC._xla_num_devices
+        setattr(_xlac(), name, _one_of_many)
+    devices, count = _xlac()._xla_get_devices, _xlac()._xla_num_devices
 
     def get_devices() -> list[str]:
         found: list[str] = devices()
@@ -62,7 +80,7 @@ def refuse_in_ranks() -> None:
         _one_device(found)
         return found
 
-    _XLAC._xla_get_devices, _XLAC._xla_num_devices = get_devices, num_devices
+    _xlac()._xla_get_devices, _xlac()._xla_num_devices = get_devices, num_devices
 
 
 def _one_of_many(*args: object) -> NoReturn:
@@ -87,7 +105,7 @@ def check_prelude(spec: RunSpec, cell: int | None) -> None:
 
 def check_devices() -> None:
     """In one of several ranks on a TPU, once the runtime has started: a rank has one device."""
-    _one_device(_XLAC._xla_num_devices())
+    _one_device(_xlac()._xla_num_devices())
 
 
 def _one_device(count: int) -> None:

@@ -10,6 +10,7 @@ from tpunb.lint.topics import (
     old_names,
     saving,
     shapes,
+    spmd,
     starting,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "old_names",
     "saving",
     "shapes",
+    "spmd",
     "starting",
 ]

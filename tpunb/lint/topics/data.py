@@ -117,13 +117,7 @@ def _last_batch(book: Book) -> Iterator[Hit]:
 def _no_sampler(book: Book) -> Iterator[Hit]:
     if not (book.multi and book.xla) or book.managed or not book.loops:
         return
-    if (
-        "DistributedSampler" in book.called
-        or "use_spmd" in book.called
-        or "mark_sharding" in book.called
-    ):
-        return
-    if _divided(book):
+    if "DistributedSampler" in book.called or _divided(book):
         return
     for site in book.data_loaders:
         node = call(site)

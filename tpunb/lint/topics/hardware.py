@@ -227,7 +227,7 @@ def _compile_backend(book: Book) -> Iterator[Hit]:
     for site in book.calls_of("torch.compile"):
         backend = argument(call(site), "backend")
         if backend is None and not any(word.arg is None for word in call(site).keywords):
-            if not for_other_hardware(site) and book.in_rank(site) == book.multi:
+            if not for_other_hardware(site) and book.in_rank(site) == (book.multi or book.spmd):
                 yield Hit(site, "torch.compile without a backend fails on XLA tensors")
         elif isinstance(backend, ast.Constant) and backend.value == "inductor":
             yield Hit(site, "the backend inductor fails on XLA tensors")

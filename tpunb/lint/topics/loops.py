@@ -302,8 +302,6 @@ def _no_gradient_reduction(book: Book) -> Iterator[Hit]:
         return
     if any(name in REDUCTIONS for name in book.named) or WRAPPERS & set(book.called):
         return
-    if "use_spmd" in book.called:
-        return
     elsewhere = {
         dotted(call(site).args[0])
         for site in book.called.get("optimizer_step", ())

@@ -164,20 +164,3 @@ def _processes_on_tpu(book: Book) -> Iterator[Hit]:
         if value is None or site.page.part != "prelude" or book.one_process(site):
             continue
         yield Hit(site, "num_processes starts GPU processes where accelerate sees no TPU")
-
-
-@rule(
-    "spmd-late",
-    "warning",
-    what="xr.use_spmd() after a device was used",
-    fact="tensors made before stay on one device; the process may end by SIGSEGV",
-    source="measured with torch_xla 2.9.0 and several CPU devices",
-    fix="call `xr.use_spmd()` right after the imports",
-)
-def _spmd_late(book: Book) -> Iterator[Hit]:
-    for site in book.calls_of("torch_xla.runtime.use_spmd"):
-        for use in book.device_uses:
-            same = use.frame.function is site.frame.function
-            if same and (use.page.index, use.line) < (site.page.index, site.line):
-                yield Hit(site, "use_spmd() comes after an XLA device was used")
-                break
