@@ -29,7 +29,7 @@ class AllReduce:
     ) -> torch.Tensor:
         """`_XLAC._xla_all_reduce`: a new tensor, a leaf that requires grad as the input does."""
         counted("AllReduce")
-        (value,) = self.values(reduce_type, [tensor], scale, groups)
+        (value,) = self.values(reduce_type, [tensor], scale, groups, pin_layout)
         return on_device(value, tensor, gradient=True)
 
     def in_place(
@@ -42,7 +42,7 @@ class AllReduce:
     ) -> None:
         """`_XLAC._xla_all_reduce_inplace`."""
         counted("AllReduceInPlace")
-        values = self.values(reduce_type, tensors, scale, groups)
+        values = self.values(reduce_type, tensors, scale, groups, pin_layout)
         for tensor, value in zip(tensors, values, strict=True):
             overwrite(tensor, value)
 
@@ -52,6 +52,7 @@ class AllReduce:
         tensors: Sequence[torch.Tensor],
         scale: float = 1.0,
         groups: Groups = (),
+        pin_layout: bool | None = None,
     ) -> list[torch.Tensor]:
         """The reduced values on the CPU, one message for all tensors of one type."""
         scaled = reductions.scale_text(scale)
@@ -59,6 +60,7 @@ class AllReduce:
         everyone, members = self._peers.members(call, groups)
         if problem := reductions.check(call, reduce_type, tensors):
             self._peers.refuse(call, everyone, problem)
+        self._peers.layouts.add(call, pin_layout)
         values = read(tensors)
         with self._peers.wire.together(call, everyone):
             for indexes in by_type(values).values():
