@@ -24,6 +24,7 @@ from tpunb.events import (
     Stopping,
 )
 from tpunb.models import RunResult, RunSpec
+from tpunb.price import Price
 
 PLACE = "runs/20260102-030405-digits"
 
@@ -152,6 +153,15 @@ def test_what_stays_at_the_end(
     assert " · ended " in status.text()
     assert "99%" not in status.text()
     assert not status.running
+
+
+def test_what_it_cost_is_said_at_the_end(
+    make: Callable[..., Status], make_result: Callable[..., RunResult]
+) -> None:
+    status = make(STARTED)
+    price = Price(9.6, "v5litepod-8 in us-west4, on demand", "2026-11-21", "https://x")
+    status.end(make_result(ended=1_000 + 1800.0, price=price))
+    assert "cost: about $4.80 (v5litepod-8 in us-west4, on demand: $9.60" in status.line()
 
 
 def test_unfinished_lines_stand_below_and_are_few(make: Callable[..., Status]) -> None:

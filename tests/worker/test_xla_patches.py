@@ -19,6 +19,7 @@ _get_allow_execution() -> bool
 _get_graph_hash(list[torch.Tensor]) -> bytes
 _get_tensors_handle(list[torch.Tensor]) -> list[int]
 _get_xla_tensors_text(list[torch.Tensor]) -> str
+_set_all_reduce_token(str, _XLAC.IrValue) -> None
 _set_allow_execution(bool) -> None
 _to_dlpack(torch.Tensor) -> object
 _xla_all_gather(torch.Tensor, int, int, list, bool, Optional[int], Optional[bool]) -> torch.Tensor

@@ -311,9 +311,12 @@ class Status:
         return [*self._ranks(), self._device(), span(elapsed)]
 
     def _told(self) -> list[str]:
-        if self._result is None or not self._result.collectives:
-            return []
-        return [communication.in_short(self._result.collectives)]
+        result, told = self._result, []
+        if result is not None and result.collectives:
+            told.append(communication.in_short(result.collectives))
+        if result is not None and result.price is not None:
+            told.append(result.price.tell(result.duration))
+        return told
 
     def _ranks(self) -> list[str]:
         size = self._spec.world_size

@@ -134,6 +134,12 @@ NAMES: tuple[Name, ...] = (
         "collective",
         "xm.collective_permute, and torch.distributed's send and recv",
     ),
+    Name(
+        XLAC,
+        "_set_all_reduce_token",
+        "collective",
+        "torch_xla.sync() ends a program, of which XLA wants all all-reduces pinned or none",
+    ),
     *_each(
         OPS,
         "collective",

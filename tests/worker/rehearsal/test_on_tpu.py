@@ -58,13 +58,14 @@ def main(device: str) -> dict[str, Any]:
     import torch_xla.distributed.parallel_loader
     import torch_xla.distributed.xla_multiprocessing
 
-    before = names()
     told: list[Any] = []
     if device == "TPU":
         # What would start the runtime of a TPU.
         xm.get_xla_supported_devices = lambda *args: ["xla:0"]
         xm.set_replication = lambda *args: told.append(args)
         torch_xla.device = lambda *args: "xla:0"  # type: ignore[assignment]
+        vars(torch_xla)["_XLAC"]._xla_num_devices = lambda: 1
+    before = names()
     from tpunb import worker
     from tpunb.worker import device as asked
 
@@ -72,8 +73,8 @@ def main(device: str) -> dict[str, Any]:
     if device == "TPU":
         for name in everything:
             importlib.import_module(name)
-    asked.prepare(device, 1, 4, 1, 4, 300.0)  # type: ignore[arg-type]
-    asked.begin(device, 1, 4)  # type: ignore[arg-type]
+    asked.prepare(device, 1, 4, 1, 4, 300.0, None)  # type: ignore[arg-type]
+    asked.begin(device, 1, 4, None)  # type: ignore[arg-type]
     after = names()
     changed = {
         name for name in before if before[name] is not after[name] and before[name] != after[name]

@@ -290,3 +290,43 @@ def test_what_fails_on_a_tpu_fails_here_and_says_why(ranks: Ranks) -> None:
             ("in ranks", "there are ranks 0 … 1"),
         ):
             assert said in found[name], found[name]
+
+
+def mixed(between: str) -> list[str]:
+    if between == "upstream":
+        os.environ["XLA_ALWAYS_ALLREDUCE"] = "1"
+    else:
+        rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.worker.rehearsal import divergence
+
+    said: list[str] = []
+    divergence.say = said.append
+    x = torch.ones(3, device=torch_xla.device()) * 2
+    xm.all_gather(x)[0].item()
+    if between == "sync":
+        torch_xla.sync()
+    try:
+        xm.all_reduce("sum", [x], pin_layout=between == "the same")
+        xm.all_reduce("sum", [x], pin_layout=between == "the same")
+        x.tolist()
+    except RuntimeError as error:
+        said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("between", ["upstream", "item", "sync", "the same"])
+def test_pinned_and_unpinned_layouts_in_one_step_are_told(ranks: Ranks, between: str) -> None:
+    first, *others = ranks.values(mixed, 1 if between == "upstream" else 2, between)
+    assert others in ([], [[]])
+    if between in ("sync", "the same"):
+        assert first == []
+        return
+    (said,) = first
+    assert "mix of layout constrained and unconstrained" in said
+    if between == "item":
+        assert "has pin_layout=False, and in the same step pin_layout=True has all_gather" in said
+        assert 'test_training_calls.py: xm.all_reduce("sum", [x], pin_layout' in said

@@ -50,6 +50,7 @@ def collectives(wire: Wire, world_size: int) -> Collectives:
         "_xla_reduce_scatter_coalesced_out": scatter.coalesced_out,
         "_xla_all_to_all": exchange.all_to_all,
         "_xla_collective_permute": exchange.permute,
+        "_set_all_reduce_token": peers.layouts.set_token,
     }
     operators = functional.operators(reduce, gather, scatter, exchange)
     model: dict[str, Callable[..., Any]] = {

@@ -25,7 +25,9 @@ def operators(
 
     def reduce(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
         counted("all_reduce")
-        (value,) = all_reduce.values(reduce_op, [tensor])
+        # xm.all_reduce names no group, torch.distributed's that dynamo has traced does.
+        pinned = None if group_name else True
+        (value,) = all_reduce.values(reduce_op, [tensor], pin_layout=pinned)
         return on_device(value, tensor, gradient=False)
 
     def gather(tensor: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:

@@ -55,6 +55,7 @@ class AllGather:
             return padded
         counted("AllReduce" if groups else "all_reduce")
         dim = dim + value.dim() if dim < 0 else dim
+        self._peers.layouts.add(describe("all_gather", [value], f"dim {dim}"), True)
         rank = self._peers.wire.rank
         own = [group for group in groups or [self._peers.world] if rank in group]
         (joined,) = self.values([value], dim, sum(map(len, own)), groups or ())

@@ -10,6 +10,7 @@ import torch_xla
 
 from tpunb.worker.rehearsal.calls import Call
 from tpunb.worker.rehearsal.gloo import Wire
+from tpunb.worker.rehearsal.layouts import Layouts
 
 Groups = Sequence[Sequence[int]]
 
@@ -22,6 +23,7 @@ class Peers:
     def __init__(self, wire: Wire, world_size: int) -> None:
         self.wire = wire
         self.world = tuple(range(world_size))
+        self.layouts = Layouts(wire.rank)
 
     def members(self, call: Call, groups: Groups) -> tuple[Sequence[int], Sequence[int]]:
         """The ranks that take part in the call, and those of this rank's group.

@@ -30,7 +30,7 @@ class AllReduce:
     ) -> torch.Tensor:
         """`_XLAC._xla_all_reduce`: a new tensor, a leaf that requires grad as the input does."""
         counted("AllReduce")
-        (value,) = self.values(reduce_type, [tensor], scale, groups)
+        (value,) = self.values(reduce_type, [tensor], scale, groups, pin_layout)
         return on_device(value, tensor, gradient=True)
 
     def in_place(
@@ -43,7 +43,8 @@ class AllReduce:
     ) -> None:
         """`_XLAC._xla_all_reduce_inplace`."""
         counted("AllReduceInPlace")
-        overwrite(tensors, self.values(reduce_type, tensors, scale, groups))
+        values = self.values(reduce_type, tensors, scale, groups, pin_layout)
+        overwrite(tensors, values)
 
     def values(
         self,
@@ -51,6 +52,7 @@ class AllReduce:
         tensors: Sequence[torch.Tensor],
         scale: float = 1.0,
         groups: Groups = (),
+        pin_layout: bool | None = None,
     ) -> list[torch.Tensor]:
         """The reduced values on the CPU, one message for all tensors of one type."""
         scaled = reductions.scale_text(scale)
@@ -58,6 +60,7 @@ class AllReduce:
         everyone, members = self._peers.members(call, groups)
         if problem := reductions.check(call, reduce_type, tensors):
             self._peers.refuse(call, everyone, problem)
+        self._peers.layouts.add(call, pin_layout)
         values = read(tensors)
         messages = [
             _Message.of(reduce_type, values, indexes) for indexes in by_type(values).values()
