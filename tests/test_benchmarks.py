@@ -55,8 +55,8 @@ ROOT = Path(__file__).parents[1]
         (
             "doctor",
             [
-                r"laptop {2,}N {2,}N",
-                r"v5e-8, its metadata server stalls {2,}N {2,}N",
+                r"laptop {2,}N {2,}N {2,}N",
+                r"v5e-8, its metadata server stalls {2,}N {2,}N {2,}N",
                 r"≤ 0\.5 s on each {2,}\d\.\d\d s {2,}(met|missed)",
             ],
         ),

@@ -125,12 +125,13 @@ def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
         assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)
 
 
+@pytest.mark.timeout(600)  # a kernel and two runs, on a machine that may do much else
 def test_the_notebook_of_spmd(tmp_path: Path) -> None:
     """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""
     notebook = Path(__file__).parent.parent / "notebooks" / "02_spmd.ipynb"
     shutil.copy(notebook, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "tpunb", "run", notebook.name, "--cores", "4"],
+        [sys.executable, "-m", "tpunb", "run", notebook.name, "out.ipynb", "--cores", "4"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -140,7 +141,7 @@ def test_the_notebook_of_spmd(tmp_path: Path) -> None:
     assert len(lines) == 2
     for line in lines:
         assert line.startswith("02_spmd: succeeded on 4 rehearsal cores (SPMD) in ")
-    cells = nbformat.read(tmp_path / notebook.name, as_version=4).cells
+    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
     printed = "".join(out.get("text", "") for cell in cells for out in cell.get("outputs", []))
     assert "4 cores: the same 110 losses as plain PyTorch" in printed
     assert "weights cut as {devices=[4,1]0,1,2,3}: the same losses, and whole weights" in printed
