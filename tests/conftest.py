@@ -17,6 +17,9 @@ MARK = "TPUNB_TEST"
 os.environ[MARK] = uuid.uuid4().hex
 _NEEDLE = f"{MARK}={os.environ[MARK]}\0".encode()
 
+# A shell ignores it for what it starts in the background, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # One for the whole session, started by the standard library when it is first needed.
 SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 PATIENCE = 10.0

@@ -120,6 +120,8 @@ class Kernel:
         self.cells: dict[str, str] = {}
         self.manager = KernelManager()
         self._env = {name: value for name, value in os.environ.items() if name[:4] != "JPY_"}
+        # Importing torch_xla has set it, where a test of this process did.
+        self._env.pop("PJRT_DEVICE", None)
         self._env |= {"PYTHONPATH": str(ROOT), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
         self._env |= {"IPYTHONDIR": str(folder / ".ipython"), "JPY_PARENT_PID": "1"} | env
         if self.path is not None:

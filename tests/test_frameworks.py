@@ -199,7 +199,7 @@ ON_A_TPU = """
 
     from tpunb.worker import device, launchers
 
-    device.prepare("TPU", 2, 4, 2, 4, 300.0)
+    device.prepare("TPU", 2, 4, 2, 4, 300.0, None)
     launchers.install(2)
     import lightning.fabric.accelerators.xla as theirs
 

@@ -279,7 +279,9 @@ class RunResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], folder: Path) -> RunResult:
         """What `to_json` wrote, without values of returns."""
-        values = {name: value for name, value in data.items() if name not in ("returns", "cost")}
+        values = dict(data)
+        del values["returns"]
+        values.pop("cost", None)  # it follows from the price
         values["peak_memory"] = tuple(values.get("peak_memory", ()))
         values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
         values["collectives"] = tuple(Collective(**row) for row in values.get("collectives", ()))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +54,16 @@ def test_a_loop_that_is_left_is_forgotten(told: Path) -> None:
     }
 
 
-def test_elsewhere_tqdm_shows_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    assert list(tpunb.track("abc", name="letter")) == ["a", "b", "c"]
-    assert "letter: 100%" in capsys.readouterr().err
-    monkeypatch.setenv("RANK", "1")
-    assert list(tpunb.track("abc")) == ["a", "b", "c"]
-    assert capsys.readouterr() == ("", "")
+TRACKED = "import tpunb; assert list(tpunb.track('abc', name='letter')) == ['a', 'b', 'c']"
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(None, True), ("0", True), ("1", False)])
+def test_elsewhere_tqdm_shows_it_once(rank: str | None, shown: bool) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "TPUNB_RUN")}
+    if rank is not None:
+        env["RANK"] = rank
+    done = subprocess.run(
+        [sys.executable, "-c", TRACKED], env=env, capture_output=True, text=True, check=True
+    )
+    assert ("letter: 100%" in done.stderr) == shown
+    assert done.stdout == ""

@@ -16,12 +16,11 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch._C._distributed_c10d import (
     PrefixStore,
-    ProcessGroupGloo,
     Store,
     TCPStore,
     Work,
@@ -31,6 +30,7 @@ from tpunb.errors import TpunbError
 from tpunb.worker import pulse
 from tpunb.worker.rehearsal import divergence, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement, where
+from tpunb.worker.rehearsal.group import Group
 from tpunb.worker.rehearsal.trail import Farewell, Trail, departed
 from tpunb.worker.rehearsal.transfer import memory
 
@@ -41,8 +41,6 @@ STEP = timedelta(seconds=0.2)
 INQUIRY = 2.0
 """Seconds that the ranks of a collective that failed have to say that they are in it."""
 
-_GLOO: Any = ProcessGroupGloo
-"""Its type stubs do not describe what it has (torch 2.9)."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _HEADER = struct.Struct("<16sqQI28x")
 """Digest of the call, bytes that the rank brings, hash of the program, the line; 64 in all, so
@@ -67,34 +65,6 @@ class WaitedTooLongError(CollectiveError):
     """A rank that should take part did not come within the time-out."""
 
 
-class _Group:
-    """Some ranks, connected with each other."""
-
-    def __init__(
-        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store
-    ) -> None:
-        self.name = name
-        self.members = members
-        self.pids = pids
-        self.store = store
-        self.backend: Any = None
-        self.exchanges = 0
-        """How many there have been: the same number on all ranks."""
-
-    def connect(self, rank: int, timeout: float) -> None:
-        options = _GLOO._Options()
-        options._devices = [_GLOO.create_device(hostname="127.0.0.1")]
-        options._threads = 1
-        options._timeout = timedelta(seconds=timeout)
-        with _without_gloo_lines():
-            self.backend = _GLOO(
-                PrefixStore("gloo", self.store),
-                self.members.index(rank),
-                len(self.members),
-                options,
-            )
-
-
 class Wire:
     """Exchanges CPU tensors among the ranks of a run.
 
@@ -109,7 +79,7 @@ class Wire:
         self._prefix = f"tpunb/rehearsal/{attempt}"
         self._timeout = timeout
         self._pid = os.getpid()
-        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Store | None = None
         self._broken: str | None = None
         self._brought: torch.Tensor | None = None
@@ -275,13 +245,13 @@ class Wire:
             parts = self.all_gather(brought, members, call)
         return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def _group(self, members: Sequence[int], call: Call) -> _Group:
+    def _group(self, members: Sequence[int], call: Call) -> Group:
         key = tuple(members)
         if key not in self._groups:
             self._groups[key] = self._meet(key, call)
         return self._groups[key]
 
-    def _meet(self, members: tuple[int, ...], call: Call) -> _Group:
+    def _meet(self, members: tuple[int, ...], call: Call) -> Group:
         """Wait until all members are here, then connect them: that takes milliseconds.
 
         Waiting here and not in gloo: it can be interrupted, and knows who has not come.
@@ -299,7 +269,7 @@ class Wire:
             time.sleep(pause)
             pause = min(0.01, 2 * pause)
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = _Group(name, members, pids, store)
+        group = Group(name, members, pids, store)
         try:
             group.connect(self.rank, self._timeout)
         except RuntimeError as error:
@@ -328,7 +298,7 @@ class Wire:
         if left:
             raise PeerLostError(departed(self.rank, self.trail, call, left))
 
-    def _wait(self, work: Work, group: _Group, call: Call) -> None:
+    def _wait(self, work: Work, group: Group, call: Call) -> None:
         group.exchanges += 1
         known = False
         while True:
@@ -347,11 +317,11 @@ class Wire:
         except RuntimeError as error:
             self._explain(group, call, error)
 
-    def _tell_that_here(self, group: _Group) -> None:
+    def _tell_that_here(self, group: Group) -> None:
         """For the ranks that come out of a failed exchange earlier than this one."""
         group.store.set(f"here/{self.rank}", str(group.exchanges))
 
-    def _explain(self, group: _Group, call: Call, error: RuntimeError) -> NoReturn:
+    def _explain(self, group: Group, call: Call, error: RuntimeError) -> NoReturn:
         """Say which rank is missing from an exchange that failed."""
         ended, absent = self._missing(group)
         if ended:
@@ -365,7 +335,7 @@ class Wire:
             raise WaitedTooLongError(self._waited(call, absent)) from error
         raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
 
-    def _missing(self, group: _Group) -> tuple[list[int], list[int]]:
+    def _missing(self, group: Group) -> tuple[list[int], list[int]]:
         """The members that ended, and those that live but are not in this exchange."""
         self._tell_that_here(group)
         absent = [member for member in group.members if member != self.rank]
@@ -380,7 +350,7 @@ class Wire:
             time.sleep(0.02)
 
     @staticmethod
-    def _is_here(group: _Group, member: int) -> bool:
+    def _is_here(group: Group, member: int) -> bool:
         key = f"here/{member}"
         return group.store.check([key]) and int(group.store.get(key)) >= group.exchanges
 
@@ -414,26 +384,3 @@ def _size(tensor: torch.Tensor | None) -> int:
 
 def _bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.numpy())
-
-
-@contextlib.contextmanager
-def _without_gloo_lines() -> Iterator[None]:
-    """Keep "[Gloo] Rank 0 is connected to …" out of a rank's output.
-
-    gloo writes it to the C++ stdout, without a way to turn it off (torch 2.8, 2.9). Whatever
-    else is written meanwhile passes.
-    """
-    kept = os.dup(1)
-    caught = os.memfd_create("stdout")
-    os.dup2(caught, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        size = os.lseek(caught, 0, os.SEEK_END)
-        lines = os.pread(caught, size, 0).splitlines(keepends=True)
-        rest = b"".join(line for line in lines if not line.startswith(b"[Gloo]"))
-        if rest:
-            os.write(1, rest)
-        os.close(caught)
-        os.close(kept)
