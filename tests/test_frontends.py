@@ -224,7 +224,8 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.shows("train", re.compile(r"succeeded · 3 ranks · .* · step 7.*loss 0.75"))
     opened.shows("train", "RunResult succeeded on 3 rehearsal cores")
     text = opened.output("train").inner_text()
-    assert "training" not in text
+    assert "training ·" not in text
+    assert "Stop" not in text
     assert sorted(re.findall(r"\[(\d)\] rank \1 done", text)) == ["0", "1", "2"]
 
     # The run folder holds what ran, where it came from, and the file as it was.
