@@ -119,10 +119,9 @@ def bucket_views() -> list[bool]:
     return [torch.allclose(p.grad.cpu(), q.grad, rtol=1e-4, atol=1e-6) for p, q in pairs]
 
 
-def test_ddp_with_bucket_views_is_wrong_as_in_torch_xla_and_says_so(ranks: Ranks) -> None:
-    # The first layer's weight has its gradient last. If this fails, torch_xla has mended it.
+def test_ddp_with_bucket_views_is_warned_of(ranks: Ranks) -> None:
     for right in ranks.values(bucket_views, 2):
-        assert right == [False, True, True, True, True, True]
+        assert all(right)
 
 
 def fsdp(folder: str) -> dict[str, Any]:

@@ -308,9 +308,11 @@ def rehearsed_grads(gradient_as_bucket_view: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("view", [True, False])
-def test_ddp_loses_the_gradients_that_it_loses_on_a_tpu(ranks: Ranks, view: bool) -> None:
+def test_ddp_loses_a_gradient_in_torch_xla_and_none_in_a_rehearsal(
+    ranks: Ranks, view: bool
+) -> None:
     """torch_xla 2.8, 2.9: with gradient_as_bucket_view, the last gradient of each bucket."""
     ((*lost,),) = ranks.values(grads_without_all_reduce, 1, view)
     assert lost == [view, False, False]
     one, other = ranks.values(rehearsed_grads, 2, view)
-    assert [a != b for a, b in zip(one, other, strict=True)] == lost
+    assert one == other

@@ -110,8 +110,8 @@ def warn_of_bucket_views() -> None:
         if self.gradient_as_bucket_view and self.device_type == "xla":
             warnings.warn(
                 "DistributedDataParallel(gradient_as_bucket_view=True) with torch_xla 2.9 leaves "
-                "one gradient of each bucket as it is on its own rank: the ranks' weights drift "
-                "apart, here and on a TPU. Leave gradient_as_bucket_view out",
+                "one gradient of each bucket as it is on its own rank: on a TPU the ranks' "
+                "weights drift apart, here they do not. Leave gradient_as_bucket_view out",
                 stacklevel=2,
             )
 

@@ -57,8 +57,10 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
         new = transfer.to_xla(value)
         if new.shape != tensor.shape:
             tensor.data = new.to(tensor.dtype)
-        elif torch._is_functional_tensor(tensor):
+        elif tensor._is_view() and torch._is_functional_tensor(tensor):
             torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
             torch._from_functional_tensor(tensor).copy_(new)
-        else:  # XLA_DISABLE_FUNCTIONALIZATION=1
+        else:
+            # Not as above: a gradient that was accumulated is no view, but torch's wrapper of it
+            # has a base of its own, whose old value would come back with the next change.
             tensor.data.copy_(new)
