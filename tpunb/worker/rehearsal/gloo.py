@@ -38,6 +38,8 @@ TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
 STEP = timedelta(seconds=0.2)
 """How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
+FAREWELLS = 0.3
+"""Seconds in which others follow a rank that has left the train cell."""
 INQUIRY = 2.0
 """Seconds that the ranks of a collective that failed have to say that they are in it."""
 
@@ -288,15 +290,19 @@ class Wire:
         self, group: str, exchange: int, absent: Sequence[int], call: Call
     ) -> None:
         """Raise if one of those that are waited for has said that it will not come."""
+        if self._departed(group, exchange, absent):
+            time.sleep(FAREWELLS)  # ranks that end alike end a moment apart
+            left = self._departed(group, exchange, absent)
+            raise PeerLostError(departed(self.rank, self.trail, call, left))
+
+    def _departed(self, group: str, exchange: int, absent: Sequence[int]) -> dict[int, Farewell]:
         store = self._open_store()
         left = {
             member: Farewell.from_json(store.get(f"left/{member}"))
             for member in absent
             if member != self.rank and store.check([f"left/{member}"])
         }
-        left = {r: word for r, word in left.items() if word.exchanges.get(group, 0) < exchange}
-        if left:
-            raise PeerLostError(departed(self.rank, self.trail, call, left))
+        return {r: word for r, word in left.items() if word.exchanges.get(group, 0) < exchange}
 
     def _wait(self, work: Work, group: Group, call: Call) -> None:
         group.exchanges += 1
