@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tpunb import communication
+from tpunb import telling
 from tpunb.communication import Collective
 from tpunb.price import Price
 
@@ -364,69 +364,11 @@ class RunResult:
 
     def explain(self) -> str:
         """The end of the run in words, with the first failure's traceback and the log's path."""
-        lines = []
-        failure = self.failure
-        if self.state == "succeeded":
-            lines.append(f"succeeded on {self.cores()} after {self.duration:.1f} s")
-        elif failure is not None and self.state == "hung":
-            lines += [failure.message, "stacks of all ranks: " + str(self.dir / "attempts")]
-        elif failure is not None and self.state == "failed":
-            lines.append(failure.headline())
-            if failure.traceback:
-                lines += ["", failure.traceback.rstrip(), ""]
-            lines += self._others(failure)
-        else:
-            words = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
-            reason = f" ({self.reason})" if self.reason else ""
-            lines.append(
-                f"{words.get(self.state, self.state)}{reason} after {self.duration:.1f} s; "
-                f"all {self.world_size} ranks have ended"
-            )
-        lines += [f"{name} did not come back: {why}" for name, why in self.returns_failed.items()]
-        if self.diagnoses:
-            lines += [str(self.diagnoses[0]), ""]
-        if self.state != "succeeded" and any(self.dir.glob("checkpoints/*.pt")):
-            lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {self.dir.name}")
-        elif self.state == "interrupted" and self.reason.startswith("this machine"):
-            lines.append(
-                "run it again on another machine; with tpunb.save(state, step) in the train cell "
-                "a run goes on from where it was"
-            )
-        if self.price is not None:
-            lines.append(self.price.tell(self.duration))
-        lines.append(f"log: {self.dir / 'run.log'}")
-        return "\n".join(lines)
-
-    def _others(self, first: Failure) -> list[str]:
-        """What else failed, in a line or two: ranks that failed alike, and how the next did."""
-        rest = [failure for failure in self.failures[1:] if failure.rank is not None]
-        alike = [
-            f for f in rest if (f.type, f.cell, f.line) == (first.type, first.cell, first.line)
-        ]
-        lines = []
-        if alike:
-            ranks = ", ".join(str(f.rank) for f in sorted(alike, key=lambda f: f.rank or 0))
-            lines.append(f"the same in rank{'s' if len(alike) > 1 else ''} {ranks}")
-        others = [failure for failure in rest if failure not in alike]
-        if others:
-            lines.append(f"then: {others[0].headline()}")
-        if len(others) > 1:
-            lines.append(f"then: {len(others) - 1} more")
-        return lines
+        return telling.explain(self)
 
     def __repr__(self) -> str:
         """The result as text, as a person reads it at the end of a cell."""
-        if self.state != "succeeded":
-            return f"RunResult {self.explain()}"
-        back = f" · back in the kernel: {', '.join(self.returns)}" if self.returns else ""
-        missing = "".join(f"\n{name}: {why}" for name, why in self.returns_failed.items())
-        where = " · rehearsal on CPU" if self.device == "CPU" else ""
-        told = f"\n{communication.in_words(self.collectives)}" if self.collectives else ""
-        told += f"\n{self.price.tell(self.duration)}" if self.price is not None else ""
-        return (
-            f"RunResult succeeded on {self.cores()} after {self.duration:.1f} s{back}"
-            f"{where} · {self.dir}{missing}{told}"
-        )
+        return telling.text(self)
 
 
 def _counted(cores: int, device: Device) -> str:

@@ -7,12 +7,10 @@ import importlib
 import os
 import shlex
 import shutil
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import tpunb
-from tpunb import control, debug, rundir, runs, setup
+from tpunb import control, debug, interrupts, rundir, runs, setup
 from tpunb.background import BackgroundRun
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
@@ -164,7 +162,7 @@ class Session:
         here = self.machine()
         cores = self._cores(here, chosen.cores)
         _shown(chosen.logs, cores)  # what is wrong in any run is said before anything starts
-        with _interrupts() as pressed:
+        with interrupts.counted() as pressed:
             return self._train(chosen, cell, here, cores, pressed)
 
     def _train(
@@ -267,7 +265,7 @@ class Session:
         shown = _shown(chosen.logs, run.spec.world_size, "%tpu_attach")
         age = max(0.0, time.time() - folder.spec.stat().st_mtime)
         view = View(run.spec, folder, logs=shown, age=age)
-        with _interrupts() as pressed:
+        with interrupts.counted() as pressed:
             for event in run.events():
                 if event is None:
                     view.tick()
@@ -382,29 +380,6 @@ def _detached(run: Attached) -> str:
         f"  in a terminal: tpunb logs --follow {name} --runs {runs}\n"
         f"                 tpunb stop {name} --runs {runs}"
     )
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Count presses of the interrupt key instead of raising in the middle of something.
-
-    In the middle of an import as well, of which nbconvert brings many.
-
-    Signal handlers belong to the main thread; a cell that runs elsewhere goes without.
-    """
-    pressed = [0]
-
-    def count(number: int, frame: object) -> None:
-        pressed[0] += 1
-
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-    before = signal.signal(signal.SIGINT, count)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _checked(here: Machine, cores: int | None, option: str) -> int:

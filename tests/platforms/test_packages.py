@@ -17,13 +17,9 @@ from tpunb.platforms import importing, versions
 from tpunb.platforms.fakes import FakeMachine
 from tpunb.platforms.machine import detect
 
-COLAB_FIX = (
-    "`pip install torch==2.9.0+cpu 'torch_xla[tpu]==2.9.0' "
-    "--extra-index-url https://download.pytorch.org/whl/cpu`, then Runtime > Restart session"
-)
+COLAB_FIX = "`pip install torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
 KAGGLE_FIX = (
-    "`pip install torch==2.8.0+cpu 'torch_xla[tpu]==2.8.0' libtpu==0.0.17 "
-    "--extra-index-url https://download.pytorch.org/whl/cpu`, "
+    "`pip install torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
     "then Run > Restart & clear cell outputs"
 )
 
@@ -39,7 +35,7 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
         ("colab-tpu", PAIR | {"torch": "2.15.0"}, "torch-pair",
          ["torch 2.15.0 and torch_xla 2.9.0 do not belong together", COLAB_FIX]),
         # a Colab CPU runtime has a torch that is newer than any torch_xla
-        ("colab-cpu", {"torch": "2.11.0+cpu"}, "torch-xla-missing", ["torch==2.9.0+cpu"]),
+        ("colab-cpu", {"torch": "2.11.0+cpu"}, "torch-xla-missing", ["torch==2.9.0 "]),
         ("laptop", {}, "torch-xla-missing",
          ["torch and torch_xla are not installed", "`pip install torch==2.9.0 torch_xla==2.9.0`"]),
         ("laptop", PAIR | {"torch": "2.5.1", "torch_xla": "2.5.0"}, "torch-xla-release",
@@ -75,7 +71,7 @@ def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:
     packages = PAIR | {"torch": "2.15.0", "torchvision": "0.30.0", "torchaudio": "2.15.0"}
     with machine("colab-tpu", tmp_path) as made:
         (problem,) = look(made, packages).problems
-    assert "torchvision==0.24.0+cpu torchaudio==2.9.0+cpu" in problem.fix
+    assert "torchvision==0.24.0 torchaudio==2.9.0" in problem.fix
 
 
 @pytest.mark.parametrize("python", [(3, 9, 18), (3, 14, 0)])
@@ -92,7 +88,7 @@ def test_a_python_without_wheels(python: tuple[int, ...], tmp_path: Path) -> Non
         # numpy-not-available
         ({"torch": "2.2.0", "torch_xla": "2.2.0", "numpy": "2.1.3"}, {}, "numpy", "'numpy<2'"),
         ({"torchvision": "0.23.0"}, {"torchvision": ["torch==2.8.0"]}, "needs-torch",
-         "pip install --no-deps torchvision==0.24.0"),
+         "pip uninstall -y torch torchvision torchaudio"),
         ({"protobuf": "4.25.8", "tensorflow-cpu": "2.20.0"},
          {"tensorflow-cpu": ["protobuf>=5.28.0", "numpy>=1.26"]}, "needs-protobuf",
          "`pip install 'protobuf>=5.28.0'`"),

@@ -195,13 +195,8 @@ def _unmet(name: str, part: str, have: Installed, here: Machine) -> Problem:
     other = part.partition("=")[0].rstrip("<>!~")
     installed = have.versions.get(other) or have.versions.get(other.replace("-", "_"), "")
     if name in ("torchvision", "torchaudio") and other == "torch":
-        pair = versions.pair_of(have.release("torch"))
-        wanted = pair and {"torchvision": pair.torchvision, "torchaudio": pair.torchaudio}[name]
-        fix = (
-            f"`pip install --no-deps {name}=={wanted} {versions.CPU_WHEELS}`"
-            if wanted
-            else f"`{_command(have, here)}`"
-        )
+        # Together, so that all are built alike: for the CPU, or with CUDA.
+        fix = f"`pip uninstall -y torch torchvision torchaudio`, then `{_command(have, here)}`"
     else:
         fix = f"`pip install '{part}'`, if nothing else needs {other} {installed} (`pip check`)"
     return Problem(

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-CPU_WHEELS = "--extra-index-url https://download.pytorch.org/whl/cpu"
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -112,17 +110,15 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
 
 def command(pair: Pair, platform: str, *, tpu: bool, have: Installed) -> str:
     """The command that installs a pair here, all of it at once, with what depends on it."""
-    # Without a GPU the wheels for the CPU do, and they are a tenth of the size. Colab and
-    # Kaggle have these on TPU; PyPI has those for CUDA.
-    local = "+cpu" if tpu or platform in ("colab", "kaggle") else ""
-    wanted = [f"torch=={pair.torch}{local}"]
+    # The ordinary wheels: larger than those for the CPU, and found without another index.
+    wanted = [f"torch=={pair.torch}"]
     for name, version in (("torchvision", pair.torchvision), ("torchaudio", pair.torchaudio)):
         if name in have.versions:
-            wanted.append(f"{name}=={version}{local}")
+            wanted.append(f"{name}=={version}")
     wanted.append(f"'torch_xla[tpu]=={pair.torch_xla}'" if tpu else f"torch_xla=={pair.torch_xla}")
     if platform == "kaggle" and tpu:
         wanted.append(f"libtpu=={pair.libtpu}")
-    return " ".join(["pip install", *wanted, *([CPU_WHEELS] if local else [])])
+    return " ".join(["pip install", *wanted])
 
 
 def restart(platform: str) -> str:

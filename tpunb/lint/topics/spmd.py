@@ -54,6 +54,7 @@ def _spmd_late(book: Book) -> Iterator[Hit]:
     "spmd-launch",
     "error",
     what="torch_xla.launch after xr.use_spmd()",
+    # Quoted: torch_xla raises it.
     fact="NotImplementedError: launch function does not support SPMD at this time",
     source="measured with torch_xla 2.9.0; torch_xla.py",
     fix="call the function itself: with SPMD there is one process",

@@ -8,11 +8,11 @@ from typing import NoReturn
 from tpunb.errors import TpunbError
 
 
+# Not unfinished work: what it refuses has no meaning between CPU processes (SPMD's collectives),
+# or no working way in torch_xla either (xm.send and xm.recv, pytorch/xla#8074). The second base
+# is what torch raises for an operation that a backend lacks, and libraries catch.
 class NotRehearsedError(TpunbError, NotImplementedError):
-    """A collective that rehearsal ranks do not have, though a TPU has.
-
-    A NotImplementedError as well: torch raises that for an operation which a backend lacks.
-    """
+    """A collective that rehearsal ranks do not have."""
 
     def __init__(self, what: str, why: str = "") -> None:
         super().__init__(what, why)

@@ -1,0 +1,77 @@
+"""How a run ended, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpunb import communication
+
+if TYPE_CHECKING:
+    from tpunb.models import Failure, RunResult
+
+
+def explain(result: RunResult) -> str:
+    """The end of the run in words, with the first failure's traceback and the log's path."""
+    lines = []
+    failure = result.failure
+    if result.state == "succeeded":
+        lines.append(f"succeeded on {result.cores()} after {result.duration:.1f} s")
+    elif failure is not None and result.state == "hung":
+        lines += [failure.message, "stacks of all ranks: " + str(result.dir / "attempts")]
+    elif failure is not None and result.state == "failed":
+        lines.append(failure.headline())
+        if failure.traceback:
+            lines += ["", failure.traceback.rstrip(), ""]
+        lines += _others(result, failure)
+    else:
+        words = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
+        reason = f" ({result.reason})" if result.reason else ""
+        lines.append(
+            f"{words.get(result.state, result.state)}{reason} after {result.duration:.1f} s; "
+            f"all {result.world_size} ranks have ended"
+        )
+    lines += [f"{name} did not come back: {why}" for name, why in result.returns_failed.items()]
+    if result.diagnoses:
+        lines += [str(result.diagnoses[0]), ""]
+    if result.state != "succeeded" and any(result.dir.glob("checkpoints/*.pt")):
+        lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {result.dir.name}")
+    elif result.state == "interrupted" and result.reason.startswith("this machine"):
+        lines.append(
+            "run it again on another machine; with tpunb.save(state, step) in the train cell "
+            "a run goes on from where it was"
+        )
+    if result.price is not None:
+        lines.append(result.price.tell(result.duration))
+    lines.append(f"log: {result.dir / 'run.log'}")
+    return "\n".join(lines)
+
+
+def _others(result: RunResult, first: Failure) -> list[str]:
+    """What else failed, in a line or two: ranks that failed alike, and how the next did."""
+    rest = [failure for failure in result.failures[1:] if failure.rank is not None]
+    alike = [f for f in rest if (f.type, f.cell, f.line) == (first.type, first.cell, first.line)]
+    lines = []
+    if alike:
+        ranks = ", ".join(str(f.rank) for f in sorted(alike, key=lambda f: f.rank or 0))
+        lines.append(f"the same in rank{'s' if len(alike) > 1 else ''} {ranks}")
+    others = [failure for failure in rest if failure not in alike]
+    if others:
+        lines.append(f"then: {others[0].headline()}")
+    if len(others) > 1:
+        lines.append(f"then: {len(others) - 1} more")
+    return lines
+
+
+def text(result: RunResult) -> str:
+    """The result as text, as a person reads it at the end of a cell."""
+    if result.state != "succeeded":
+        return f"RunResult {explain(result)}"
+    back = f" · back in the kernel: {', '.join(result.returns)}" if result.returns else ""
+    missing = "".join(f"\n{name}: {why}" for name, why in result.returns_failed.items())
+    where = " · rehearsal on CPU" if result.device == "CPU" else ""
+    told = f"\n{communication.in_words(result.collectives)}" if result.collectives else ""
+    told += f"\n{result.price.tell(result.duration)}" if result.price is not None else ""
+    return (
+        f"RunResult succeeded on {result.cores()} after {result.duration:.1f} s{back}"
+        f"{where} · {result.dir}{missing}{told}"
+    )
