@@ -214,10 +214,10 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.shows("train", re.compile("training · 3 of 3 ranks · .* · step 7 · .*loss 0.75"))
     opened.shows("train", re.compile(r"\[\S+\] factor 3"))
     opened.shows("train", "edited and not saved, the text that ran is used: cell [2]")
-    assert opened.output("train").locator("text=training").count() == 1
+    expect(opened.output("train").locator("text=training")).to_have_count(1)
     assert "rank 0 done" not in opened.output("train").inner_text()
     status = opened.output("train").locator(".jp-RenderedHTML div").first
-    assert status.evaluate("e => getComputedStyle(e).borderLeftWidth") == "4px"
+    expect(status).to_have_css("border-left-width", "4px")  # it is replaced at any moment
 
     # It ends: the status stands in the place of the one before.
     (opened.folder / "go on").touch()
