@@ -250,6 +250,8 @@ class RunResult:
     """Earliest first."""
     peak_memory: tuple[int, ...] = ()
     """The most memory that each rank has held at once, in bytes; shared pages count in each."""
+    memory_limit: int = 0
+    """What this container, or else this machine, has, in bytes; 0 where it is not known."""
     collectives: tuple[Collective, ...] = ()
     """Of a rehearsal: how many, how many bytes and how long, by rank and operation."""
     warm: bool = False

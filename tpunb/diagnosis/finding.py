@@ -29,16 +29,14 @@ class Facts:
     """'step' if the run got as far as its training loop."""
     device: str | None = None
     """'TPU' or 'CPU'."""
-    platform: str | None = None
-    """'colab', 'kaggle', 'gcp-tpu-vm', 'gke' or 'local'."""
     oom_killed: bool | None = None
     """True if the cgroup or the kernel's log counts an out-of-memory kill during the run."""
     memory_peak: int | None = None
-    """The most memory that the ranks had together, in bytes."""
+    """The most memory of each rank, all together, in bytes; shared pages count in each."""
     memory_limit: int | None = None
     """What the machine or container has, in bytes."""
     device_holder: str | None = None
-    """Who held the device when the run began: 'process 4711 (python3)'."""
+    """Who holds the device now that the run has ended: 'process 4711 of ann (python3)'."""
 
     def observations(self, stage: str) -> list[str]:
         """What of this speaks for a cause of this stage: one line each."""
@@ -47,7 +45,7 @@ class Facts:
             lines.append("the kernel's out-of-memory killer ended a process of this run")
         if self.memory_peak and self.memory_limit and self.memory_peak > _MUCH * self.memory_limit:
             peak, limit = self.memory_peak / 2**30, self.memory_limit / 2**30
-            lines.append(f"memory of all ranks at its peak: {peak:.1f} of {limit:.1f} GiB")
+            lines.append(f"memory of all ranks at their peaks: {peak:.1f} of {limit:.1f} GiB")
         if self.device_holder and stage == "start":
             lines.append(f"the device is held by {self.device_holder}")
         return lines

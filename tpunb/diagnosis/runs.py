@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 from tpunb.diagnosis.engine import diagnose
 from tpunb.diagnosis.finding import Diagnosis, Facts
 from tpunb.models import RunResult
+from tpunb.platforms import holders, machine
 from tpunb.rundir import RunDir
 
+_JUST_NOW = 60.0
+"""Seconds after a run's end in which those who hold its device may have had it meanwhile."""
 MOST = 20_000_000
 """Bytes of a log that are read, from its end: a failure is told last."""
 
@@ -45,8 +50,18 @@ def facts(result: RunResult) -> Facts:
         stage="step" if at_work else None,
         device=result.device,
         oom_killed=any("because memory ran out (" in f.message for f in result.failures) or None,
-        memory_peak=max(result.peak_memory, default=0) or None,
+        memory_peak=sum(result.peak_memory) or None,
+        memory_limit=result.memory_limit or None,
+        device_holder=_holder(result),
     )
+
+
+def _holder(result: RunResult) -> str | None:
+    """Who else has the TPU on which a run has just failed."""
+    if result.device != "TPU" or time.time() - result.ended > _JUST_NOW:
+        return None
+    held = holders.look(machine.root_of(os.environ)).holders
+    return ", ".join(holder.describe() for holder in held) or None
 
 
 def end_of(path: Path) -> str:

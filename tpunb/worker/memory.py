@@ -70,16 +70,17 @@ def _machine_kills() -> int:
 
 
 def total() -> int:
-    """Bytes of memory that this container, or else this machine, has; 1 << 62 if unknown."""
+    """Bytes of memory that this container, or else this machine, has; 0 if unknown."""
     text = _read(_own("") / "memory.max", _own("memory") / "memory.limit_in_bytes").strip()
-    bytes_ = int(text) if text.isdecimal() else 1 << 62
+    bytes_ = int(text) if text.isdecimal() else 0
     found = re.search(r"^MemTotal:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
-    return min(bytes_, int(found[1]) * 1024) if found else bytes_
+    known = [count for count in (bytes_, int(found[1]) * 1024 if found else 0) if count]
+    return min(known, default=0)
 
 
 def limit() -> str:
     """The same in words: '13.6 GB'; '' if unknown."""
-    return size(total()) if total() < 1 << 62 else ""
+    return size(total()) if total() else ""
 
 
 def size(count: int) -> str:

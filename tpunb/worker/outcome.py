@@ -109,6 +109,7 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
         attempts=seen.attempt + 1,
         failures=tuple(failures),
         peak_memory=_peaks(seen.exits),
+        memory_limit=memory.total(),
         collectives=tuple(
             row
             for rank in range(spec.world_size)
