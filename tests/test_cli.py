@@ -20,8 +20,8 @@ import pytest
 from nbformat import v4
 
 from tests.kernels import ROOT, until
-from tests.test_runs import made
-from tpunb import __version__, cli, rundir, runs
+from tests.test_listings import made
+from tpunb import __version__, cli, listings, rundir
 from tpunb.rundir import RunDir, runs_in
 
 SURFACE = {
@@ -543,10 +543,10 @@ class TestClean:
         starting.lock.unlink()
         with open(on.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = runs.old(folder, None, 0)
+            found = listings.old(folder, None, 0)
             assert {one.run.id for one in found}.isdisjoint({on.id, starting.id})
-            later = runs.kept(folder)  # as if it had begun since it was listed
-            runs.remove(later)
+            later = listings.kept(folder)  # as if it had begun since it was listed
+            listings.remove(later)
             assert self.left(folder) == {"on", "starting", *self.OTHERS}
 
     def test_a_folder_that_a_crash_has_left_half_written(self, folder: Path) -> None:
@@ -557,7 +557,7 @@ class TestClean:
         (folder / "20251231-235959-cut/spec.json").write_text("")
         for path in folder.glob("20251231*"):
             os.utime(path, (1_767_000_000, 1_767_000_000))
-        rows = {line.split()[0]: line.split()[1:4] for line in runs.table(folder).splitlines()}
+        rows = {line.split()[0]: line.split()[1:4] for line in listings.table(folder).splitlines()}
         for name in ("empty", "early", "cut"):
             assert rows[f"20251231-235959-{name}"] == ["lost", "?", "?"]
         assert cli.main(["clean", "-y"]) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_runs import made
+from tests.test_listings import made
 from tpunb import control
 from tpunb.errors import TpunbError
 from tpunb.events import Phase, Stopping

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpunb import __version__, control, rundir, runs
+from tpunb import __version__, control, listings, logs, rundir
 from tpunb.data import command
 from tpunb.errors import TpunbError
 
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_options(bring)
     bring.set_defaults(do=_data)
     for one in (doctor, listing, logs, stop, clean):
-        one.add_argument("--runs", type=Path, default=runs.default_folder(), metavar="DIR",
+        one.add_argument("--runs", type=Path, default=listings.default_folder(), metavar="DIR",
                              help="where run folders are (./runs)")  # fmt: skip
     return parser
 
@@ -221,16 +221,16 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _runs(chosen: argparse.Namespace) -> int:
-    print(runs.table(chosen.runs))
+    print(listings.table(chosen.runs))
     return 0
 
 
 def _logs(chosen: argparse.Namespace) -> int:
     run = rundir.find(chosen.runs, chosen.run)
     if not chosen.follow:
-        sys.stdout.write(runs.log(run, chosen.rank, chosen.tail))
+        sys.stdout.write(logs.log(run, chosen.rank, chosen.tail))
         return 0
-    for text in runs.follow(run, chosen.rank, chosen.tail):
+    for text in logs.follow(run, chosen.rank, chosen.tail):
         sys.stdout.write(text)
         sys.stdout.flush()
     print(f"tpunb: {control.ended(run)}", file=sys.stderr)
@@ -244,18 +244,18 @@ def _stop(chosen: argparse.Namespace) -> int:
 
 
 def _clean(chosen: argparse.Namespace) -> int:
-    found = runs.old(chosen.runs, chosen.older_than, chosen.keep)
+    found = listings.old(chosen.runs, chosen.older_than, chosen.keep)
     if not found:
         print(f"There is nothing to remove in {chosen.runs}.")
         return 0
-    print(runs.listing(found), flush=True)
+    print(listings.listing(found), flush=True)
     if not chosen.yes:
         if not sys.stdin.isatty():
             raise TpunbError("nothing was removed: there is no terminal to ask at; -y does not ask")
         if input(f"Remove from {chosen.runs}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("Nothing was removed.")
             return 0
-    runs.remove(found)
+    listings.remove(found)
     print("Removed.")
     return 0
 

@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from tpunb import debug, options, rundir, runs
+from tpunb import debug, listings, logs, options, rundir
 from tpunb.data import command
 from tpunb.session import Session
 
@@ -76,7 +76,7 @@ class TpuMagics(Magics):
     def tpu_runs(self, line: str) -> None:
         with options.help_ends():
             options.parse(options.RUNS, line, self.session.shell.user_ns)
-            print(runs.table(self.session.runs))
+            print(listings.table(self.session.runs))
 
     @line_magic
     @_documented(options.LOGS)
@@ -84,7 +84,7 @@ class TpuMagics(Magics):
         with options.help_ends():
             chosen = options.parse(options.LOGS, line, self.session.shell.user_ns)
             run = rundir.find(self.session.runs, chosen.run)
-            print(runs.log(run, chosen.rank, chosen.tail), end="")
+            print(logs.log(run, chosen.rank, chosen.tail), end="")
 
     @line_magic
     @_documented(options.STOP)

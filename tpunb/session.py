@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import tpunb
-from tpunb import control, debug, interrupts, rundir, runs, setup
+from tpunb import control, debug, interrupts, listings, rundir, setup
 from tpunb.background import BackgroundRun
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
@@ -55,7 +55,7 @@ class Session:
         self.shell = shell
         self.history = History(shell)
         self.launcher = Launcher()
-        self.runs = runs.default_folder()
+        self.runs = listings.default_folder()
         self.cores: int | None = None
         self.notebook: str | None = None
         self._told: Metadata | None = None
