@@ -95,7 +95,7 @@ class LintError(ConversionError):
         first = findings[0]
         more = f" (and {len(findings) - 1} more like it)" if len(findings) > 1 else ""
         reason = (
-            f"{first.message} [{first.rule}]{more}: {first.fix}. "
+            f"{first.message} [{first.rule}]{more}: {first.fix.rstrip('.')}. "
             f"Nothing was started; `# tpunb: ignore[{first.rule}]` behind the line runs it anyway"
         )
         super().__init__(reason, first.cell, first.line, first.source)
