@@ -310,6 +310,10 @@ class TestRun:
             "ZeroDivisionError: division by zero\n"
         )
         assert "site-packages" not in errors(done)
+        # Nobody can unfold one here, nor in the notebook that is left.
+        assert errors(done).count("Traceback (most recent call last)") == 1
+        [cell] = [c for c in nbformat.read(tmp_path / "nb.out.ipynb", 4).cells[1:] if c.outputs]
+        assert json.dumps(cell.outputs).count("Traceback (most recent call last)") == 1
         assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
 
     def test_what_a_magic_refuses_is_told_too(self, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class BackgroundRun:
             self._ended(result)
             tpunb.last_run = self._result = result
             if result.state != "succeeded":
-                self._board.end(result.explain())
+                self._board.end(result.explain(traceback=False))
             self._view.finish(result)
         except BaseException as error:  # told to whoever waits: a thread has nobody to tell
             self._error = error

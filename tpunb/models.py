@@ -218,6 +218,20 @@ class Failure:
     """In notebook terms, ready to be shown."""
     time: float
     """Seconds since the epoch."""
+    source: tuple[tuple[int, str], ...] = ()
+    """The lines of the cell around the one where it failed, with their numbers."""
+    cell_id: str | None = None
+    """nbformat's id of the cell, where it has one."""
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether it is the same in another rank."""
+        return (self.type, self.cell, self.line) == (other.type, other.cell, other.line)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Failure:
+        """An entry of `failures` in `result.json`."""
+        source = tuple((number, line) for number, line in data.get("source", ()))
+        return cls(**{**data, "source": source})
 
     def headline(self) -> str:
         """One line: who, where, what."""
@@ -285,7 +299,7 @@ class RunResult:
         del values["returns"]
         values.pop("cost", None)  # it follows from the price
         values["peak_memory"] = tuple(values.get("peak_memory", ()))
-        values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
+        values["failures"] = tuple(map(Failure.from_json, values["failures"]))
         values["collectives"] = tuple(Collective(**row) for row in values.get("collectives", ()))
         values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(dir=folder, **values)
@@ -364,9 +378,12 @@ class RunResult:
         counted = _counted(self.spmd or self.world_size, self.device)
         return f"{counted} (SPMD)" if self.spmd else counted
 
-    def explain(self) -> str:
-        """The end of the run in words, with the first failure's traceback and the log's path."""
-        return telling.explain(self)
+    def explain(self, *, traceback: bool = True) -> str:
+        """The end of the run in words: what, where, why, what to do, and the log's path.
+
+        `traceback`: with that of the first failure.
+        """
+        return telling.explain(self, traceback=traceback)
 
     def __repr__(self) -> str:
         """The result as text, as a person reads it at the end of a cell."""

@@ -23,7 +23,7 @@ from tpunb import control, debug, interrupts, listings, rundir, setup
 from tpunb.background import BackgroundRun
 from tpunb.display.stream import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import NotebookNotFoundError, TpunbError
+from tpunb.errors import NotebookNotFoundError, RunError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
@@ -238,9 +238,10 @@ class Session:
             return None
         if chosen.bg:
             return self._in_background(run, read, shown, notes, chosen)
-        result = self._follow(run, shown, notes, pressed)
+        view = View(run.spec, run.dir, logs=shown)
+        result = self._follow(run, view, notes, pressed)
         self.launcher.remember(read.script, result, spec)
-        return self._hand_over(result, chosen)
+        return self._hand_over(result, chosen, folded=view.folds)
 
     def _in_background(
         self, run: Run, read: Reading, shown: frozenset[int], notes: tuple[str, ...],
@@ -277,7 +278,7 @@ class Session:
                     return None
             result = returns.collect(run.result(), run.spec)
             view.finish(result)
-        return self._hand_over(result, chosen)
+        return self._hand_over(result, chosen, folded=view.folds)
 
     def stop(self, wanted: str | None) -> None:
         """`%tpu_stop`: ask, and wait until the run has ended."""
@@ -317,10 +318,9 @@ class Session:
             kept.unlink()
 
     def _follow(
-        self, run: Run, shown: frozenset[int], notes: tuple[str, ...], pressed: list[int]
+        self, run: Run, view: View, notes: tuple[str, ...], pressed: list[int]
     ) -> RunResult:
         """Show the run until it has ended. The interrupt key stops it, twice at once."""
-        view = View(run.spec, run.dir, logs=shown)
         for note in notes:
             view.show(Note(note))
         told = 0
@@ -336,13 +336,19 @@ class Session:
         view.finish(result)
         return result
 
-    def _hand_over(self, result: RunResult, chosen: argparse.Namespace) -> RunResult:
+    def _hand_over(
+        self, result: RunResult, chosen: argparse.Namespace, *, folded: bool
+    ) -> RunResult:
         self.shell.user_ns.update(result.returns)
         if chosen.out is not None:
             self.shell.user_ns[chosen.out] = result
         tpunb.last_run = result
         if not chosen.no_raise:
-            result.raise_for_failure()
+            try:
+                result.raise_for_failure()
+            except RunError as error:
+                error.folded = folded
+                raise
         return result
 
 

@@ -23,6 +23,11 @@ class FrontEnd:
     stops: bool = False
     """A button of JupyterLab's and Notebook 7's own can interrupt the cell."""
 
+    @property
+    def links(self) -> bool:
+        """A link to a cell's id jumps to it: in JupyterLab, Notebook 7, and nbconvert's HTML."""
+        return self.stops or self.batch
+
 
 def here() -> FrontEnd:
     """The front end of the cell that runs now."""

@@ -22,7 +22,7 @@ from tpunb.events import (
     RanksStarted,
     Stopping,
 )
-from tpunb.models import RunResult, RunSpec
+from tpunb.models import Failure, RunResult, RunSpec
 
 MOST_METRICS = 6
 MOST_UNFINISHED = 8
@@ -75,7 +75,9 @@ class Status:
         self._bars: Sequence[Bar] = ()
         self._phases: list[tuple[str, float]] = [("starting", self._started)]
         """What the run did, and since when."""
-        self._source: Sequence[tuple[int, str]] = ()
+        self._blamed = ""
+        """How the rank that failed first did."""
+        self._folds = self._links = False
         self._steps_speed, self._samples_speed = progress.Speed(), progress.Speed()
         self._remaining = progress.Remaining()
         self._result: RunResult | None = None
@@ -93,7 +95,7 @@ class Status:
                 self._attempt = event.attempt
                 self._alive = set(range(len(event.pids)))
                 self._colour = _RUNNING
-                self._exits, self._failed, self._stop = {}, None, None
+                self._exits, self._failed, self._stop, self._blamed = {}, None, None, ""
             case RankEnded():
                 if self._alive is not None and event.attempt == self._attempt:
                     self._alive.discard(event.rank)
@@ -109,6 +111,11 @@ class Status:
                 self._live(event)
             case Ended() | Note() | Output():
                 pass
+
+    def blame(self, failure: Failure | None) -> None:
+        """How a rank has failed, after its end was shown. The first is told until the end."""
+        if failure is not None and failure.rank == self._failed:
+            self._blamed = failure.headline()
 
     def _take(self, metric: Metric) -> None:
         if metric.step is not None:
@@ -134,13 +141,13 @@ class Status:
         tracked = {rank: one.bars for rank, one in enumerate(life.ranks) if one and one.bars}
         self._bars = progress.folded(tracked)
 
-    def end(self, result: RunResult, source: Sequence[tuple[int, str]] = ()) -> None:
+    def end(self, result: RunResult, *, folds: bool = False, links: bool = False) -> None:
         """The run is over: this is what stays in the saved notebook.
 
-        `source`: the lines of the cell around a failure, with their numbers.
+        `folds`: with the traceback of a failure, folded. `links`: a link jumps to its cell.
         """
         self._result = result
-        self._source = source
+        self._folds, self._links = folds, links
         self._phases.append(("", self._clock()))
         self._colour = _ENDED[result.state]
         self.unfinished = {}
@@ -165,7 +172,8 @@ class Status:
 
     def text(self) -> str:
         """The line, and below it all else that the card shows."""
-        return "\n".join([self.line(), *self._below()])
+        why = self._why()
+        return "\n".join([self.line(), *self._below(), *([] if why is None else why.lines())])
 
     def html(self, *, stop: bool = False) -> str:
         """The card; with a button that stops the run if `stop` and it goes on."""
@@ -196,7 +204,8 @@ class Status:
             return None
         known = result.diagnoses[0] if result.diagnoses else None
         cause, fix = (known.cause, known.fix) if known else ("", "")
-        return card.Why(result.failure.line, self._source, cause, fix)
+        traceback = result.failure.traceback if self._folds else ""
+        return card.Why(result.failure, cause, fix, traceback, self._links)
 
     def _below(self) -> list[str]:
         curves = [f"{name} {drawn}" for name, curve in self._curves.items()
@@ -218,7 +227,8 @@ class Status:
     def _doing(self) -> str:
         if self._stop is not None:
             if self._failed is not None and self._stop.reason.startswith("rank"):
-                return f"rank {self._failed} failed, stopping the others ({self._stop.step})"
+                failed = self._blamed or f"rank {self._failed} failed"
+                return f"{failed}, stopping the others ({self._stop.step})"
             reason = f": {self._stop.reason}" if self._stop.reason else ""
             return f"stopping ({self._stop.step}){reason}"
         if self._compiling is not None and (took := self._clock() - self._compiling) >= 1:

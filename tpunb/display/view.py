@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpunb.display.excerpt import around
 from tpunb.display.frontend import FrontEnd, here
 from tpunb.display.status import Status
 from tpunb.display.stream import Stream
-from tpunb.events import Event, Note, Output, Phase
+from tpunb.display.tracebacks import Tracebacks
+from tpunb.events import Event, Note, Output, Phase, RankEnded, RanksStarted
 from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
@@ -43,9 +43,9 @@ class View:
         """
         self._front = here() if front is None else front
         self._clock = clock
-        self._spec, self._run = spec, run
         every = BATCH_EVERY if self._front.batch else LINES_EVERY
         self._stream = Stream(logs, self._front.write, interval=every)
+        self._tracebacks = Tracebacks(run)
         self._status = Status(spec, _short(run.path), clock=clock, age=age)
         self._published = -math.inf
         self._content: tuple[str, ...] = ()
@@ -54,11 +54,29 @@ class View:
     def show(self, event: Event) -> None:
         """Take in an event. What it changes is shown by the next `tick` for which it is due."""
         if isinstance(event, Output):
-            self._stream.feed(event.rank, event.stream, event.text, self._clock())
+            text = event.text
+            if event.rank is not None and event.stream == "stderr":
+                text = self._tracebacks.without(event.rank, text)
+            self._stream.feed(event.rank, event.stream, text, self._clock())
         elif isinstance(event, Note):
             self._stream.note(event.text, self._clock())
         else:
+            if isinstance(event, RanksStarted):
+                self._show(self._tracebacks.begin(event.attempt))
             self._status.show(event)
+            if isinstance(event, RankEnded) and event.exitcode:
+                self._status.blame(self._tracebacks.failure(event.rank))
+
+    def _show(self, tracebacks: Iterator[tuple[int, str]]) -> None:
+        for rank, text in tracebacks:
+            self._stream.feed(rank, "stderr", text, self._clock())
+
+    @property
+    def folds(self) -> bool:
+        """Whether the card holds the traceback of a failure: where nobody watches it would
+        only be read twice, and a terminal has no card.
+        """
+        return self._front.publish is not None and not self._front.batch
 
     def tick(self) -> None:
         """Show what is due. To be called often, about 20 times a second.
@@ -75,9 +93,9 @@ class View:
     def finish(self, result: RunResult) -> None:
         """Show the last lines and how the run ended."""
         now = self._clock()
+        self._show(self._tracebacks.end(result))
         self._stream.finish(now, None if result.state == "succeeded" else result.failure)
-        source = around(result.failure, self._spec, self._run) if result.failure else ()
-        self._status.end(result, source)
+        self._status.end(result, folds=self.folds, links=self._front.links)
         self._publish(now)
 
     def leave(self, text: str) -> None:
