@@ -120,10 +120,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _doctor(chosen: argparse.Namespace) -> int:
     """1 if something must be mended."""
+    from tpunb.data import quota
     from tpunb.display import setup
     from tpunb.platforms import environment, importing, report
 
-    found = report.look(os.environ, runs=chosen.runs)
+    asked = quota.Asking(os.environ)
+    found = report.look(os.environ, runs=chosen.runs, quota=asked.answer)
     if chosen.try_import:
         here = found.machine
         env = environment.for_run(os.environ, here.device, here=here)
