@@ -22,7 +22,7 @@ import tpunb
 from tpunb import control, debug, interrupts, listings, rundir, setup
 from tpunb.background import BackgroundRun
 from tpunb.data.quota import Asking
-from tpunb.display.stream import parse_ranks
+from tpunb.display.ranks import parse_ranks
 from tpunb.display.view import View
 from tpunb.errors import NotebookNotFoundError, TpunbError
 from tpunb.events import Note
