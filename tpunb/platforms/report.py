@@ -6,7 +6,6 @@ Takes no TPU, imports neither torch nor torch_xla, and waits for nobody longer t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -124,7 +123,7 @@ def look(
         told = asked.answers()
     here = machine.judge(env, root, told or Metadata())
     chosen = cores or here.default_cores
-    began = resources.session_began(root) if root == Path("/") else time.time()
+    began = resources.session_began(root)
     room = resources.look(here, env, root, runs, chosen, began)
 
     def all_problems() -> Iterator[Problem]:
