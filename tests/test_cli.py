@@ -32,7 +32,17 @@ SURFACE = {
     "migrate": ["NB.ipynb", "-o --output OUT.ipynb", "--diff", "--train"],
     "diagnose": ["LOG", "--returncode N", "--json"],
     "runs": ["--runs DIR"],
-    "logs": ["RUN", "--rank R", "--tail N", "-f --follow", "--runs DIR"],
+    "logs": [
+        "RUN",
+        "--rank R",
+        "--stream",
+        "--level",
+        "--grep PATTERN",
+        "--context N",
+        "--tail N",
+        "-f --follow",
+        "--runs DIR",
+    ],
     "stop": ["RUN", "--runs DIR"],
     "clean": ["--older-than DAYS", "--keep N", "-y --yes", "--runs DIR"],
     "keep": [],
@@ -430,6 +440,12 @@ class TestListings:
         assert logs("one", "--rank", "1") == ["[1] one 1"]
         assert logs("one", "--tail", "0") == []
         assert len(logs("one", "--tail", "1")) == 1
+        assert logs("one", "--grep", "ONE.[1-9]", "--stream", "stdout") == []
+        assert logs("one", "--grep", "one.[1-9]", "--stream", "stdout") == ["[1] one 1"]
+        assert cli.main(["logs", "one", "--level", "error"]) == 0
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert re.match(r"tpunb: no line of run \S+-one fits \(.*run\.log\)$", error)
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -788,6 +788,8 @@ class TestListings:
         assert sorted(lines) == ["[0] first", "[0] last 0", "[1] first", "[1] last 1"]
         assert logs("good --rank 1") == ["[1] first", "[1] last 1"]
         assert logs("good --rank 1 --tail 1") == ["[1] last 1"]
+        assert logs("good --grep 'last.1' --stream stdout") == ["[1] \x1b[1;31mlast 1\x1b[0m"]
+        assert "regular expression" in nb.run("%tpu_logs --grep (", "list").stderr
         assert "no run in" in nb.run("%tpu_logs ugly", "list").traceback
         assert "fits several runs" in nb.run("%tpu_logs 20", "list").traceback
         assert "-good has no rank 2: its ranks are 0 to 1" in (

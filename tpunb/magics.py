@@ -84,7 +84,7 @@ class TpuMagics(Magics):
         with options.help_ends():
             chosen = options.parse(options.LOGS, line, self.session.shell.user_ns)
             run = rundir.find(self.session.runs, chosen.run)
-            print(logs.log(run, chosen.rank, chosen.tail), end="")
+            print(logs.for_a_cell(run, logs.search_of(chosen)), end="")
 
     @line_magic
     @_documented(options.STOP)

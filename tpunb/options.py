@@ -18,6 +18,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from tpunb import logs
 from tpunb.data import command
 
 _BRACES = re.compile(r"\{([A-Za-z_]\w*)[\w.]*\}")
@@ -131,12 +132,6 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 def _add_stop_when_done(parser: argparse.ArgumentParser, when: str) -> None:
     parser.add_argument(
         "--stop-when-done", action="store_true",
@@ -178,7 +173,7 @@ TRAIN.add_argument("--hang-timeout", type=_seconds, default=300.0, metavar="S",
                    "0: not at all (300)")  # fmt: skip
 TRAIN.add_argument("--grace", type=_seconds, default=15.0, metavar="S",
                    help="time to save after a stop (15)")  # fmt: skip
-TRAIN.add_argument("--retries", type=_whole, default=0, metavar="N",
+TRAIN.add_argument("--retries", type=logs.whole, default=0, metavar="N",
                    help="start the ranks again after a failure; they go on from what "
                    "tpunb.load() gives them (0)")  # fmt: skip
 TRAIN.add_argument("--resume", metavar="RUN",
@@ -204,10 +199,8 @@ DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core.")
 
 RUNS = _parser("%tpu_runs", "List the runs.")
 
-LOGS = _parser("%tpu_logs", "Show the log of a run.")
-LOGS.add_argument("run", nargs="?", metavar="RUN", help="an id or any part of it (the latest)")
-LOGS.add_argument("--rank", type=_whole, metavar="R", help="only this rank's lines")
-LOGS.add_argument("--tail", type=_whole, metavar="N", help="only the last N lines")
+LOGS = _parser("%tpu_logs", "Show the log of a run, or what is searched for in it.")
+logs.add_options(LOGS)
 
 STOP = _parser(
     "%tpu_stop",

@@ -21,7 +21,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import tpunb
 from tpunb import control, debug, interrupts, listings, rundir, setup
 from tpunb.background import BackgroundRun
-from tpunb.display.stream import parse_ranks
+from tpunb.data.quota import Asking
+from tpunb.display.ranks import parse_ranks
 from tpunb.display.view import View
 from tpunb.errors import NotebookNotFoundError, RunError, TpunbError
 from tpunb.events import Note
@@ -128,6 +129,7 @@ class Session:
                 cores=self.cores,
                 told=here.metadata,
                 imported=sys.modules,
+                quota=Asking(self.environ()).answer,
             ),
             agent="" if chosen.no_warm else state,
             json=chosen.json,

@@ -1,4 +1,4 @@
-"""Lines that several ranks wrote alike, as one."""
+"""Ranks as people name them, and lines that several ranks wrote alike, as one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,31 @@ def name_ranks(ranks: Iterable[int]) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def parse_ranks(text: str, world_size: int) -> frozenset[int]:
+    """The ranks that `all`, `none` or a list such as `0,3-5` names.
+
+    Raises ValueError, which says what is allowed.
+    """
+    allowed = f"use all, none, or ranks from 0 to {world_size - 1} such as 0 or 0,2-3"
+    words = text.strip().lower()
+    if words == "all":
+        return frozenset(range(world_size))
+    if words == "none":
+        return frozenset()
+    found: set[int] = set()
+    for part in words.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{text!r} does not name ranks: {allowed}")
+        span = range(int(first), int(last if dash else first) + 1)
+        if not span:
+            raise ValueError(f"{part.strip()!r} counts downwards: {allowed}")
+        if span[-1] >= world_size:
+            raise ValueError(f"there is no rank {span[-1]}: {allowed}")
+        found.update(span)
+    return frozenset(found)
 
 
 def fold(written: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:

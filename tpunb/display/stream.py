@@ -33,31 +33,6 @@ _PREFIX = 8
 """Bytes that rank and line end add to a line; about right is enough."""
 
 
-def parse_ranks(text: str, world_size: int) -> frozenset[int]:
-    """The ranks that `all`, `none` or a list such as `0,3-5` names.
-
-    Raises ValueError, which says what is allowed.
-    """
-    allowed = f"use all, none, or ranks from 0 to {world_size - 1} such as 0 or 0,2-3"
-    words = text.strip().lower()
-    if words == "all":
-        return frozenset(range(world_size))
-    if words == "none":
-        return frozenset()
-    found: set[int] = set()
-    for part in words.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{text!r} does not name ranks: {allowed}")
-        span = range(int(first), int(last if dash else first) + 1)
-        if not span:
-            raise ValueError(f"{part.strip()!r} counts downwards: {allowed}")
-        if span[-1] >= world_size:
-            raise ValueError(f"there is no rank {span[-1]}: {allowed}")
-        found.update(span)
-    return frozenset(found)
-
-
 @dataclass
 class _Source:
     """One stream of one rank."""

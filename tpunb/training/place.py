@@ -1,0 +1,26 @@
+"""Which rank this process is, and of how many: the same question in kernel, rank and script."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This core's number, and how many cores work together; 0 and 1 outside of a run.
+
+    Where torch_xla is loaded, its own number: results of collectives are in this order, and on
+    a pod it need not be RANK. Cells above the train cell run in no rank yet, so helpers ask
+    when a loop begins, not when they are made.
+    """
+    if "RANK" not in os.environ:
+        return 0, 1
+    xr = sys.modules.get("torch_xla.runtime")
+    if xr is None:
+        return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
+    return xr.global_ordinal(), xr.world_size()
+
+
+def is_first() -> bool:
+    """Whether this is the process whose values `--returns` brings back."""
+    return os.environ.get("RANK", "0") == "0"
