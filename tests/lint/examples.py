@@ -416,6 +416,16 @@ for x, y in loader:  # <-
             (
                 IMPORTS,
                 """
+from tpunb.training import Accumulation
+device = torch_xla.device()
+accumulation = Accumulation(optimizer, 4)
+for x, y in loader:
+    accumulation.backward(model(x.to(device)))
+""",
+            ),
+            (
+                IMPORTS,
+                """
 device = torch_xla.device()
 for x, y in loader:
     model(x.to(device)).sum().backward()

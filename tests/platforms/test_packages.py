@@ -17,9 +17,10 @@ from tpunb.platforms import clashes, importing, versions
 from tpunb.platforms.fakes import FakeMachine
 from tpunb.platforms.machine import detect
 
-COLAB_FIX = "`pip install torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
+UV = "`pip install uv && uv pip install --system --torch-backend=cpu "
+COLAB_FIX = f"{UV}torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
 KAGGLE_FIX = (
-    "`pip install torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
+    f"{UV}torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
     "then Run > Restart & clear cell outputs"
 )
 

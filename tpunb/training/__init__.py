@@ -11,18 +11,47 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpunb.training.accumulation import Accumulation, Update
+    from tpunb.training.buckets import Buckets, choose_buckets
+    from tpunb.training.counting import compilations
     from tpunb.training.gradients import optimizer_step
     from tpunb.training.inference import predict
+    from tpunb.training.loops import masked_while
+    from tpunb.training.masks import MaskedMean, masked_loss, masked_mean
+    from tpunb.training.padding import pad_images, pad_sequences
     from tpunb.training.sharding import shard
 
 _MODULES = {
     "Accumulation": "accumulation",
+    "Buckets": "buckets",
+    "MaskedMean": "masks",
     "Update": "accumulation",
+    "choose_buckets": "buckets",
+    "compilations": "counting",
+    "masked_loss": "masks",
+    "masked_mean": "masks",
+    "masked_while": "loops",
     "optimizer_step": "gradients",
+    "pad_images": "padding",
+    "pad_sequences": "padding",
     "predict": "inference",
     "shard": "sharding",
 }
-__all__ = ["Accumulation", "Update", "optimizer_step", "predict", "shard"]
+__all__ = [
+    "Accumulation",
+    "Buckets",
+    "MaskedMean",
+    "Update",
+    "choose_buckets",
+    "compilations",
+    "masked_loss",
+    "masked_mean",
+    "masked_while",
+    "optimizer_step",
+    "pad_images",
+    "pad_sequences",
+    "predict",
+    "shard",
+]
 
 
 def __getattr__(name: str) -> Any:
