@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tpunb import telling
+from tpunb import records, telling
 from tpunb.communication import Collective
 from tpunb.price import Price
 
@@ -322,35 +322,21 @@ class RunResult:
         """
         return None if self.price is None else round(self.price.cost(self.duration), 4)
 
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self, *, reduced: bool = False) -> pd.DataFrame:
         """What `tpunb.log` recorded: a row per call and rank, in order of time.
 
-        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. After
-        a retry a step counts once: what earlier attempts recorded of the steps that a later
-        one began with, or came to again, is left out.
+        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. With
+        `reduced` a row per step, without `rank`: each metric over the ranks as `tpunb.log` was
+        told (`reduce=`, the mean by default). After a retry a step counts once.
         """
-        import json
-
-        import pandas as pd
-
-        path = self.dir / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        first = ["step", "rank", "time"]
-        if not rows:
-            return pd.DataFrame(columns=first)
-        frame = pd.DataFrame([{"attempt": 0, "step": None, **row} for row in rows])
-        for attempt, step in frame.groupby("attempt")["step"].min().items():
-            frame = frame[(frame["attempt"] >= attempt) | ~(frame["step"] >= step)]
-        frame = frame.drop(columns="attempt")
-        frame["time"] = frame["time"] - self.started
-        frame = frame.sort_values("time", kind="stable", ignore_index=True)
-        return frame[first + [name for name in frame.columns if name not in first]]
+        rows = records.read(self.dir / "metrics.jsonl")
+        frame = records.frame(records.of_all_ranks(rows) if reduced else rows, self.started)
+        return frame.drop(columns="rank", errors="ignore") if reduced else frame
 
     def plot(self, *others: RunResult) -> Figure:
         """A matplotlib figure with a panel for each metric; with `others` a line for each run.
 
-        Means over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
+        Reduced over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
         where nothing was logged.
         """
         from tpunb.figures import panels
@@ -358,7 +344,9 @@ class RunResult:
         runs = (self, *others)
         names = [run.name for run in runs]
         unique = len(set(names)) == len(names)
-        return panels({run.name if unique else run.dir.name: run.metrics() for run in runs})
+        return panels({
+            run.name if unique else run.dir.name: run.metrics(reduced=True) for run in runs
+        })  # fmt: skip
 
     def raise_for_failure(self) -> None:
         """Raise the RunError of this result's state; nothing if the run succeeded."""

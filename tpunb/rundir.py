@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tpunb import events
+from tpunb import events, records
 from tpunb.errors import TpunbError
 from tpunb.events import Event, Metric, Output
 from tpunb.models import RunResult, RunSpec
@@ -357,9 +357,10 @@ class Follower:
         yield from self._outputs.read()
         for line in self._metrics.read():
             data = json.loads(line)
-            rank, step = data.pop("rank"), data.pop("step", None)
-            data.pop("time", None), data.pop("attempt", None)
-            yield Metric(rank, step, data)
+            yield Metric(
+                data["rank"], data.get("step"), records.metrics_of(data), data.get("reduce", {}),
+                data["time"], data.get("attempt", 0),
+            )  # fmt: skip
         yield from kept
 
     def close(self) -> None:

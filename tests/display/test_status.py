@@ -90,6 +90,10 @@ STARTED = RanksStarted(0, (11, 12, 13, 14))
             "starting · rehearsal on CPU · 0 s · step 1 · a nan",
         ),
         (
+            [Metric(0, 1, {"n": 3.0}, {"n": "sum"}), Metric(1, 1, {"n": 4.0}, {"n": "sum"})],
+            "starting · rehearsal on CPU · 0 s · step 1 · n 7",
+        ),
+        (
             [Metric(0, 1, dict.fromkeys("abcdefgh", 1.0))],
             "starting · rehearsal on CPU · 0 s · step 1 · "
             "a 1 · b 1 · c 1 · d 1 · e 1 · f 1 · and 2 more",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from tpunb import communication
+from tpunb import communication, records
 from tpunb.display import bars, card, progress, strip
 from tpunb.display.curve import Curve
 from tpunb.display.ranks import fold, name_ranks
@@ -64,6 +64,7 @@ class Status:
         self._alive: set[int] | None = None
         self._steps: dict[int, int] = {}
         self._metrics: dict[str, dict[int, float]] = {}
+        self._reduce: dict[str, str] = {}
         self._curves: dict[str, Curve] = {}
         self._life = Life(())
         self._exits: dict[int, int] = {}
@@ -123,9 +124,10 @@ class Status:
         for name, value in metric.values.items():
             newest = self._metrics.setdefault(name, {})
             newest[metric.rank] = value
+            if name in metric.reduce:
+                self._reduce[name] = metric.reduce[name]
             if metric.rank == min(newest):  # once for all ranks
-                mean = sum(newest.values()) / len(newest)
-                self._curves.setdefault(name, Curve()).add(mean)
+                self._curves.setdefault(name, Curve()).add(self._reduced(name))
 
     def _live(self, life: Life) -> None:
         self._life = life
@@ -190,7 +192,7 @@ class Status:
             stop=stop and self._result is None,
             share=share,
             progress=self._progress_words(),
-            metrics=[card.Metric(n, self._mean(n), self._curves[n]) for n in names],
+            metrics=[card.Metric(n, f"{self._reduced(n):.4g}", self._curves[n]) for n in names],
             more=f"and {left_out} more" if left_out > 0 else "",
             marks=self._marks(),
             speeds=self._speeds(),
@@ -312,9 +314,9 @@ class Status:
                 seconds[kind] = seconds.get(kind, 0.0) + until - since
         return [f"{kind} {took:.1f} s" for kind, took in seconds.items()]
 
-    def _mean(self, name: str) -> str:
-        values = self._metrics[name]
-        return f"{sum(values.values()) / len(values):.4g}"
+    def _reduced(self, name: str) -> float:
+        """Of all ranks."""
+        return records.reduced(self._reduce.get(name, records.MEAN), self._metrics[name].values())
 
     def _facts(self) -> list[str]:
         elapsed = self._clock() - self._started if self._result is None else self._result.duration
@@ -341,9 +343,9 @@ class Status:
         return "TPU" if self._spec.device == "TPU" else "rehearsal on CPU"
 
     def _newest(self) -> list[str]:
-        """The newest step, and of each metric the mean over ranks of their newest values."""
+        """The newest step, and of each metric the ranks' newest values, reduced."""
         found = [f"step {max(self._steps.values()):,}"] if self._steps else []
-        found += [f"{name} {self._mean(name)}" for name in self._metrics]
+        found += [f"{name} {self._reduced(name):.4g}" for name in self._metrics]
         left_out = len(self._metrics) - MOST_METRICS
         if left_out > 0:
             found[-left_out:] = [f"and {left_out} more"]
