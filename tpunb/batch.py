@@ -52,6 +52,8 @@ def run(chosen: argparse.Namespace) -> int:
                     language="python",
                     progress_bar=False,
                     log_output=False,
+                    # ipykernel 7.4 warns of its own TCP sockets, which are this machine's.
+                    extra_arguments=["--IPKernelApp.log_level=40"],
                 )
             except PapermillExecutionError as error:
                 failed = True
