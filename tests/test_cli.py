@@ -81,12 +81,6 @@ def tpunb(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=280)
 
 
-def errors(done: subprocess.CompletedProcess[str]) -> str:
-    """Standard error without what ipykernel says of itself."""
-    lines = done.stderr.splitlines()
-    return "\n".join(line for line in lines if not line.startswith("[IPKernelApp]"))
-
-
 def test_the_surface_is_what_it_was() -> None:
     found = {}
     [commands] = [
@@ -293,7 +287,7 @@ class TestRun:
         assert re.fullmatch(
             r"nb: succeeded on 1 rehearsal core in \d+\.\d s · loss 0.25\n", done.stdout
         )
-        assert errors(done) == ""
+        assert done.stderr == ""
         [run] = runs_in(tmp_path / "runs")
         first, line = run.log.read_text().splitlines()
         assert first.startswith("[tpunb] rehearsal on CPU")
@@ -315,13 +309,13 @@ class TestRun:
         write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert errors(done).startswith(
+        assert done.stderr.startswith(
             "tpunb: nb.ipynb, cell [2]: RankFailedError: rank 0 failed in cell [2], line 3: "
             "ZeroDivisionError: division by zero\n"
         )
-        assert "site-packages" not in errors(done)
+        assert "site-packages" not in done.stderr
         # Nobody can unfold one here, nor in the notebook that is left.
-        assert errors(done).count("Traceback (most recent call last)") == 1
+        assert done.stderr.count("Traceback (most recent call last)") == 1
         cells = nbformat.read(tmp_path / "nb.out.ipynb", 4).cells
         [outputs] = [cell.outputs for cell in cells if cell.source == FAILING]
         assert [out.output_type for out in outputs if "Traceback (" in str(out)] == ["error"]
@@ -331,7 +325,7 @@ class TestRun:
         write(tmp_path / "nb.ipynb", LOAD, "%%tpu_train --corse 2\npass")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert errors(done).startswith(
+        assert done.stderr.startswith(
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
 
@@ -358,14 +352,14 @@ class TestRun:
         write(tmp_path / "nb.ipynb", "print(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert (done.returncode, done.stdout) == (1, "")
-        assert errors(done) == "tpunb: nb.ipynb: no cell ran %%tpu_train"
+        assert done.stderr == "tpunb: nb.ipynb: no cell ran %%tpu_train\n"
 
     def test_a_kernel_that_dies(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", "import os\nos._exit(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert "tpunb: nb.ipynb: Kernel died" in errors(done)
-        assert "Traceback" not in errors(done)
+        assert "tpunb: nb.ipynb: Kernel died" in done.stderr
+        assert "Traceback" not in done.stderr
 
     def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path) -> None:
         train = """%%tpu_train --cores 2

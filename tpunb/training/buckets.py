@@ -57,7 +57,8 @@ class Buckets:
                 return index
         raise ValueError(
             f"no bucket contains {_text(size)}: the largest is {_text(self.sizes[-1])}. Choose "
-            "buckets from all data that will come, or cut such samples"
+            "buckets from all data that will come, or cut such samples; keep the images of a "
+            "batch to one bucket: shard(…, groups=buckets.groups(sizes))"
         )
 
     def __str__(self) -> str:
@@ -94,13 +95,13 @@ def choose_buckets(
         step *= 2
     corners = _merged(corners, counts, most)
     made = Buckets(tuple(_size(corner) for corner in corners.tolist()))
+    ends = np.array(made.sizes)
     used = asked.prod(axis=1).sum()
-    inside = (asked[:, None, :] <= np.array(made.sizes)).all(axis=2).argmax(axis=1)
-    whole = np.array(made.sizes).prod(axis=1)
+    inside = (asked[:, None, :] <= ends).all(axis=2).argmax(axis=1)
     return Buckets(
         made.sizes,
-        float(1 - used / whole[inside].sum()),
-        float(1 - used / (asked.max(axis=0).prod() * len(asked))),
+        float(1 - used / ends.prod(axis=1)[inside].sum()),
+        float(1 - used / (ends.max(axis=0).prod() * len(asked))),
     )
 
 
