@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from tests.kernels import ROOT, until
+from tests.kernels import PATIENCE, ROOT, until
 from tests.test_listings import made
 from tpunb import __version__, cli, listings, rundir
 from tpunb.rundir import RunDir, runs_in
@@ -382,6 +383,28 @@ except KeyboardInterrupt:
         assert len(list(tmp_path.glob("saved *"))) == 2
         [run] = runs_in(tmp_path / "runs")
         until(lambda: run.read_result(), "the run's result")
+
+    def test_a_terminal_has_the_lines_as_they_come(self, tmp_path: Path) -> None:
+        wait = (
+            "import pathlib, time\nwhile not pathlib.Path('go on').exists():\n    time.sleep(0.05)"
+        )
+        write(tmp_path / "nb.ipynb", LOAD, f"%%tpu_train --cores 1\nprint('here')\n{wait}")
+        ours, theirs = os.openpty()
+        with subprocess.Popen(
+            command("run", "nb.ipynb"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            seen = b""
+            while b"[0] here" not in seen:
+                assert select.select([ours], [], [], PATIENCE)[0], seen
+                seen += os.read(ours, 4096)
+            assert process.poll() is None
+            (tmp_path / "go on").touch()
+            out, _ = process.communicate(timeout=PATIENCE)
+        os.close(ours)
+        assert out.startswith(b"nb: succeeded on 1 rehearsal core in ")
+        [run] = runs_in(tmp_path / "runs")
+        assert seen.startswith(f"run {run.id}\r\n[tpunb] rehearsal on CPU".encode())
 
     @pytest.mark.parametrize(
         ("name", "words"),
