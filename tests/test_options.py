@@ -46,7 +46,7 @@ SURFACE = {
         "--stop-when-done",
         "--idle MINUTES",
     ],
-    "%%tpu_debug": ["-h --help"],
+    "%%tpu_debug": ["-h --help", "--no-report", "--steps N", "--pdb", "--profile", "--nan"],
     "%tpu_runs": ["-h --help"],
     "%tpu_logs": [
         "-h --help",

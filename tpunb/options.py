@@ -132,6 +132,12 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
+    return int(text)
+
+
 def _add_stop_when_done(parser: argparse.ArgumentParser, when: str) -> None:
     parser.add_argument(
         "--stop-when-done", action="store_true",
@@ -195,7 +201,15 @@ TRAIN.add_argument("--dry-run", action="store_true",
 TRAIN.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")
 _add_stop_when_done(TRAIN, "when this run has ended")
 
-DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core.")
+DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core, and say what XLA did.")
+DEBUG.add_argument("--no-report", action="store_true", help="only run it")
+DEBUG.add_argument("--steps", type=_steps, metavar="N",
+                   help="stop its training loop after N steps")  # fmt: skip
+DEBUG.add_argument("--pdb", action="store_true", help="open the debugger at an exception")
+DEBUG.add_argument("--profile", action="store_true",
+                   help="write a trace of what ran when, for xprof")  # fmt: skip
+DEBUG.add_argument("--nan", action="store_true",
+                   help="find the first module and step whose numbers are not finite")  # fmt: skip
 
 RUNS = _parser("%tpu_runs", "List the runs.")
 
