@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tpunb import best, records
+from tpunb import best
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_the_best_of_each_or_the_last() -> None:
         {"step": 3, "time": 3.0, "loss": math.nan, "accuracy": 0.75, "lr": 0.01},
         {"step": None, "time": 4.0, "accuracy": 0.5, "loss": 0.5},
     ]
-    assert [str(one) for one in best.of(rows, records.RESERVED)] == [
+    assert [str(one) for one in best.of(rows)] == [
         "best loss 0.5 (step 2)", "last lr 0.01", "best accuracy 0.75 (step 3)",
     ]  # fmt: skip
-    assert best.of([{"step": 1, "loss": math.nan}], records.RESERVED) == []
+    assert best.of([{"step": 1, "loss": math.nan}]) == []

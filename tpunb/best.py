@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from tpunb.records import Row, metrics_of
 
 _LESS = frozenset(
     "loss losses error err perplexity ppl mse mae rmse nll bpc wer cer fid divergence".split()
@@ -41,15 +43,15 @@ def better(name: str) -> Callable[[float, float], bool] | None:
     return float.__lt__ if words & _LESS else float.__gt__
 
 
-def of(rows: Iterable[Mapping[str, Any]], own: Iterable[str]) -> list[Best]:
+def of(rows: Iterable[Row]) -> list[Best]:
     """Of each metric the best value, in the order in which they came.
 
-    `rows`: a row a step, reduced over ranks; `own`: what is in them beside the metrics.
+    `rows`: a row a step, reduced over ranks.
     """
     found: dict[str, Best] = {}
     for row in rows:
-        for name, value in row.items():
-            if name in own or value != value:
+        for name, value in metrics_of(row).items():
+            if math.isnan(value):
                 continue
             is_better = better(name)
             if name not in found or is_better is None or is_better(value, found[name].value):

@@ -109,7 +109,7 @@ def _row(run: RunDir) -> dict[str, Any]:
         row |= {"cores": spec.spmd or spec.world_size, "device": spec.device}
     row |= {f"params.{name}": value for name, value in parameters(run).items()}
     steps = records.of_all_ranks(records.read(run.metrics))
-    for one in best.of(steps, records.RESERVED):
+    for one in best.of(steps):
         row[f"{'last' if one.last else 'best'}.{one.name}"] = one.value
     return row
 
