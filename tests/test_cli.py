@@ -315,6 +315,11 @@ class TestRun:
             "ZeroDivisionError: division by zero\n"
         )
         assert "site-packages" not in done.stderr
+        # Nobody can unfold one here, nor in the notebook that is left.
+        assert done.stderr.count("Traceback (most recent call last)") == 1
+        cells = nbformat.read(tmp_path / "nb.out.ipynb", 4).cells
+        [outputs] = [cell.outputs for cell in cells if cell.source == FAILING]
+        assert [out.output_type for out in outputs if "Traceback (" in str(out)] == ["error"]
         assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
 
     def test_what_a_magic_refuses_is_told_too(self, tmp_path: Path) -> None:

@@ -771,6 +771,10 @@ class TestListings:
         )
         train(nb, "print('first')\nprint('last', rank())", "--name good").good()
         train(nb, "1 / 0", "--name bad --no-raise --cores 1").good()
+        nb.run("import tpunb", "import").good()
+        assert nb.value("tpunb.runs()[['name', 'state', 'cores']].values.tolist()") == [
+            ["good", "succeeded", 2], ["bad", "failed", 1],
+        ]  # fmt: skip
 
         heads, good, bad = nb.run("%tpu_runs", "list").good().stdout.strip().splitlines()
         assert heads.split() == ["run", "state", "cores", "time", "started", "size"]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpunb import control, logs, rundir
+from tpunb import control, logs, records, rundir
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
@@ -174,10 +174,9 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def summary(result: RunResult) -> str:
-    """One line: what ran, on what, how it ended, and its last metrics (mean of the ranks)."""
+    """One line: what ran, on what, how it ended, and its last metrics (reduced over ranks)."""
     line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
-    metrics = result.metrics()
-    names = [name for name in metrics.columns if name not in ("step", "rank", "time")]
-    means = metrics.groupby("step")[names].mean() if names else metrics
-    last = [f"{name} {means[name].dropna().iloc[-1]:.4g}" for name in names]
-    return " · ".join([line, *last])
+    last: dict[str, float] = {}
+    for row in records.of_all_ranks(records.read(result.dir / "metrics.jsonl")):
+        last |= records.metrics_of(row)
+    return " · ".join([line, *(f"{name} {value:.4g}" for name, value in last.items())])

@@ -330,8 +330,7 @@ class RunResult:
         told (`reduce=`, the mean by default). After a retry a step counts once.
         """
         rows = records.read(self.dir / "metrics.jsonl")
-        frame = records.frame(records.of_all_ranks(rows) if reduced else rows, self.started)
-        return frame.drop(columns="rank", errors="ignore") if reduced else frame
+        return records.frame(rows, self.started, reduced=reduced)
 
     def plot(self, *others: RunResult) -> Figure:
         """A matplotlib figure with a panel for each metric; with `others` a line for each run.

@@ -88,16 +88,18 @@ def of_all_ranks(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def frame(rows: Iterable[Row], started: float) -> pd.DataFrame:
-    """The rows as a frame in order of time, which counts from `started`, in seconds."""
+def frame(rows: Sequence[Row], started: float, *, reduced: bool = False) -> pd.DataFrame:
+    """The rows as a frame in order of time, which counts from `started`, in seconds.
+
+    `reduced`: a row for each step, without `rank` (see `of_all_ranks`).
+    """
     import pandas as pd
 
-    rows = [{name: v for name, v in row.items() if name not in ("attempt", "reduce")}
-            for row in rows]  # fmt: skip
-    first = ["step", "rank", "time"] if not rows or "rank" in rows[0] else ["step", "time"]
-    if not rows:
-        return pd.DataFrame(columns=first)
-    made = pd.DataFrame([{"step": None, **row} for row in rows])
+    if reduced:
+        rows = of_all_ranks(rows)
+    first = ["step", "time"] if reduced else ["step", "rank", "time"]
+    made = pd.DataFrame([{"step": None, **row} for row in rows], columns=None if rows else first)
+    made = made.drop(columns=["attempt", "reduce"], errors="ignore")
     made["time"] = made["time"] - started
     made = made.sort_values("time", kind="stable", ignore_index=True)
     return made[first + [name for name in made.columns if name not in first]]

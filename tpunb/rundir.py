@@ -191,7 +191,7 @@ def runs_in(runs: Path) -> list[RunDir]:
     if not runs.is_dir():
         return []
     found = [RunDir(path.parent) for path in runs.glob("*/spec.json")]
-    return sorted(found, key=lambda run: run.spec.stat().st_mtime_ns)
+    return sorted(found, key=lambda run: (run.spec.stat().st_mtime_ns, run.id))
 
 
 def find(runs: Path, wanted: str | None) -> RunDir:

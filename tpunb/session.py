@@ -112,7 +112,7 @@ class Session:
                 raise NotebookNotFoundError(str(path), "%tpu_setup --notebook")
             self.notebook = str(path)
         if chosen.runs is not None:
-            self.runs = Path(chosen.runs).expanduser().absolute()
+            self.runs = listings.choose_folder(chosen.runs)
         if not chosen.no_warm and not setup.missing_xla():
             self.launcher.warm(self._env(here))
             # nbconvert takes two seconds to import; by the first train cell it is there.

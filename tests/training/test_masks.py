@@ -46,6 +46,18 @@ def test_the_mean_is_that_of_float64(
     torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_along_a_dimension_it_is_the_mean_of_each(dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4, 5, 3, generator=generator)
+    mask = torch.rand(4, 5, generator=generator) < 0.5
+    mask[2] = False
+    weights = mask.double()[..., None].expand_as(values)
+    expected = (values.double() * weights).sum(dim) / weights.sum(dim).clamp(min=1)
+    found = masked_mean(values, mask, dim)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_does_not_count_reaches_neither_value_nor_gradient(bad: float) -> None:
     values = torch.tensor([1.0, bad, 3.0], requires_grad=True)

@@ -7,17 +7,18 @@ import torch
 from tpunb.training.place import rank_and_world
 
 
-def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean of the values where `mask` is true: a float32 tensor without dimensions.
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """The mean of the values where `mask` is true: of all, or along a dimension.
 
-    `mask` has the shape of `values`, or of its first dimensions (a row mask for values of each
-    token). Numbers in it are weights. Where nothing counts the mean is 0. What does not count
-    may be inf or NaN, and gets the gradient 0. Sums are float32 at least, for bfloat16 too.
+    `masked_mean(words, mask, dim=1)`: of (rows, words, features) a mean for each row. `mask`
+    has the shape of `values`, or of its first dimensions (a row mask for values of each token).
+    Numbers in it are weights. Where nothing counts the mean is 0. What does not count may be
+    inf or NaN, and gets the gradient 0. Sums are float32 at least, for bfloat16 too.
 
     Of one rank: for a loss over ranks with unequal masks see `masked_loss`, for a metric
     `MaskedMean`.
     """
-    total, weight = _sums(values, mask)
+    total, weight = _sums(values, mask, dim)
     return total / _not_zero(weight)
 
 
@@ -66,7 +67,9 @@ class MaskedMean:
         return sums[0] / _not_zero(sums[1])
 
 
-def _sums(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sums(
+    values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The weighted sum of values, and the sum of weights."""
     if mask.shape != values.shape[: mask.dim()]:
         raise ValueError(
@@ -79,7 +82,7 @@ def _sums(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch
     weights = weights.reshape(mask.shape + (1,) * (values.dim() - mask.dim())).expand_as(values)
     # Not a product alone: 0 * nan is nan, in the value and in the gradient.
     counted = torch.where(weights != 0, values, torch.zeros_like(values)) * weights
-    return counted.sum(), weights.sum()
+    return counted.sum(dim), weights.sum(dim)
 
 
 def _not_zero(weight: torch.Tensor) -> torch.Tensor:
