@@ -138,6 +138,10 @@ class RunDir:
         """Where a rank says how far its loops have come (tpunb.training.track)."""
         return self.attempt(attempt, rank) / "progress.json"
 
+    def recompiled(self, attempt: int, rank: int) -> Path:
+        """Where a rank tells of programs that were compiled again (tpunb.worker.marks)."""
+        return self.attempt(attempt, rank) / "recompiled.jsonl"
+
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""
         return self.attempt(attempt, rank) / "stacks.txt"
