@@ -75,7 +75,7 @@ def _is_run(path: Path) -> bool:
         return False
     if (path / "spec.json").exists():
         return True
-    names = {name for name in os.listdir(path) if not name.startswith((".", "events.out."))}
+    names = {name for name in os.listdir(path) if not name.startswith(".")}
     return bool(_ID.match(path.name)) and names <= _PARTS
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpunb.display import stream as module
+from tpunb.display.paper import Paper
 from tpunb.display.stream import LAST_WORDS, PATIENCE, RATE, RESERVE, Stream
 from tpunb.models import Failure
 
@@ -22,7 +23,7 @@ class Shown:
     def __init__(self, logs: frozenset[int] = frozenset(range(4)), interval: float = 0.125) -> None:
         self.now = 100.0
         self.writes: list[tuple[float, str]] = []
-        self.stream = Stream(logs, self._write, interval=interval)
+        self.stream = Stream(logs, Paper(self._write), interval=interval)
 
     def _write(self, text: str) -> None:
         self.writes.append((self.now, text))

@@ -48,8 +48,14 @@ def fold(written: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
     The order within every rank is kept; each of its lines appears once.
     """
     merged: list[tuple[str, list[int]]] = []
+    known: set[str] = set()
     for rank in sorted(written):
-        merged = _merge(merged, written[rank], rank) if merged else _alone(written[rank], rank)
+        lines = written[rank]
+        if known.isdisjoint(lines):  # as where ranks tell their numbers: quick, for many ranks
+            merged += _alone(lines, rank)
+        else:
+            merged = _merge(merged, lines, rank)
+        known.update(lines)
     return merged
 
 
@@ -61,14 +67,15 @@ def _merge(
     merged: list[tuple[str, list[int]]], lines: Sequence[str], rank: int
 ) -> list[tuple[str, list[int]]]:
     """Add the lines of one more rank: to equal lines where it can, before the next such else."""
-    places: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {line: [] for line in lines}
     for place, (line, _) in enumerate(merged):
-        places.setdefault(line, []).append(place)
+        if line in places:
+            places[line].append(place)
     found: list[tuple[str, list[int]]] = []
     done, waiting = 0, 0
     for index, line in enumerate(lines):
-        known = places.get(line)
-        if known is None or (at := bisect_right(known, done - 1)) == len(known):
+        known = places[line]
+        if (at := bisect_right(known, done - 1)) == len(known):
             continue
         found += merged[done : known[at]]
         found += _alone(lines[waiting:index], rank)

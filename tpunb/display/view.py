@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tpunb.display import paper
 from tpunb.display.frontend import FrontEnd, here
+from tpunb.display.paper import Paper
 from tpunb.display.status import Status
 from tpunb.display.stream import Stream
 from tpunb.display.tracebacks import Tracebacks
@@ -15,11 +17,14 @@ from tpunb.events import Event, Note, Output, Phase, RankEnded, RanksStarted
 from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
-# Together ten messages a second.
+# Together ten messages a second: either lines are written, or the newest replaced.
 LINES_EVERY = 0.125
+NEWEST_EVERY = 0.25
 STATUS_EVERY = 0.5
 BATCH_EVERY = 2.0
-"""Seconds between two messages where each becomes an output of its own in the file."""
+"""Seconds between two updates where nobody looks …"""
+BATCH_LINES_EVERY = 10.0
+"""… and between two texts, of which each becomes an output of its own in the file."""
 TERMINAL_EVERY = 10.0
 """Seconds between two lines of status in a terminal, if only numbers have changed."""
 
@@ -43,8 +48,14 @@ class View:
         """
         self._front = here() if front is None else front
         self._clock = clock
-        every = BATCH_EVERY if self._front.batch else LINES_EVERY
-        self._stream = Stream(logs, self._front.write, interval=every)
+        self._run = run
+        batch = self._front.batch
+        cost = paper.MESSAGE if batch else 0
+        self._paper = Paper(self._front.write, room=self._front.room, message=cost)
+        every = BATCH_LINES_EVERY if batch else LINES_EVERY
+        self._stream = Stream(logs, self._paper, interval=every)
+        self._shown: tuple[float, list[str]] = (-math.inf, [])
+        """When the newest lines were shown, and which."""
         self._tracebacks = Tracebacks(run)
         self._status = Status(spec, _short(run.path), clock=clock, age=age)
         self._published = -math.inf
@@ -89,12 +100,15 @@ class View:
         if now - self._published >= every:
             self._publish(now)
         self._stream.flush(now)
+        if now - self._shown[0] >= (BATCH_EVERY if self._front.batch else NEWEST_EVERY):
+            self._show_newest(now)
 
     def finish(self, result: RunResult) -> None:
         """Show the last lines and how the run ended."""
         now = self._clock()
         self._show(self._tracebacks.end(result))
         self._stream.finish(now, None if result.state == "succeeded" else result.failure)
+        self._show_newest(now)
         self._status.end(result, folds=self.folds, links=self._front.links)
         self._publish(now)
 
@@ -102,8 +116,22 @@ class View:
         """Show what waits, and in place of the run's phase that it is followed no more."""
         now = self._clock()
         self._stream.finish(now)
+        self._show_newest(now)
         self._status.show(Phase(text))
         self._publish(now)
+
+    def _show_newest(self, now: float) -> None:
+        """The newest lines, where the cell has no room for more, if there are new ones."""
+        if self._front.newest is None or not self._paper.newest:
+            return
+        log = f"{_short(self._run.path)}/run.log"
+        head = (
+            f"… the newest of {self._stream.count:,} lines ({log} has all, %tpu_logs searches it):"
+        )
+        lines = [head, *self._paper.newest]
+        if lines != self._shown[1]:
+            self._front.newest(head, lines[1:])
+            self._shown = now, lines
 
     def _publish(self, now: float) -> None:
         if self._status.running:

@@ -18,13 +18,20 @@ if TYPE_CHECKING:
     from tpunb.training.loops import masked_while
     from tpunb.training.masks import MaskedMean, masked_loss, masked_mean
     from tpunb.training.padding import pad_images, pad_sequences
+    from tpunb.training.position import Position
+    from tpunb.training.precision import bf16, watch_sums
+    from tpunb.training.resuming import TrainingState
     from tpunb.training.sharding import shard
+    from tpunb.training.weights import save_weights
 
 _MODULES = {
     "Accumulation": "accumulation",
     "Buckets": "buckets",
     "MaskedMean": "masks",
+    "Position": "position",
+    "TrainingState": "resuming",
     "Update": "accumulation",
+    "bf16": "precision",
     "choose_buckets": "buckets",
     "compilations": "counting",
     "masked_loss": "masks",
@@ -34,13 +41,18 @@ _MODULES = {
     "pad_images": "padding",
     "pad_sequences": "padding",
     "predict": "inference",
+    "save_weights": "weights",
     "shard": "sharding",
+    "watch_sums": "precision",
 }
 __all__ = [
     "Accumulation",
     "Buckets",
     "MaskedMean",
+    "Position",
+    "TrainingState",
     "Update",
+    "bf16",
     "choose_buckets",
     "compilations",
     "masked_loss",
@@ -50,7 +62,9 @@ __all__ = [
     "pad_images",
     "pad_sequences",
     "predict",
+    "save_weights",
     "shard",
+    "watch_sums",
 ]
 
 

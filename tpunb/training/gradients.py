@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tpunb.training.place import rank_and_world
+from tpunb.training.precision import watch_sums
 
 _EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -78,6 +79,7 @@ def _step(
         scale = scale * (max_norm / (norm + _EPSILON)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(scale.to(gradient.dtype))
+    watch_sums(optimizer)
     optimizer.step()
     return norm
 
