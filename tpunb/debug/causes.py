@@ -9,16 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tpunb.debug.operations import Op, Place, Shape
 
 Kind = Literal["shape", "dtype", "data", "constant", "branch", "start", "hidden", "other"]
-Window = Sequence[Op]
 SPECIAL = (0, 1)
 """Numbers that torch_xla writes into the program; others are data (XLA_NO_SPECIAL_SCALARS)."""
 ALIKE = 0.3
 """The share of operations in which two programs must agree to be variants of one."""
+
+
+class Window(NamedTuple):
+    """The operations that led to a program, since the one before from the same line."""
+
+    ops: Sequence[Op]
+    tail: int = 0
+    """So many of the first stand in the loop's body below the end of a step."""
+    first: bool = False
+    """The line's first: what came before the loop may be in it."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +53,16 @@ class Cause:
 
 def alike(one: Window, two: Window) -> float:
     """The share of operations that two programs have in common, at their begin and their end."""
-    one, two = _aligned(one, two)
-    most = max(len(one), len(two))
+    ops, others, _ = _aligned(one, two)
+    most = max(len(ops), len(others))
     if not most:
         return 1.0
-    front = _common(one, two)
-    back = _common(one[front:][::-1], two[front:][::-1])
+    front = _common(ops, others)
+    back = _common(ops[front:][::-1], others[front:][::-1])
     return (front + back) / most
 
 
-def _common(one: Window, two: Window) -> int:
+def _common(one: Sequence[Op], two: Sequence[Op]) -> int:
     for number, (a, b) in enumerate(zip(one, two)):  # noqa: B905 (as far as both go)
         if a.key != b.key:
             return number
@@ -65,35 +74,47 @@ def compare(now: Window, before: Window, harmless: AbstractSet[tuple[object, ...
 
     `harmless`: numbers that have differed between two runs of the same program (`varying`).
     """
-    now, before = _aligned(now, before)
+    ops, others, cut = _aligned(now, before)
     for strict in (True, False):  # which floats are data is not known for every function
-        for number, (a, b) in enumerate(zip(now, before)):  # noqa: B905
+        for number, (a, b) in enumerate(zip(ops, others)):  # noqa: B905
             if a.key != b.key:
-                return _branch(now, before, number)
+                return _branch(ops, others, number)
             if a != b and (cause := _arguments(a, b, harmless, strict)):
                 return cause
-        if len(now) != len(before):
-            return _branch(now, before, min(len(now), len(before)))
-    return Cause("hidden")
+        if len(ops) != len(others):
+            return _branch(ops, others, min(len(ops), len(others)))
+    return Cause("start" if cut else "hidden")
 
 
-def _aligned(now: Window, before: Window) -> tuple[Window, Window]:
-    """Without what came before the loop, or between two of its steps, in only one of them."""
-    if now and before and now[0].key != before[0].key:
-        for number, op in enumerate(before):
-            if op.key == now[0].key:
-                return now, before[number:]
-        for number, op in enumerate(now):
-            if op.key == before[0].key:
-                return now[number:], before
-    return now, before
+def is_variant(now: Window, before: Window) -> Cause | None:
+    """Why `now` is surely another program than `before`; None if it may be the same."""
+    cause = compare(now, before, _EVERYTHING)
+    return cause if cause.kind in ("shape", "dtype", "data", "branch") else None
+
+
+class _Everything(frozenset[tuple[object, ...]]):
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+_EVERYTHING = _Everything()
+
+
+def _aligned(now: Window, before: Window) -> tuple[Sequence[Op], Sequence[Op], bool]:
+    """Without what came before the loop, if only `before` has that; whether anything was cut."""
+    ops = now.ops[now.tail :]
+    if before.first and not now.first and ops:
+        for number, op in enumerate(before.ops):
+            if op.key == ops[0].key:
+                return ops, before.ops[number:], number > 0 or now.tail > 0
+    return now.ops, before.ops, False
 
 
 def varying(now: Window, before: Window) -> set[tuple[object, ...]]:
     """Where two runs of one program were given different numbers: that makes no other program."""
     found: set[tuple[object, ...]] = set()
-    if len(now) == len(before):
-        for a, b in zip(now, before, strict=True):
+    if len(now.ops) == len(before.ops):
+        for a, b in zip(now.ops, before.ops, strict=True):
             if a is not b and a.given != b.given and a.key == b.key:
                 found.update((*a.key, n) for n, _, _ in _differences(a.given, b.given))
     return found
@@ -155,7 +176,7 @@ def _shapes(op: Op, now: Shape, before: Shape) -> Cause:
     return Cause("shape", op.place, op.name, str(now), str(before), rows)
 
 
-def _branch(now: Window, before: Window, at: int) -> Cause:
+def _branch(now: Sequence[Op], before: Sequence[Op], at: int) -> Cause:
     """Other lines ran: which, by what is left when the common end is taken off."""
     back = _common(now[at:][::-1], before[at:][::-1])
     new, old = now[at : len(now) - back], before[at : len(before) - back]

@@ -95,7 +95,7 @@ class Findings:
 
     def _recompiled(self) -> Iterator[Finding]:
         groups: dict[_Reason, list[Compiled]] = {}
-        for one in self._recorder.compilations:
+        for one in [*self._recorder.compilations, *self._recorder.variants]:
             cause = one.cause
             if cause.kind in ("other", "start") or (cause.kind == "hidden" and one.step <= 3):
                 continue
@@ -106,9 +106,10 @@ class Findings:
             seconds = sum(one.seconds for one in all_of)
             steps = _steps([one.step for one in all_of])
             what, fix, at = self._why(cause, first, reason.place)
+            cost = span(seconds) if seconds else "this kernel had it, a run compiles it"
             yield Finding(
                 "recompiled",
-                f"recompiled at {steps} ({span(seconds)}): {what}",
+                f"recompiled at {steps} ({cost}): {what}",
                 self._at(at),
                 fix,
                 seconds,

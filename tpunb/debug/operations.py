@@ -64,9 +64,18 @@ def result(value: Any) -> object:
 
 def on_xla(described: object) -> bool:
     """Whether a tensor on the XLA device is among them."""
+    return _on("xla", described)
+
+
+def on_cpu(described: object) -> bool:
+    """Whether a tensor on the CPU is among them."""
+    return _on("cpu", described)
+
+
+def _on(device: str, described: object) -> bool:
     if isinstance(described, Shape):
-        return described.device == "xla"
-    return isinstance(described, tuple) and any(on_xla(value) for value in described)
+        return described.device == device
+    return isinstance(described, tuple) and any(_on(device, value) for value in described)
 
 
 def _of(value: Any, depth: int) -> object:

@@ -18,7 +18,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tpunb.debug import operations, xla
-from tpunb.debug.causes import ALIKE, Cause, Window, alike, compare, varying
+from tpunb.debug.causes import (
+    ALIKE,
+    Cause,
+    Window,
+    alike,
+    compare,
+    is_variant,
+    varying,
+)
 from tpunb.debug.operations import Op, Place
 from tpunb.debug.watching import StepsDone
 from tpunb.debug.xla import Counts
@@ -65,12 +73,17 @@ class Tally:
 class _Site:
     """A line that starts programs."""
 
-    last: Window = ()
+    last: Window | None = None
     last_step: int = 0
     begin: int = 0
     """Where its next window begins, as a number of operations."""
-    compiled: list[tuple[int, Window]] = field(default_factory=list)
+    known: list[tuple[int, Window]] = field(default_factory=list)
+    """Its programs, and the steps that had them first."""
     harmless: set[tuple[object, ...]] = field(default_factory=set)
+
+    def remember(self, step: int, window: Window) -> None:
+        """Keep a program to compare others with."""
+        self.known = [*self.known, (step, window)][-_KEPT:]
 
 
 class Recorder(TorchFunctionMode):
@@ -85,6 +98,8 @@ class Recorder(TorchFunctionMode):
         self._files = files
         self._stop_after = stop_after
         self.compilations: list[Compiled] = []
+        self.variants: list[Compiled] = []
+        """Programs that would have been compiled, but for cells that ran before."""
         self.reads: dict[tuple[str, Place | None], Tally] = {}
         self.fallbacks: dict[tuple[str, Place | None], Tally] = {}
         self.started = 0
@@ -108,6 +123,8 @@ class Recorder(TorchFunctionMode):
         self._last_mark: float | None = None
         self._compiled_since = False
         self._stopping = False
+        self._tail_ops = 0
+        """So many of the operations belong to the body of the step that has ended."""
         self._tail: list[tuple[CodeType, int]] = []
         """After a step's end: the lines of it, until the next step begins."""
 
@@ -141,23 +158,29 @@ class Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         ended = time.perf_counter()
         made = operations.result(result)
-        if operations.on_xla(given) or operations.on_xla(made) or name == "backward":
-            self.used_xla = True
+        taken = operations.on_xla(given)
+        self.used_xla = self.used_xla or taken
+        if taken or operations.on_xla(made) or name == "backward":
+            after = xla.counts() if xla.running() else Counts()
             op = Op(name, place, self.in_optimizer, given, made)
-            self._add(op)
-            after = xla.counts()
-            self._look(op, before, after, ended - called)
+            read = taken and not operations.on_xla(made)
+            read = read and (operations.on_cpu(made) or after.read > before.read)
+            if not read:
+                self._add(op)
+            self._look(op, before, after, ended - called, read)
         self._own += time.perf_counter() - ended + called - begun
         return result
 
     def _add(self, op: Op) -> None:
         self._ops.append(op)
+        if self._tail:
+            self._tail_ops = len(self._ops)
         if len(self._ops) > 2 * _LONGEST:
             del self._ops[:_LONGEST]
             self._dropped += _LONGEST
 
-    def _look(self, op: Op, before: Counts, after: Counts, seconds: float) -> None:
-        """What the operation led to."""
+    def _look(self, op: Op, before: Counts, after: Counts, seconds: float, read: bool) -> None:
+        """What the operation led to. `read`: its result is on the host."""
         compiling = 0.0
         if after.started > before.started:
             compiling = self._program(op.name, op.place, after.compiled > before.compiled)
@@ -165,7 +188,7 @@ class Recorder(TorchFunctionMode):
         if after.fallen > before.fallen:
             tally = self.fallbacks.setdefault(op.key, Tally(op.name, op.place))
             tally.add(self.step, spent, after.fallen - before.fallen)
-        elif after.read > before.read and not self._in_closure():
+        elif read and not self._in_closure():
             self.reads.setdefault(op.key, Tally(op.name, op.place)).add(self.step, spent)
 
     def place(self) -> Place | None:
@@ -211,7 +234,9 @@ class Recorder(TorchFunctionMode):
         """A program was started, from a line; the seconds of its compilation."""
         self.started += 1
         site = self._sites.setdefault((name, place), _Site())
-        window = tuple(self._ops[max(site.begin - self._dropped, 0) :])
+        begin = max(site.begin - self._dropped, 0)
+        tail = max(self._tail_ops - begin, 0)
+        window = Window(tuple(self._ops[begin:]), tail, first=site.last is None)
         site.begin = self._dropped + len(self._ops)
         seconds = 0.0
         if compiled:
@@ -219,21 +244,35 @@ class Recorder(TorchFunctionMode):
             total = xla.compile_seconds()
             seconds, self._compile_seconds = max(total - self._compile_seconds, 0.0), total
             since, cause = self._cause(site, window)
-            self.compilations.append(
-                Compiled(place, self.step, seconds, xla.graph_size(), cause, since)
-            )
-            site.compiled = [*site.compiled, (self.step, window)][-_KEPT:]
-        else:
+            size = xla.graph_size()
+            self.compilations.append(Compiled(place, self.step, seconds, size, cause, since))
+            site.remember(self.step, window)
+        elif site.last is not None:
             site.harmless |= varying(window, site.last)
+            self._variant(site, window, place)
+        else:
+            site.remember(self.step, window)
         site.last, site.last_step = window, self.step
         return seconds
 
     def _cause(self, site: _Site, window: Window) -> tuple[int, Cause]:
-        known = [(site.last_step, site.last), *reversed(site.compiled)] if site.last else []
+        last = [] if site.last is None else [(site.last_step, site.last)]
+        known = [*last, *reversed(site.known)]
         best = max(known, key=lambda one: alike(window, one[1]), default=None)
         if best is None or alike(window, best[1]) < ALIKE:
             return 0, Cause("other")
         return best[0], compare(window, best[1], site.harmless)
+
+    def _variant(self, site: _Site, window: Window, place: Place | None) -> None:
+        """A program that this cell has not had, but the kernel has: compiled for another cell."""
+        assert site.last is not None
+        known = [site.last, *(one for _, one in site.known)]
+        if not all(is_variant(window, one) for one in known):
+            return
+        since, cause = self._cause(site, window)
+        if cause.kind in ("shape", "dtype", "data", "branch"):
+            self.variants.append(Compiled(place, self.step, 0.0, 0, cause, since))
+        site.remember(self.step, window)
 
     # -- steps
 
@@ -267,6 +306,7 @@ class Recorder(TorchFunctionMode):
         self._stepped = False
         self._dropped += len(self._ops)
         self._ops.clear()
+        self._tail_ops = 0
         for site in self._sites.values():
             site.begin = self._dropped
         self._tail = self._where_it_ended()
