@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import collectives, doctor, failing, lines, reading, start, step
+from benchmarks import collectives, doctor, failing, lines, predict, reading, start, step
 
 MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = {
     "start": (
@@ -31,6 +31,10 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     "failing": (
         failing.measure,
         lambda folder: failing.measure(folder, 1, ("fail", "loop")),
+    ),
+    "predict": (
+        lambda folder, rounds: predict.measure(folder, rounds, 4, 3000),
+        lambda folder: predict.measure(folder, 1, 2, 100),
     ),
     "lines": (
         lambda folder, rounds: lines.measure(folder, rounds, 100_000),

@@ -71,6 +71,17 @@ ROOT = Path(__file__).parents[1]
             ],
         ),
         (
+            "predict",
+            [
+                r"predict on 2 ranks {2,}N",
+                r"rank 0 of them, while the others wait {2,}N {2,}N",
+                r"a rank by itself, with \d+ processors {2,}N {2,}N",
+                r"bare {2,}N",
+                r'shard, rest="drop" {2,}N {2,}N {2,}(met|missed)',
+                r"shard and masked_loss {2,}N {2,}N {2,}(met|missed)",
+            ],
+        ),
+        (
             "lines",
             [
                 r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}50 {2,}50",
