@@ -92,6 +92,18 @@ ROOT = Path(__file__).parents[1]
                 r"all 200 lines in run\.log {2,}200 {2,}met",
             ],
         ),
+        (
+            "watching",
+            [
+                r"8 ranks, 1,000 lines/s each {2,}N {2,}N {2,}N {2,}N",
+                r"256 simulated ranks {2,}N {2,}N {2,}N {2,}N",
+                r"8 ranks: under 5 % of one core {2,}\d+\.\d % {2,}(met|missed)",
+                r"8 ranks: run\.log is complete {2,}0 missing {2,}met",
+                r"8 ranks: the server drops nothing {2,}0 times {2,}met",
+                r"256 ranks: two updates a second {2,}\d\.\d\d {2,}(met|missed)",
+                r"256 ranks: a card of at most 10 kB {2,}\d\.\d kB {2,}met",
+            ],
+        ),
     ],
 )
 def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
