@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 
 from tests.kernels import Kernel, Ran, kernel, until
+from tests.test_board import curves
 from tests.test_options import SURFACE
 from tpunb.rundir import RunDir, runs_in
 from tpunb.worker import processes
@@ -118,6 +119,9 @@ class TestATrainCell:
         )
         assert "loss 0.5" in ran.status
         assert "step 1" in ran.status
+        folder = last_run(nb).path
+        until(lambda: list(folder.glob("events.out.tfevents.*")), "TensorBoard's file")
+        until(lambda: curves(folder) == {"loss": [(1, 0.5)]}, "its one value")
 
     def test_no_raise(self, nb: Kernel) -> None:
         ran = train(nb, "1 / 0", "--no-raise --cores 2").good()

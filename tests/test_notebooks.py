@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 SHOWS = {
+    "11_static_shapes": r"\d+ compilations became \d+, .* of 250 paragraphs told right",
+    "12_inference_on_all_cores": r"one core: .* 2 cores: (.|\n)* gave all 1797, in order",
     "13_big_batches": r"by hand +\d.*\nAccumulation +\d.* 8 +\d",
 }
 """What a notebook prints at its end: the figures before and after."""
