@@ -138,6 +138,10 @@ class RunDir:
         """Where a rank says how far its loops have come (tpunb.training.track)."""
         return self.attempt(attempt, rank) / "progress.json"
 
+    def saving(self, attempt: int, rank: int) -> Path:
+        """Where a rank notes the seconds of each of its checkpoints (tpunb.training.timing)."""
+        return self.attempt(attempt, rank) / "saving.txt"
+
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""
         return self.attempt(attempt, rank) / "stacks.txt"
