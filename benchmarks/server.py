@@ -18,8 +18,10 @@ import nbformat
 import websocket
 
 from tpunb.worker import processes
+from tpunb.worker.processes import Process
 
 PATIENCE = 300.0
+LOGGED_IN = {"Authorization": "token bench"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -31,19 +33,20 @@ class Heard:
     """The id of the request."""
     streams: list[tuple[float, str, str]] = field(default_factory=list)
     """When, to which stream, and what was written."""
-    updates: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-    """When an output was shown or replaced, and its bundle."""
+    updates: list[tuple[float, float, dict[str, Any]]] = field(default_factory=list)
+    """When an output was shown or replaced, the processor seconds that the kernel's own process
+    had used by then, and the bundle."""
     error: str = ""
     """The traceback, if it has failed."""
     ended: float | None = None
 
-    def take(self, kind: str, content: dict[str, Any]) -> None:
+    def take(self, kind: str, content: dict[str, Any], kernel: Process) -> None:
         """Take in one message about this cell."""
         now = time.monotonic()
         if kind == "stream":
             self.streams.append((now, content["name"], content["text"]))
         elif kind in ("display_data", "update_display_data"):
-            self.updates.append((now, content["data"]))
+            self.updates.append((now, _used(kernel), content["data"]))
         elif kind == "error":
             self.error = "\n".join(content["traceback"])
         elif kind == "status" and content["execution_state"] == "idle":
@@ -67,7 +70,7 @@ class Server:
 
     def __enter__(self) -> Server:
         runtime = self._folder / "runtime"
-        options = "--no-browser --allow-root --ServerApp.port=0 --IdentityProvider.token="
+        options = "--no-browser --allow-root --ServerApp.port=0 --IdentityProvider.token=bench"
         env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime)}
         with open(self._folder / "server.log", "w") as log:
             self._server = subprocess.Popen(
@@ -85,8 +88,9 @@ class Server:
         self._socket = websocket.create_connection(
             f"{self._url.replace('http', 'ws', 1)}api/kernels/{kernel}/channels",
             timeout=PATIENCE,
+            header=LOGGED_IN,
         )
-        [self.kernel] = [
+        [self._kernel] = [
             process for process in processes.descendants(self._server.pid)
             if "ipykernel" in Path(f"/proc/{process.pid}/cmdline").read_text()
         ]  # fmt: skip
@@ -106,7 +110,7 @@ class Server:
             for path in runtime.glob("jpserver-*.json"):
                 try:
                     url = str(json.loads(path.read_text())["url"])
-                    urlopen(f"{url}api").close()
+                    urlopen(Request(f"{url}api", headers=LOGGED_IN)).close()
                 except (ValueError, OSError):  # it is being written, or not listened at yet
                     continue
                 return url
@@ -115,7 +119,9 @@ class Server:
 
     def _ask(self, path: str, data: dict[str, Any]) -> Any:
         request = Request(
-            f"{self._url}{path}", json.dumps(data).encode(), {"Content-Type": "application/json"}
+            f"{self._url}{path}",
+            json.dumps(data).encode(),
+            {"Content-Type": "application/json", **LOGGED_IN},
         )
         with urlopen(request) as answer:
             return json.load(answer)
@@ -136,12 +142,13 @@ class Server:
         while heard.ended is None:
             told = json.loads(self._socket.recv())
             if told["parent_header"].get("msg_id") == heard.message:
-                heard.take(told["msg_type"], told["content"])
+                heard.take(told["msg_type"], told["content"], self._kernel)
         if heard.error:
             raise AssertionError(heard.error)
         return heard
 
-    def kernel_seconds(self) -> float:
-        """Processor seconds of the kernel's own process so far."""
-        stat = Path(f"/proc/{self.kernel.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / _TICKS
+
+def _used(process: Process) -> float:
+    """Processor seconds of a process so far."""
+    stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / _TICKS

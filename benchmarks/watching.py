@@ -21,7 +21,6 @@ MANY = 256
 """Simulated ranks."""
 LINE = re.compile(r"^\[\d+\] rank (\d) line (\d{7}):", re.M)
 SETUP = f"%load_ext tpunb\n%tpu_setup --cores {RANKS}\nimport json, os, time"
-# The cell itself says how much processor time its kernel has used for it.
 TRAIN = """%%tpu_train
 import tpunb
 rank, began, number = int(os.environ["RANK"]), time.monotonic(), 0
@@ -37,7 +36,7 @@ import subprocess, sys, tempfile
 from pathlib import Path
 from tpunb.display.view import View
 from tpunb.launcher import follow
-from tpunb.models import RunResult, RunSpec
+from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
 folder = RunDir(tempfile.mkdtemp(dir="."))
 spec = RunSpec(folder.id, "many", {ranks}, "CPU", "/", (), ())
@@ -69,15 +68,18 @@ class Seen:
     dropped: int = 0
     """How often the server said that it drops messages."""
 
-    def add(self, heard: Heard, busy: float, since: float) -> None:
-        cards = [(time, data["text/html"]) for time, data in heard.updates if "text/html" in data]
-        times = [time for time, html in cards if " ranks" in html and time >= since]
-        assert heard.ended is not None
-        took = times[-1] - times[0]
-        self.share.add([100 * busy / took])
-        self.rate.add([(len(times) - 1) / took])
-        self.longest.add([max(later - earlier for earlier, later in pairwise(times))])
-        self.size.add([max(len(html.encode()) for _, html in cards) / 1000])
+    def add(self, heard: Heard) -> None:
+        """What was seen between the first and the last card of ranks that train."""
+        cards = [
+            (time, used, data["text/html"])
+            for time, used, data in heard.updates
+            if data["text/plain"].startswith("training · ")
+        ]
+        (began, before, _), (ended, after, _) = cards[0], cards[-1]
+        self.share.add([100 * (after - before) / (ended - began)])
+        self.rate.add([(len(cards) - 1) / (ended - began)])
+        self.longest.add([max(later[0] - sooner[0] for sooner, later in pairwise(cards))])
+        self.size.add([max(len(html.encode()) for _, _, html in cards) / 1000])
         self.dropped += len(heard.dropped)
 
 
@@ -93,13 +95,9 @@ def measure(folder: Path, rounds: int, seconds: float) -> str:
                                            root=str(Path(__file__).parents[1]))])  # fmt: skip
         with Server(notebook) as server:
             server.run(0)
-            before = server.kernel_seconds()
-            heard = server.run(1)
-            real.add(heard, server.kernel_seconds() - before, heard.updates[0][0])
+            real.add(server.run(1))
             real.missing += _missing(where)
-            before = server.kernel_seconds()
-            heard = server.run(2)
-            many.add(heard, server.kernel_seconds() - before, heard.updates[0][0])
+            many.add(server.run(2))
     rows = [("", "kernel, % of a core", "cards/s", "longest wait, s", "card, kB")]
     for label, seen in ((f"{RANKS} ranks, {LINES:,} lines/s each", real),
                         (f"{MANY} simulated ranks", many)):  # fmt: skip
@@ -117,8 +115,8 @@ def measure(folder: Path, rounds: int, seconds: float) -> str:
          met(many.size, most=10)),
     ]  # fmt: skip
     head = (
-        f"Watching: {seconds:.0f} s each, behind a real Jupyter server; what the kernel's process "
-        "uses,\nthe cell's conversion and the run's start and end among it."
+        f"Watching: {seconds:.0f} s each, behind a real Jupyter server. Processor time is that of "
+        "the kernel's\nown process, between the first and the last card of ranks that train."
     )
     return f"{head}\n\n{table(rows)}\n\n{table(goals)}"
 

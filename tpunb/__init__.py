@@ -21,12 +21,24 @@ if TYPE_CHECKING:
     from tpunb.comparison import plot, runs
     from tpunb.diagnosis import diagnose
     from tpunb.models import RunResult
+    from tpunb.scaling import compare
     from tpunb.training.checkpoint import load, save
     from tpunb.training.log import log
     from tpunb.training.track import track
 
 __version__ = "0.1.0"
-__all__ = ["RunResult", "diagnose", "last_run", "load", "log", "plot", "runs", "save", "track"]
+__all__ = [
+    "RunResult",
+    "compare",
+    "diagnose",
+    "last_run",
+    "load",
+    "log",
+    "plot",
+    "runs",
+    "save",
+    "track",
+]
 
 last_run: RunResult | None = None
 """The result of the last run of this kernel."""
@@ -34,6 +46,7 @@ last_run: RunResult | None = None
 
 _PLACES = {
     "RunResult": "models",
+    "compare": "scaling",
     "diagnose": "diagnosis",
     "load": "training.checkpoint",
     "log": "training.log",

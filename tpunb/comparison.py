@@ -53,13 +53,14 @@ def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = Non
     MissingPackageError without matplotlib, ValueError where nothing was logged.
     """
     place = listings.default_folder() if folder is None else Path(folder)
-    found = list(_chosen(which, place))
+    found = list(chosen(which, place))
     if not which:
         found = [run for run in rundir.runs_in(place) if run.metrics.exists()]
     return figures.panels(dict(zip(_labels(found), map(_metrics, found), strict=True)))
 
 
-def _chosen(which: Iterable[RunResult | str | pd.DataFrame], place: Path) -> Iterator[RunDir]:
+def chosen(which: Iterable[RunResult | str | pd.DataFrame], place: Path) -> Iterator[RunDir]:
+    """The folders of runs that are given as results, ids or parts of them, or rows of `runs()`."""
     for one in which:
         if isinstance(one, RunResult):
             yield RunDir(one.dir)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tpunb import records, telling
 from tpunb.communication import Collective
 from tpunb.price import Price
+from tpunb.profile import Profile
 from tpunb.summary import Summary
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class RunSpec:
     """How many cores the one process of the run drives, in torch_xla's SPMD mode; None: there is
     a process, a rank, for each core."""
 
+    profile: Profile | None = None
     price: Price | None = None
     """What this machine costs; None where it is not known."""
 
@@ -196,6 +198,7 @@ class RunSpec:
         values["blocks"] = tuple(Block(**block) for block in values["blocks"])
         values["sys_path"] = tuple(values["sys_path"])
         values["returns"] = tuple(values["returns"])
+        values["profile"] = Profile.from_json(values.get("profile"))
         values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(**values)
 

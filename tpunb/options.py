@@ -20,6 +20,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from tpunb import logs
 from tpunb.data import command
+from tpunb.profile import Profile
 
 _BRACES = re.compile(r"\{([A-Za-z_]\w*)[\w.]*\}")
 _DOLLAR = re.compile(r"^\$([A-Za-z_]\w*)$")
@@ -138,6 +139,18 @@ def _steps(text: str) -> int:
     return int(text)
 
 
+def _profile(text: str) -> Profile:
+    """RANKS or RANKS:FIRST-LAST, as in 0,3:10-20."""
+    found = re.fullmatch(r"(\d+(?:,\d+)*)(?::(\d+)-(\d+))?", text)
+    ranks, first, last = found.groups() if found else ("", None, None)
+    profile = Profile(
+        tuple(map(int, ranks.split(","))) if ranks else (), int(first or 5), int(last or 10)
+    )
+    if not ranks or not 1 <= profile.first <= profile.last:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST (0,3:5-10)")
+    return profile
+
+
 def _add_stop_when_done(parser: argparse.ArgumentParser, when: str) -> None:
     parser.add_argument(
         "--stop-when-done", action="store_true",
@@ -198,6 +211,9 @@ TRAIN.add_argument("--fresh", action="store_true", help="start a new agent inste
 TRAIN.add_argument("--replicate", action="store_true", help="every rank runs the prelude itself")
 TRAIN.add_argument("--dry-run", action="store_true",
                    help="show the plan and the script, run nothing")  # fmt: skip
+TRAIN.add_argument("--profile", type=_profile, metavar="RANKS:FIRST-LAST",
+                   help="write a trace of these ranks and steps for xprof into the run's folder, "
+                   "e.g. 0,3:5-10")  # fmt: skip
 TRAIN.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")
 _add_stop_when_done(TRAIN, "when this run has ended")
 

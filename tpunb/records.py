@@ -25,6 +25,8 @@ REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "max": max,
 }
 """How one value is made of those of several ranks."""
+SPEED, FLOPS = "samples_per_second", "flops_per_sample"
+"""Metrics with these names are what `tpunb.training.Throughput` has measured."""
 Row = dict[str, Any]
 
 

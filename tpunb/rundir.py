@@ -142,6 +142,10 @@ class RunDir:
         """Where a rank notes the seconds of each of its checkpoints (tpunb.training.timing)."""
         return self.attempt(attempt, rank) / "saving.txt"
 
+    def recompiled(self, attempt: int, rank: int) -> Path:
+        """Where a rank tells of programs that were compiled again (tpunb.worker.marks)."""
+        return self.attempt(attempt, rank) / "recompiled.jsonl"
+
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""
         return self.attempt(attempt, rank) / "stacks.txt"

@@ -226,6 +226,7 @@ class Session:
             price=prices.of(here),
             replicate=read.replicate,
             spmd=None if one is None else cores,
+            profile=chosen.profile,
         )
         notes = _notes(read, spec, one)
         slim = replace(read.snapshot, content=None)

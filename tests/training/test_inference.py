@@ -81,6 +81,12 @@ def test_in_the_kernel_it_is_the_model_on_each_batch(size: int) -> None:
     assert set(model.calls) == {(8, 4)}
 
 
+def test_bfloat16_is_for_computing_and_not_for_what_comes_back() -> None:
+    model = Model()
+    check(predict(model, data(50), 8, bf16=True), 50, tolerance=0.03)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 64), st.integers(1, 8), st.booleans(), st.booleans())
 def test_rows_of_all_ranks_come_into_the_order_of_the_data(

@@ -71,6 +71,7 @@ def train(kind: str, folder: str, stop: int | None) -> tuple[list[float], list[t
     device = torch_xla.device()
     net = [nn.BatchNorm1d(6), nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3), nn.Dropout(0.1)]
     model = nn.Sequential(*net).to(device)
+    torch.manual_seed(rank)  # other orders
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)
     images = Images()

@@ -58,7 +58,7 @@ class View:
         """When the newest lines were shown, and which."""
         self._tracebacks = Tracebacks(run)
         self._status = Status(spec, _short(run.path), clock=clock, age=age)
-        self._published = -math.inf
+        self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
 
@@ -96,9 +96,12 @@ class View:
         that were read together: those that are equal fold.
         """
         now = self._clock()
-        every = BATCH_EVERY if self._front.batch else STATUS_EVERY
-        if now - self._published >= every:
-            self._publish(now)
+        if now >= self._due:
+            every = BATCH_EVERY if self._front.batch else STATUS_EVERY
+            # From when it was due, not from now: or else each look would be a little later.
+            shown = self._publish(now)
+            since = self._due if now - self._due < every else now
+            self._due = since + every if shown else now + every / 4
         self._stream.flush(now)
         if now - self._shown[0] >= (BATCH_EVERY if self._front.batch else NEWEST_EVERY):
             self._show_newest(now)
@@ -133,12 +136,13 @@ class View:
             self._front.newest(head, lines[1:])
             self._shown = now, lines
 
-    def _publish(self, now: float) -> None:
+    def _publish(self, now: float) -> bool:
+        """Show the status; False if it has not changed."""
         if self._status.running:
             self._status.unfinished = self._stream.unfinished(now)
         content, state = self._status.content(), self._status.state()
         if content == self._content:
-            return
+            return False
         if self._front.publish is not None:
             html = self._status.html(stop=self._front.stops)
             bundle = {"text/html": html, "text/plain": self._status.text()}
@@ -146,8 +150,9 @@ class View:
         elif state != self._state or now - self._published >= TERMINAL_EVERY:
             self._front.write(self._status.line() + "\n")
         else:
-            return
+            return False
         self._published, self._content, self._state = now, content, state
+        return True
 
 
 def _short(path: Path) -> str:

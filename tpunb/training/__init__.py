@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tpunb.training.precision import bf16, watch_sums
     from tpunb.training.resuming import TrainingState
     from tpunb.training.sharding import shard
+    from tpunb.training.throughput import Throughput, training_flops
     from tpunb.training.weights import save_weights
 
 _MODULES = {
@@ -29,6 +30,7 @@ _MODULES = {
     "Buckets": "buckets",
     "MaskedMean": "masks",
     "Position": "position",
+    "Throughput": "throughput",
     "TrainingState": "resuming",
     "Update": "accumulation",
     "bf16": "precision",
@@ -43,6 +45,7 @@ _MODULES = {
     "predict": "inference",
     "save_weights": "weights",
     "shard": "sharding",
+    "training_flops": "throughput",
     "watch_sums": "precision",
 }
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
     "Buckets",
     "MaskedMean",
     "Position",
+    "Throughput",
     "TrainingState",
     "Update",
     "bf16",
@@ -64,6 +68,7 @@ __all__ = [
     "predict",
     "save_weights",
     "shard",
+    "training_flops",
     "watch_sums",
 ]
 

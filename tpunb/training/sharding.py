@@ -200,7 +200,7 @@ class MapShard(Shard):
                 stacklevel=3,
             )
         dealt = self.deal(world)
-        self._batches.next = [dealt.of_rank(step, rank) for step in range(len(dealt.steps))]
+        self._batches.chosen = dealt, rank
         for step, batch in enumerate(self._loader):
             yield Dealt(batch, dealt.count(step), dealt.of_step(step))
         self._complete = self.epoch
@@ -236,16 +236,15 @@ class StreamShard(Shard):
 
 
 class _Batches(BatchSampler):
-    """The indices of the batches of one epoch, which is chosen before it begins."""
+    """The indices of this rank's batches of one epoch, which is chosen before it begins."""
 
     def __init__(self) -> None:
-        self.next: Sequence[torch.Tensor] = []
+        self.chosen: tuple[Deal, int] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        return map(torch.Tensor.tolist, self.next)
-
-    def __len__(self) -> int:
-        return len(self.next)
+        assert self.chosen is not None
+        dealt, rank = self.chosen  # those of now, also when another epoch has begun
+        return (dealt.of_rank(step, rank).tolist() for step in range(len(dealt.steps)))
 
 
 class _Order:
@@ -256,6 +255,7 @@ class _Order:
         self._size = size
         self._seed = seed
         self._epoch = 0
+        self._drawn: torch.Tensor | None = None
         distributed = isinstance(sampler, DistributedSampler)
         self.is_sequential = isinstance(sampler, SequentialSampler) or (
             distributed and not sampler.shuffle
@@ -270,6 +270,8 @@ class _Order:
             self._seed += sampler.seed
 
     def set_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._drawn = None
         self._epoch = epoch
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
@@ -278,18 +280,25 @@ class _Order:
         return torch.Generator().manual_seed(self._seed + self._epoch)
 
     def draw(self) -> torch.Tensor:
+        """The order of this epoch."""
         if self.is_sequential:
             return torch.arange(self._size)
         if self._is_plain:
             return torch.randperm(self._size, generator=self.generator())
+        if self._drawn is None:
+            # Once in an epoch: a sampler may have a state of its own, and `len` asks too.
+            self._drawn = torch.tensor(self._of_sampler(), dtype=torch.int64)
+        return self._drawn
+
+    def _of_sampler(self) -> list[int]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed + self._epoch)
             own = getattr(self._sampler, "generator", None)
             if own is None:
-                return torch.tensor(list(self._sampler), dtype=torch.int64)
+                return list(self._sampler)
             self._sampler.generator = self.generator()
             try:
-                return torch.tensor(list(self._sampler), dtype=torch.int64)
+                return list(self._sampler)
             finally:
                 self._sampler.generator = own
 
