@@ -181,6 +181,10 @@ def test_a_loader_keeps_its_collate_and_dicts_are_keywords() -> None:
     assert found.tolist() == [at + 1.0 for at in range(11)]
 
 
+def test_a_function_of_torch_is_a_model_too() -> None:
+    assert torch.equal(predict(torch.sigmoid, torch.arange(9.0), 4), torch.arange(9.0).sigmoid())
+
+
 def test_a_step_chooses_what_goes_in_and_what_comes_out() -> None:
     model = nn.Linear(4, 3).eval()
     found = predict(model, data(10), 4, step=lambda batch: model(batch[0]).argmax(1))
@@ -197,6 +201,18 @@ def test_a_model_in_bfloat16_gives_what_it_gives() -> None:
     found = predict(model, data(9).tensors[0].bfloat16(), 4)
     assert found.dtype == torch.bfloat16
     assert found.shape == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (data(8), "too many positional arguments"),
+        ([{"x": torch.zeros(4)}] * 8, "missing a required argument: 'input'"),
+    ],
+)
+def test_a_batch_that_does_not_fit_the_model_is_told(samples: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=rf"predict: .*{said}.* step=lambda batch: model"):
+        predict(nn.Linear(4, 3), samples, 4)
 
 
 @pytest.mark.parametrize(

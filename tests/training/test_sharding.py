@@ -235,11 +235,14 @@ def test_groups_are_of_the_samples_that_the_sampler_gives(as_rank: As) -> None:
 def test_its_length_is_that_of_the_world_in_which_it_is_asked(as_rank: As) -> None:
     dealt = shard(range(100), 8)
     assert len(dealt) == 13
-    assert repr(dealt) == "100 samples in 13 steps of 8 on 1 rank (rest='pad', 4 fillers)"
+    assert (
+        repr(dealt)
+        == "100 samples in 13 steps of 8 on 1 rank, rest='pad': 4 of 104 places are filled up"
+    )
     as_rank(3, 4)
     assert len(dealt) == 4 == len(list(dealt))
     dealt = shard(range(100), 5, rest="drop")
-    assert repr(dealt) == "100 samples in 5 steps of 5 on 4 ranks (rest='drop')"
+    assert repr(dealt) == "100 samples in 5 steps of 5 on 4 ranks, rest='drop'"
 
 
 @pytest.mark.parametrize("data", [[], torch.empty(0, 3), Stream(0)])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tpunb.training.counting import compilations
     from tpunb.training.gradients import optimizer_step
     from tpunb.training.inference import predict
+    from tpunb.training.loading import LoaderCheck, Loading, check_loader
     from tpunb.training.loops import masked_while
     from tpunb.training.masks import MaskedMean, masked_loss, masked_mean
     from tpunb.training.padding import pad_images, pad_sequences
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
 _MODULES = {
     "Accumulation": "accumulation",
     "Buckets": "buckets",
+    "LoaderCheck": "loading",
+    "Loading": "loading",
     "MaskedMean": "masks",
     "Position": "position",
     "Throughput": "throughput",
     "TrainingState": "resuming",
     "Update": "accumulation",
     "bf16": "precision",
+    "check_loader": "loading",
     "choose_buckets": "buckets",
     "compilations": "counting",
     "masked_loss": "masks",
@@ -51,12 +55,15 @@ _MODULES = {
 __all__ = [
     "Accumulation",
     "Buckets",
+    "LoaderCheck",
+    "Loading",
     "MaskedMean",
     "Position",
     "Throughput",
     "TrainingState",
     "Update",
     "bf16",
+    "check_loader",
     "choose_buckets",
     "compilations",
     "masked_loss",

@@ -184,12 +184,12 @@ class MapShard(Shard):
         world = rank_and_world()[1]
         steps = self.deal(world).steps
         ranks = "1 rank" if world == 1 else f"{world} ranks"
-        text = (
-            f"{self.size} samples in {len(steps)} steps of {self.batch_size} on {ranks} "
-            f"(rest={self.rest!r}"
+        places = len(steps) * self.batch_size * world
+        filled = places - sum(end - first for first, end in steps)
+        return (
+            f"{self.size} samples in {len(steps)} steps of {self.batch_size} on {ranks}, "
+            f"rest={self.rest!r}" + (f": {filled} of {places} places are filled up" * bool(filled))
         )
-        missing = len(steps) * self.batch_size * world - sum(end - first for first, end in steps)
-        return text + (f", {missing} fillers)" if missing else ")")
 
     def dealt(self) -> Iterator[Dealt]:
         rank, world = rank_and_world()
