@@ -169,7 +169,7 @@ class Programs:
                 self._same = f"collective {self.calls} ({_steps()})"
             return False
         pattern = tuple(graphs.index(graph) for graph in graphs)
-        known = (call.digest(), pattern)
+        known = (call.digest, pattern)
         if known in self._told or len(self._told) == _MOST_TOLD:
             return False
         self._told.add(known)

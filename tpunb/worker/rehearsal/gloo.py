@@ -28,11 +28,9 @@ from tpunb.worker.rehearsal.waiting import Others
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
-_HEADER = struct.Struct("<16sqQI28x")
+HEADER = struct.Struct("<16sqQI28x")
 """Digest of the call, bytes that the rank brings, hash of the program, the line; 64 in all, so
 that what follows is aligned for any type."""
-SMALL = (1 << 14) - _HEADER.size
-"""Bytes that travel with the header: gloo takes about as long for 16 kB as for one byte."""
 
 
 class Wire:
@@ -62,7 +60,8 @@ class Wire:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
         Waits for all of them. `brought` is a flat tensor that will be exchanged in the block:
-        if it is small, it travels with the agreement, and the exchange takes no more time.
+        if it is no more than some megabytes, it travels with the agreement, and the exchange
+        takes no more time.
         Gives how many bytes each one brings. Whoever leaves the block in the middle takes part
         in no later collective: the ranks no longer agree on what comes next.
 
@@ -105,24 +104,24 @@ class Wire:
         size = _size(brought)
         program, line = divergence.mine.take(), where()
         mark = line.mark() if line else 0
-        message = torch.empty(_HEADER.size + SMALL, dtype=torch.uint8)
-        _HEADER.pack_into(message.numpy().data, 0, call.digest(), size, program, mark)
-        if brought is not None and size <= SMALL:
-            message[_HEADER.size : _HEADER.size + size] = brought.view(torch.uint8)
         self._brought = None
-        messages = self.all_gather(message, members, call)
-        headers = [_HEADER.unpack_from(part.numpy().data) for part in messages]
+        if len(members) == 1:
+            self._others.trail.add(line, [mark])
+            return [size]
+        header = HEADER.pack(call.digest, size, program, mark)
+        mesh = self._others.tell(header, brought, members, call)
+        headers = [HEADER.unpack_from(mesh.header(member)) for member in members]
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
         self._others.trail.add(line, [mark for *_, mark in headers])
         if divergence.mine.differ(call, [program for *_, program, _ in headers]):
             self._tell_of_programs(call, members)
         sizes = [length for _, length, *_ in headers]
-        if max(sizes) <= SMALL:
+        if max(sizes) <= mesh.room:
             self._brought = brought
             self._parts = {
-                member: part[_HEADER.size : _HEADER.size + length]
-                for member, part, length in zip(members, messages, sizes, strict=True)
+                member: mesh.part(member, length, HEADER.size)
+                for member, length in zip(members, sizes, strict=True)
             }
         return sizes
 
@@ -156,8 +155,8 @@ class Wire:
                 flat.add_(other)
             self._brought = None
             return
-        group = self._others.group(members, call)
-        self._others.wait(group.backend.allreduce([flat]), group, call)
+        backend, group = self._others.gloo(members, call)
+        self._others.wait(backend.allreduce([flat]), group, call)
 
     def all_gather(
         self, flat: torch.Tensor, members: Sequence[int], call: Call
@@ -169,9 +168,9 @@ class Wire:
             return [self._parts[member].view(flat.dtype) for member in members]
         if flat.numel() == 0:
             return [flat] * len(members)
-        group = self._others.group(members, call)
+        backend, group = self._others.gloo(members, call)
         gathered = memory.empty(len(members) * flat.numel(), flat.dtype)
-        self._others.wait(group.backend._allgather_base(gathered, flat), group, call)
+        self._others.wait(backend._allgather_base(gathered, flat), group, call)
         return list(gathered.split(flat.numel()))
 
     def all_to_all(
@@ -191,9 +190,9 @@ class Wire:
         if flat is self._brought and len({*sent, *received}) == 1:
             parts = [part.split(sent[0]) for part in self.all_gather(flat, members, call)]
             return torch.cat([part[list(members).index(self.rank)] for part in parts])
-        group = self._others.group(members, call)
+        backend, group = self._others.gloo(members, call)
         result = memory.empty(sum(received), flat.dtype)
-        self._others.wait(group.backend.alltoall_base(result, flat, received, sent), group, call)
+        self._others.wait(backend.alltoall_base(result, flat, received, sent), group, call)
         return result
 
     def all_gather_bytes(self, data: bytes, members: Sequence[int], call: Call) -> list[bytes]:

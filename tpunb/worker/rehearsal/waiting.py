@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 
 from tpunb.worker.rehearsal.calls import Call, disagreement
@@ -23,6 +24,7 @@ from tpunb.worker.rehearsal.errors import (
     WaitedTooLongError,
 )
 from tpunb.worker.rehearsal.group import Group
+from tpunb.worker.rehearsal.mesh import Arrival, Mesh
 from tpunb.worker.rehearsal.trail import Farewell, Trail, departed
 from tpunb.worker.rehearsal.waits import Wait, crossed
 
@@ -58,7 +60,25 @@ class Others:
             self._groups[key] = self._meet(key, call)
         return self._groups[key]
 
-    def wait(self, work: Work, group: Group, call: Call) -> None:
+    def gloo(self, members: Sequence[int], call: Call) -> tuple[Any, Group]:
+        """What is connected over gloo, after all members have agreed on a call; the group."""
+        group = self.group(members, call)
+        if group.backend is None:
+            try:
+                group.connect(self.rank, self._timeout)
+            except RuntimeError as error:
+                self._explain(group, call, error)
+        return group.backend, group
+
+    def tell(
+        self, header: bytes, brought: torch.Tensor | None, members: Sequence[int], call: Call
+    ) -> Mesh:
+        """Send all members a header, and what this rank brings if there is room; get theirs."""
+        group = self.group(members, call)
+        self.wait(group.mesh.send(header, brought, self._timeout), group, call)
+        return group.mesh
+
+    def wait(self, work: Work | Arrival, group: Group, call: Call) -> None:
         """Until an exchange has taken place. It can be interrupted."""
         group.exchanges += 1
         told = False
@@ -98,6 +118,8 @@ class Others:
         """
         name = "-".join(str(member) for member in members)
         store = PrefixStore(name, self._open_store())
+        mesh = Mesh(self.rank, members)
+        store.set(f"address/{self.rank}", mesh.address)
         store.set(f"pid/{self.rank}", str(os.getpid()))
         absent = [member for member in members if member != self.rank]
         began = looked = time.monotonic()
@@ -118,9 +140,12 @@ class Others:
         if told:
             self._go_on()
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = Group(name, members, pids, store)
+        group = Group(name, members, pids, store, mesh)
         try:
-            group.connect(self.rank, self._timeout)
+            mesh.connect(
+                {member: store.get(f"address/{member}").decode() for member in members},
+                self._timeout,
+            )
         except RuntimeError as error:
             self._explain(group, call, error)
         return group
