@@ -28,8 +28,8 @@ from tpunb.worker.rehearsal.waiting import Others
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
-HEADER = struct.Struct("<16sqQI28x")
-"""Digest of the call, bytes that the rank brings, hash of the program, the line; 64 in all, so
+HEADER = struct.Struct("<16sqQQI20x")
+"""Digest of the call, bytes that the rank brings, what it computes, the line; 64 in all, so
 that what follows is aligned for any type."""
 
 
@@ -102,19 +102,19 @@ class Wire:
 
     def _agree(self, call: Call, members: Sequence[int], brought: torch.Tensor | None) -> list[int]:
         size = _size(brought)
-        program, line = divergence.mine.take(), where()
+        programs, line = divergence.mine.take(), where()
         mark = line.mark() if line else 0
         self._brought = None
         if len(members) == 1:
             self._others.trail.add(line, [mark])
             return [size]
-        header = HEADER.pack(call.digest, size, program, mark)
+        header = HEADER.pack(call.digest, size, *programs, mark)
         mesh = self._others.tell(header, brought, members, call)
         headers = [HEADER.unpack_from(mesh.header(member)) for member in members]
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
         self._others.trail.add(line, [mark for *_, mark in headers])
-        if divergence.mine.differ(call, [program for *_, program, _ in headers]):
+        if divergence.mine.differ(call, [divergence.Marks(*marks) for _, _, *marks, _ in headers]):
             self._tell_of_programs(call, members)
         sizes = [length for _, length, *_ in headers]
         if max(sizes) <= mesh.room:
