@@ -11,7 +11,17 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import collectives, doctor, failing, lines, reading, start, step
+from benchmarks import (
+    collectives,
+    doctor,
+    failing,
+    lines,
+    predict,
+    reading,
+    start,
+    step,
+    watching,
+)
 
 MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = {
     "start": (
@@ -32,9 +42,17 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         failing.measure,
         lambda folder: failing.measure(folder, 1, ("fail", "loop")),
     ),
+    "predict": (
+        lambda folder, rounds: predict.measure(folder, rounds, 4, 3000),
+        lambda folder: predict.measure(folder, 1, 2, 100),
+    ),
     "lines": (
         lambda folder, rounds: lines.measure(folder, rounds, 100_000),
         lambda folder: lines.measure(folder, 1, 50),
+    ),
+    "watching": (
+        lambda folder, rounds: watching.measure(folder, rounds, 20),
+        lambda folder: watching.measure(folder, 1, 3),
     ),
 }
 """Each as it is, and in its quick form."""

@@ -53,6 +53,8 @@ class Running:
     found: float | None = None
     """When the last of the awaited words was here."""
     texts: list[str] = field(default_factory=list)
+    displays: dict[str, str] = field(default_factory=dict)
+    """What outputs that are replaced show as text, by display id."""
     error: str | None = None
     """The traceback, if it has failed."""
     raised: float | None = None
@@ -63,17 +65,24 @@ class Running:
         """Take in one message about this cell."""
         if kind == "stream":
             self.texts.append(content["text"])
-            if self.awaited:
-                self.awaited -= {words for words in self.awaited if words in content["text"]}
-                self.found = None if self.awaited else time.monotonic()
+            self._look(content["text"])
+        elif kind in ("display_data", "update_display_data"):
+            text = content["data"]["text/plain"]
+            self.displays[content.get("transient", {}).get("display_id", "")] = text
+            self._look(text)
         elif kind == "error":
             self.error, self.raised = "\n".join(content["traceback"]), time.monotonic()
         elif kind == "status" and content["execution_state"] == "idle":
             self.ended = time.monotonic()
 
+    def _look(self, text: str) -> None:
+        if self.awaited:
+            self.awaited -= {words for words in self.awaited if words in text}
+            self.found = None if self.awaited else time.monotonic()
+
     def text(self) -> str:
-        """What the cell has printed."""
-        return "".join(self.texts)
+        """What the cell has printed, and what it shows beside."""
+        return "\n".join(["".join(self.texts), *self.displays.values()])
 
 
 class Kernel:

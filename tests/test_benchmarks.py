@@ -71,6 +71,17 @@ ROOT = Path(__file__).parents[1]
             ],
         ),
         (
+            "predict",
+            [
+                r"predict on 2 ranks {2,}N",
+                r"rank 0 of them, while the others wait {2,}N {2,}N",
+                r"a rank by itself, with \d+ processors {2,}N {2,}N",
+                r"bare {2,}N",
+                r'shard, rest="drop" {2,}N {2,}N {2,}(met|missed)',
+                r"shard and masked_loss {2,}N {2,}N {2,}(met|missed)",
+            ],
+        ),
+        (
             "lines",
             [
                 r"%%tpu_train {2,}N {2,}N {2,}D {2,}N {2,}50 {2,}50",
@@ -79,6 +90,18 @@ ROOT = Path(__file__).parents[1]
                 *[r"nbconvert, then !python {2,}N {2,}N {2,}D {2,}N {2,}\d+ {2,}-"] * 2,
                 r"all 50 lines in run\.log {2,}50 {2,}met",
                 r"all 200 lines in run\.log {2,}200 {2,}met",
+            ],
+        ),
+        (
+            "watching",
+            [
+                r"8 ranks, 1,000 lines/s each {2,}N {2,}N {2,}N {2,}N",
+                r"256 simulated ranks {2,}N {2,}N {2,}N {2,}N",
+                r"8 ranks: under 5 % of one core {2,}\d+\.\d % {2,}(met|missed)",
+                r"8 ranks: run\.log is complete {2,}0 missing {2,}met",
+                r"8 ranks: the server drops nothing {2,}0 times {2,}met",
+                r"256 ranks: two updates a second {2,}\d\.\d\d {2,}(met|missed)",
+                r"256 ranks: a card of at most 10 kB {2,}\d\.\d kB {2,}met",
             ],
         ),
     ],

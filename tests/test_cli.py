@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from tests.kernels import ROOT, until
+from tests.kernels import PATIENCE, ROOT, until
 from tests.test_listings import made
 from tpunb import __version__, cli, listings, rundir
 from tpunb.rundir import RunDir, runs_in
@@ -32,7 +33,17 @@ SURFACE = {
     "migrate": ["NB.ipynb", "-o --output OUT.ipynb", "--diff", "--train"],
     "diagnose": ["LOG", "--returncode N", "--json"],
     "runs": ["--runs DIR"],
-    "logs": ["RUN", "--rank R", "--tail N", "-f --follow", "--runs DIR"],
+    "logs": [
+        "RUN",
+        "--rank R",
+        "--stream",
+        "--level",
+        "--grep PATTERN",
+        "--context N",
+        "--tail N",
+        "-f --follow",
+        "--runs DIR",
+    ],
     "stop": ["RUN", "--runs DIR"],
     "clean": ["--older-than DAYS", "--keep N", "-y --yes", "--runs DIR"],
     "keep": [],
@@ -69,12 +80,6 @@ def command(*words: str | Path, **env: str) -> list[str]:
 
 def tpunb(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=280)
-
-
-def errors(done: subprocess.CompletedProcess[str]) -> str:
-    """Standard error without what ipykernel says of itself."""
-    lines = done.stderr.splitlines()
-    return "\n".join(line for line in lines if not line.startswith("[IPKernelApp]"))
 
 
 def test_the_surface_is_what_it_was() -> None:
@@ -283,7 +288,7 @@ class TestRun:
         assert re.fullmatch(
             r"nb: succeeded on 1 rehearsal core in \d+\.\d s · loss 0.25\n", done.stdout
         )
-        assert errors(done) == ""
+        assert done.stderr == ""
         [run] = runs_in(tmp_path / "runs")
         first, line = run.log.read_text().splitlines()
         assert first.startswith("[tpunb] rehearsal on CPU")
@@ -305,18 +310,23 @@ class TestRun:
         write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert errors(done).startswith(
+        assert done.stderr.startswith(
             "tpunb: nb.ipynb, cell [2]: RankFailedError: rank 0 failed in cell [2], line 3: "
             "ZeroDivisionError: division by zero\n"
         )
-        assert "site-packages" not in errors(done)
+        assert "site-packages" not in done.stderr
+        # Nobody can unfold one here, nor in the notebook that is left.
+        assert done.stderr.count("Traceback (most recent call last)") == 1
+        cells = nbformat.read(tmp_path / "nb.out.ipynb", 4).cells
+        [outputs] = [cell.outputs for cell in cells if cell.source == FAILING]
+        assert [out.output_type for out in outputs if "Traceback (" in str(out)] == ["error"]
         assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
 
     def test_what_a_magic_refuses_is_told_too(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, "%%tpu_train --corse 2\npass")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert errors(done).startswith(
+        assert done.stderr.startswith(
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
 
@@ -343,14 +353,14 @@ class TestRun:
         write(tmp_path / "nb.ipynb", "print(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert (done.returncode, done.stdout) == (1, "")
-        assert errors(done) == "tpunb: nb.ipynb: no cell ran %%tpu_train"
+        assert done.stderr == "tpunb: nb.ipynb: no cell ran %%tpu_train\n"
 
     def test_a_kernel_that_dies(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", "import os\nos._exit(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert "tpunb: nb.ipynb: Kernel died" in errors(done)
-        assert "Traceback" not in errors(done)
+        assert "tpunb: nb.ipynb: Kernel died" in done.stderr
+        assert "Traceback" not in done.stderr
 
     def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path) -> None:
         train = """%%tpu_train --cores 2
@@ -378,6 +388,28 @@ except KeyboardInterrupt:
         assert len(list(tmp_path.glob("saved *"))) == 2
         [run] = runs_in(tmp_path / "runs")
         until(lambda: run.read_result(), "the run's result")
+
+    def test_a_terminal_has_the_lines_as_they_come(self, tmp_path: Path) -> None:
+        wait = (
+            "import pathlib, time\nwhile not pathlib.Path('go on').exists():\n    time.sleep(0.05)"
+        )
+        write(tmp_path / "nb.ipynb", LOAD, f"%%tpu_train --cores 1\nprint('here')\n{wait}")
+        ours, theirs = os.openpty()
+        with subprocess.Popen(
+            command("run", "nb.ipynb"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            seen = b""
+            while b"[0] here" not in seen:
+                assert select.select([ours], [], [], PATIENCE)[0], seen
+                seen += os.read(ours, 4096)
+            assert process.poll() is None
+            (tmp_path / "go on").touch()
+            out, _ = process.communicate(timeout=PATIENCE)
+        os.close(ours)
+        assert out.startswith(b"nb: succeeded on 1 rehearsal core in ")
+        [run] = runs_in(tmp_path / "runs")
+        assert seen.startswith(f"run {run.id}\r\n[tpunb] rehearsal on CPU".encode())
 
     @pytest.mark.parametrize(
         ("name", "words"),
@@ -426,6 +458,12 @@ class TestListings:
         assert logs("one", "--rank", "1") == ["[1] one 1"]
         assert logs("one", "--tail", "0") == []
         assert len(logs("one", "--tail", "1")) == 1
+        assert logs("one", "--grep", "ONE.[1-9]", "--stream", "stdout") == []
+        assert logs("one", "--grep", "one.[1-9]", "--stream", "stdout") == ["[1] one 1"]
+        assert cli.main(["logs", "one", "--level", "error"]) == 0
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert re.match(r"tpunb: no line of run \S+-one fits \(.*run\.log\)$", error)
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/rehearsal.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/rehearsal.md", "docs/training.md"]
 
 
 def blocks(page: str, language: str) -> list[str]:

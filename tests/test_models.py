@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpunb import errors
+from tpunb.diagnosis import Diagnosis
 from tpunb.models import Block, Failure, RunResult, Script, signal_name
 from tpunb.price import Price
 
@@ -68,6 +69,27 @@ def test_a_failed_result_says_what_where_and_where_to_read_on(tmp_path: Path) ->
     assert caught.value.result is failed
     (shown,) = caught.value._render_traceback_()
     assert shown == f"RankFailedError: {text}"
+    assert "Traceback" in shown
+    caught.value.folded = True
+    (shown,) = caught.value._render_traceback_()
+    assert "Traceback" not in shown
+    assert shown.splitlines()[-1] == text.splitlines()[-1]
+    assert "Traceback" in str(caught.value)
+
+
+def test_the_source_stands_before_the_cause_and_the_traceback_last(tmp_path: Path) -> None:
+    placed = replace(FAILURE, source=((2, "def check(n):"), (3, "    raise ValueError(n)")))
+    known = Diagnosis("x", "Too many.", "Take fewer.", (), 1.0, "https://x")
+    failed = result(tmp_path, state="failed", failures=(placed,), diagnoses=(known,))
+    assert failed.explain().splitlines()[1:] == [
+        "", "     2  def check(n):", "❯    3      raise ValueError(n)", "",
+        "Too many. [x]", "  fix: Take fewer.", "  see https://x", "",
+        "Traceback (most recent call last):", "  cell [7], line 3, in <module>", "",
+        f"log: {tmp_path / 'run.log'}",
+    ]  # fmt: skip
+    assert "Traceback" not in repr(failed)
+    data = json.loads(json.dumps(failed.to_json()))
+    assert RunResult.from_json(data, tmp_path) == replace(failed, diagnoses=())
 
 
 @pytest.mark.parametrize(

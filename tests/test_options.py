@@ -42,13 +42,23 @@ SURFACE = {
         "--fresh",
         "--replicate",
         "--dry-run",
+        "--profile RANKS:FIRST-LAST",
         "--no-raise",
         "--stop-when-done",
         "--idle MINUTES",
     ],
-    "%%tpu_debug": ["-h --help"],
+    "%%tpu_debug": ["-h --help", "--no-report", "--steps N", "--pdb", "--profile", "--nan"],
     "%tpu_runs": ["-h --help"],
-    "%tpu_logs": ["-h --help", "RUN", "--rank R", "--tail N"],
+    "%tpu_logs": [
+        "-h --help",
+        "RUN",
+        "--rank R",
+        "--stream stdout|stderr|prelude",
+        "--level warning|error",
+        "--grep PATTERN",
+        "--context N",
+        "--tail N",
+    ],
     "%tpu_stop": ["-h --help", "RUN"],
     "%tpu_attach": ["-h --help", "RUN", "--out VAR", "--logs all|none|RANKS", "--no-raise"],
     "%tpu_data": [
@@ -105,6 +115,7 @@ def test_defaults() -> None:
         "grace": 15.0,
         "retries": 0,
         "resume": None,
+        "profile": None,
         "bg": False,
         "detach": False,
         "logs": "all",
@@ -182,9 +193,9 @@ def test_names_that_the_notebook_has_not(word: str) -> None:
 
 def test_rank_and_tail_are_whole_numbers() -> None:
     chosen = parsed(options.LOGS, "digits --rank 1 --tail 20")
-    assert (chosen.run, chosen.rank, chosen.tail) == ("digits", 1, 20)
+    assert (chosen.run, chosen.rank, chosen.tail) == ("digits", "1", 20)
     for line in ("--rank -1", "--rank x", "--tail 1.5", "--rank ²"):
-        with pytest.raises(UsageError, match=r"%tpu_logs: .*(whole number|expected one)"):
+        with pytest.raises(UsageError, match=r"%tpu_logs: .*(whole number|name ranks|expected)"):
             parsed(options.LOGS, line)
 
 

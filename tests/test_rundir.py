@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -102,10 +103,11 @@ def test_a_follower_gives_everything_once_outputs_before_events(tmp_path: Path) 
         run.attempt(0, rank).mkdir(parents=True)
         (run.attempt(0, rank) / "stdout.log").write_bytes("é".encode()[:1] if rank else b"hi\n")
     run.emit(Phase("training"))
-    rundir.append(run.metrics, '{"rank": 1, "attempt": 0, "step": 3, "time": 1.0, "loss": 0.5}\n')
+    row = {"rank": 1, "attempt": 2, "step": 3, "time": 1.5, "reduce": {"loss": "max"}, "loss": 0.5}
+    rundir.append(run.metrics, json.dumps(row) + "\n")
     output, metric, phase = follower.read()
     assert output == Output(0, "stdout", "hi\n")
-    assert metric == Metric(1, 3, {"loss": 0.5})
+    assert metric == Metric(1, 3, {"loss": 0.5}, {"loss": "max"}, 1.5, 2)
     assert isinstance(phase, Phase)
     assert phase.time > 0
     with open(run.attempt(0, 1) / "stdout.log", "ab") as file:

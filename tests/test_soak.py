@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels import Kernel, kernel
+from tests.kernels import Kernel, kernel, until
 from tests.support import Driver
 from tpunb.worker import processes
 
@@ -121,6 +121,7 @@ def test_a_hundred_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> 
     assert early["the guard"].zombies == early["the agent"].zombies == 0
     assert sorted(os.listdir(own_temporary)) == files
     driver.launcher.close()
+    until(lambda: not os.listdir(own_temporary), "nothing is left in temporary files")
 
 
 def test_runs_of_one_kernel(tmp_path: Path, own_temporary: Path) -> None:
@@ -136,6 +137,7 @@ def test_runs_of_one_kernel(tmp_path: Path, own_temporary: Path) -> None:
                 early = late if number == 5 else early
         same(early[0], late[0], "the kernel")
         assert early[1] == late[1]
+    until(lambda: not os.listdir(own_temporary), "nothing is left in temporary files")
 
 
 def _kernel(nb: Kernel) -> Holding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -36,22 +36,27 @@ class _Board:
     def __init__(self, name: str) -> None:
         self._id = f"tpunb-{name}"
         self._live = here().publish is not None
-        self._lines: deque[str] = deque(maxlen=LINES)
+        self._notes: deque[str] = deque(maxlen=LINES)
+        self._lines: Sequence[str] = ()
         self._last_words = ""
         self._bundle: dict[str, str] = {}
         self._cell: int | None = None
         """The number of the cell that it was shown in last."""
 
     def front(self) -> FrontEnd:
-        return FrontEnd(self.write, self.publish)
+        return FrontEnd(self.write, self.publish, newest=self.newest, room=0)
 
     def write(self, text: str) -> None:
-        """Keep the newest lines; the status is published often enough to bring them along."""
-        self._lines.extend(plain(line)[:LONGEST] for line in text.splitlines())
+        """Keep what tpunb says; the status is published often enough to bring it along."""
+        self._notes.extend(plain(line)[:LONGEST] for line in text.splitlines())
+
+    def newest(self, head: str, lines: Sequence[str]) -> None:
+        """Keep the newest lines of ranks."""
+        self._lines = [plain(line)[:LONGEST] for line in lines[-LINES:]]
 
     def publish(self, bundle: dict[str, str]) -> None:
         """Replace what is shown, wherever it is."""
-        lines = self._last_words or "\n".join(self._lines)
+        lines = self._last_words or "\n".join([*self._notes, *self._lines])
         style = "margin:0;padding:0 0 0 11px;white-space:pre-wrap;opacity:0.7"
         below = f'<pre style="{style}">{html.escape(lines)}</pre>'
         self._bundle = {
@@ -167,7 +172,7 @@ class BackgroundRun:
             self._ended(result)
             tpunb.last_run = self._result = result
             if result.state != "succeeded":
-                self._board.end(result.explain())
+                self._board.end(result.explain(traceback=False))
             self._view.finish(result)
         except BaseException as error:  # told to whoever waits: a thread has nobody to tell
             self._error = error

@@ -9,12 +9,13 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpunb import control, rundir
+from tpunb import control, logs, records, rundir
 from tpunb.errors import TpunbError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def run(chosen: argparse.Namespace) -> int:
             "TPUNB_RAN": ran.name,
             "TPUNB_CORES": chosen.cores,
         }
-        with _environment(variables):
+        with _environment(variables), _watched(Path(ran.name)):
             try:
                 _make_folder(output)
                 papermill.execute_notebook(
@@ -52,6 +53,8 @@ def run(chosen: argparse.Namespace) -> int:
                     language="python",
                     progress_bar=False,
                     log_output=False,
+                    # ipykernel 7.4 warns of its own TCP sockets, which are this machine's.
+                    extra_arguments=["--IPKernelApp.log_level=40"],
                 )
             except PapermillExecutionError as error:
                 failed = True
@@ -72,6 +75,39 @@ def run(chosen: argparse.Namespace) -> int:
     if not folders and not failed:
         print(f"tpunb: {chosen.notebook}: no cell ran %%tpu_train", file=sys.stderr)
     return 0 if folders and not failed else 1
+
+
+@contextmanager
+def _watched(ran: Path) -> Iterator[None]:
+    """At a terminal the lines of each run as they come; elsewhere the notebook has them."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(ran, over), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _watch(ran: Path, over: threading.Event) -> None:
+    """Follow the runs that are named in a file, each in the order in which it began."""
+    seen = 0
+    while True:
+        last = over.is_set()  # asked before the last look
+        folders = ran.read_text().splitlines()
+        for line in folders[seen:]:
+            folder = rundir.RunDir(line)
+            print(f"run {folder.id}", file=sys.stderr)
+            for lines in logs.follow(folder, logs.Search(), colours=True):
+                print(*lines, sep="\n", file=sys.stderr, flush=True)
+        seen = len(folders)
+        if last:
+            return
+        over.wait(control.LOOK)
 
 
 def _reason(error: PapermillExecutionError, output: Path) -> str:
@@ -138,10 +174,9 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def summary(result: RunResult) -> str:
-    """One line: what ran, on what, how it ended, and its last metrics (mean of the ranks)."""
+    """One line: what ran, on what, how it ended, and its last metrics (reduced over ranks)."""
     line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
-    metrics = result.metrics()
-    names = [name for name in metrics.columns if name not in ("step", "rank", "time")]
-    means = metrics.groupby("step")[names].mean() if names else metrics
-    last = [f"{name} {means[name].dropna().iloc[-1]:.4g}" for name in names]
-    return " · ".join([line, *last])
+    last: dict[str, float] = {}
+    for row in records.of_all_ranks(records.read(result.dir / "metrics.jsonl")):
+        last |= records.metrics_of(row)
+    return " · ".join([line, *(f"{name} {value:.4g}" for name, value in last.items())])

@@ -43,10 +43,11 @@ class Beat:
         _FORMAT.pack_into(memory, 0, *astuple(self))  # type: ignore[arg-type]
 
 
-def read(path: Path) -> Beat | None:
+def read(path: Path | str) -> Beat | None:
     """The last beat of a rank; None before its first."""
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read()
     except FileNotFoundError:
         return None
     return Beat(*_FORMAT.unpack(data)) if len(data) == SIZE else None

@@ -87,12 +87,10 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("runs", help="list the runs")
     listing.set_defaults(do=_runs)
-    logs = commands.add_parser("logs", help="show the log of a run")
-    logs.add_argument("run", nargs="?", metavar="RUN", help="an id or any part of it (the latest)")
-    logs.add_argument("--rank", type=int, metavar="R", help="only this rank's lines")
-    logs.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
-    logs.set_defaults(do=_logs)
-    logs.add_argument("-f", "--follow", action="store_true",
+    log = commands.add_parser("logs", help="show the log of a run, or search it")
+    logs.add_options(log)
+    log.set_defaults(do=_logs)
+    log.add_argument("-f", "--follow", action="store_true",
                       help="go on as it grows, until the run has ended")  # fmt: skip
     stop = commands.add_parser("stop", help="stop a run, whoever started it, and wait for its end")
     stop.add_argument("run", nargs="?", metavar="RUN",
@@ -112,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_options(bring)
     bring.set_defaults(do=_data)
-    for one in (doctor, listing, logs, stop, clean):
+    for one in (doctor, listing, log, stop, clean):
         one.add_argument("--runs", type=Path, default=listings.default_folder(), metavar="DIR",
                              help="where run folders are (./runs)")  # fmt: skip
     return parser
@@ -120,10 +118,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _doctor(chosen: argparse.Namespace) -> int:
     """1 if something must be mended."""
+    from tpunb.data import quota
     from tpunb.display import setup
     from tpunb.platforms import environment, importing, report
 
-    found = report.look(os.environ, runs=chosen.runs)
+    asked = quota.Asking(os.environ)
+    found = report.look(os.environ, runs=chosen.runs, quota=asked.answer)
     if chosen.try_import:
         here = found.machine
         env = environment.for_run(os.environ, here.device, here=here)
@@ -227,11 +227,17 @@ def _runs(chosen: argparse.Namespace) -> int:
 
 def _logs(chosen: argparse.Namespace) -> int:
     run = rundir.find(chosen.runs, chosen.run)
+    search, colours = logs.search_of(chosen), sys.stdout.isatty()
     if not chosen.follow:
-        sys.stdout.write(logs.log(run, chosen.rank, chosen.tail))
+        any_line = False
+        for line in logs.read(run, search, colours=colours):
+            any_line = True
+            sys.stdout.write(f"{line}\n")
+        if not any_line and search.tail != 0:
+            print(f"tpunb: {logs.nothing(run, search)}", file=sys.stderr)
         return 0
-    for text in logs.follow(run, chosen.rank, chosen.tail):
-        sys.stdout.write(text)
+    for lines in logs.follow(run, search, colours=colours):
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
     print(f"tpunb: {control.ended(run)}", file=sys.stderr)
     return 0

@@ -95,7 +95,7 @@ class LintError(ConversionError):
         first = findings[0]
         more = f" (and {len(findings) - 1} more like it)" if len(findings) > 1 else ""
         reason = (
-            f"{first.message} [{first.rule}]{more}: {first.fix}. "
+            f"{first.message} [{first.rule}]{more}: {first.fix.rstrip('.')}. "
             f"Nothing was started; `# tpunb: ignore[{first.rule}]` behind the line runs it anyway"
         )
         super().__init__(reason, first.cell, first.line, first.source)
@@ -139,9 +139,14 @@ class RunError(TpunbError):
     def __init__(self, result: RunResult) -> None:
         super().__init__(result)
         self.result = result
+        self.folded = False
+        """Whether the card of the run holds the traceback: it is not shown twice."""
 
     def __str__(self) -> str:
         return self.result.explain()
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self.result.explain(traceback=not self.folded)}"]
 
 
 class RankFailedError(RunError):

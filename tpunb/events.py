@@ -87,6 +87,10 @@ class Metric:
     rank: int
     step: int | None
     values: Mapping[str, float] = field(default_factory=dict)
+    reduce: Mapping[str, str] = field(default_factory=dict)
+    """How they are reduced over ranks, where it is not the mean (tpunb.records.REDUCTIONS)."""
+    time: float = 0.0
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ _SIZE = 3.2, 2.4
 
 
 def panels(runs: Mapping[str, pd.DataFrame]) -> Figure:
-    """A panel for each metric, in it a line for each run: means over its ranks, by step.
+    """A panel for each metric, in it a line for each run, by step.
 
-    `runs`: what `RunResult.metrics()` gives, by the name for the legend. Where nothing was
-    logged with a step, the seconds since the run's start stand for it. Raises
+    `runs`: what `RunResult.metrics(reduced=True)` gives, by the name for the legend. Where
+    nothing was logged with a step, the seconds since the run's start stand for it. Raises
     MissingPackageError without matplotlib, and ValueError where nothing was logged.
     """
     try:
@@ -32,7 +32,7 @@ def panels(runs: Mapping[str, pd.DataFrame]) -> Figure:
         raise MissingPackageError("matplotlib", "plots", "pip install matplotlib") from error
     names = list(dict.fromkeys(
         name for frame in runs.values() for name in frame.columns
-        if name not in ("step", "rank", "time")
+        if name not in ("step", "time")
     ))  # fmt: skip
     if not names:
         raise ValueError("nothing was logged: tpunb.log(step, loss=loss) in the train cell does it")
@@ -46,9 +46,9 @@ def panels(runs: Mapping[str, pd.DataFrame]) -> Figure:
                 continue
             known = frame[frame[name].notna()]
             by = "step" if known["step"].notna().any() else "time"
-            means = known.groupby(by)[name].mean()
-            axis.plot(means.index, means.to_numpy(), label=label, linewidth=1.2,
-                      marker="o" if len(means) == 1 else None, markersize=3)  # fmt: skip
+            known = known[known[by].notna()].sort_values(by)
+            axis.plot(known[by], known[name], label=label, linewidth=1.2,
+                      marker="o" if len(known) == 1 else None, markersize=3)  # fmt: skip
             axis.set_xlabel("step" if by == "step" else "seconds")
         axis.set_ylabel(name)
         axis.spines[["top", "right"]].set_visible(False)

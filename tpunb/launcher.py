@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from tpunb import control, rundir, vitals
+from tpunb.board import Board
 from tpunb.errors import TpunbError
-from tpunb.events import Ended, Event, Note, RanksStarted
+from tpunb.events import Ended, Event, Metric, Note, RanksStarted
 from tpunb.models import Device, Failure, RunResult, RunSpec, Script, Snapshot
 from tpunb.platforms import environment
 from tpunb.process import GuardProcess
@@ -36,7 +37,7 @@ def follow(run: RunDir, ranks: int, gone: Callable[[], bool]) -> Iterator[Event 
     `gone` is asked before each look whether nobody will write any more; then it ends without
     `Ended`, once everything was read.
     """
-    follower = Follower(run, ranks)
+    follower, board = Follower(run, ranks), Board(run, ranks)
     started: RanksStarted | None = None
     looked = 0.0
     try:
@@ -51,11 +52,15 @@ def follow(run: RunDir, ranks: int, gone: Callable[[], bool]) -> Iterator[Event 
                     continue
                 if isinstance(event, RanksStarted):
                     started, looked = event, 0.0
+                if isinstance(event, Metric):
+                    board.add(event)
                 yield event
             if started is not None and end is None and time.monotonic() - looked >= VITALS:
                 yield vitals.look(run, started.attempt, started.pids)
                 looked = time.monotonic()
             if not anything and end is not None:
+                if board.problem:
+                    yield Note(f"TensorBoard's file is not complete: {board.problem}")
                 yield end
                 return
             if not anything and last:
@@ -64,6 +69,7 @@ def follow(run: RunDir, ranks: int, gone: Callable[[], bool]) -> Iterator[Event 
                 yield None
                 time.sleep(LOOK)
     finally:
+        board.close()
         follower.close()
 
 

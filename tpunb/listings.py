@@ -26,9 +26,19 @@ _PARTS = frozenset(
 """What is in run folders. A folder that a crash has left without its spec is known by them."""
 
 
+_chosen: Path | None = None
+
+
 def default_folder() -> Path:
-    """Where runs are kept if nobody says otherwise: `runs` in the working directory."""
-    return Path.cwd() / "runs"
+    """Where runs are kept: where this process was told, or `runs` in the working directory."""
+    return Path.cwd() / "runs" if _chosen is None else _chosen
+
+
+def choose_folder(folder: str) -> Path:
+    """Keep the runs of this process elsewhere from now on: `%tpu_setup --runs`."""
+    global _chosen
+    _chosen = Path(folder).expanduser().absolute()
+    return _chosen
 
 
 @dataclass(frozen=True)

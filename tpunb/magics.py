@@ -13,6 +13,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from tpunb import debug, listings, logs, options, rundir
 from tpunb.data import command
+from tpunb.display import frontend
 from tpunb.session import Session
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -65,11 +66,18 @@ class TpuMagics(Magics):
     @_documented(options.DEBUG)
     def tpu_debug(self, line: str, cell: str | None = None) -> Any:
         with options.help_ends():
-            options.parse(options.DEBUG, line, self.session.shell.user_ns)
+            chosen = options.parse(options.DEBUG, line, self.session.shell.user_ns)
             body = _body("tpu_debug", cell)
             if said := self.session.kernel_device():
                 print(said)
-            return debug.run_cell(self.session.shell, body)
+            wanted = debug.Wanted(
+                report=None if chosen.no_report else lambda made: frontend.show(made.bundle()),
+                steps=chosen.steps,
+                nan=chosen.nan,
+                pdb=chosen.pdb,
+                profile=debug.new_folder(self.session.runs) if chosen.profile else None,
+            )
+            return debug.run_cell(self.session.shell, body, wanted)
 
     @line_magic
     @_documented(options.RUNS)
@@ -84,7 +92,7 @@ class TpuMagics(Magics):
         with options.help_ends():
             chosen = options.parse(options.LOGS, line, self.session.shell.user_ns)
             run = rundir.find(self.session.runs, chosen.run)
-            print(logs.log(run, chosen.rank, chosen.tail), end="")
+            print(logs.for_a_cell(run, logs.search_of(chosen)), end="")
 
     @line_magic
     @_documented(options.STOP)

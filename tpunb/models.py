@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tpunb import telling
+from tpunb import records, telling
 from tpunb.communication import Collective
 from tpunb.price import Price
+from tpunb.profile import Profile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,6 +166,7 @@ class RunSpec:
     """How many cores the one process of the run drives, in torch_xla's SPMD mode; None: there is
     a process, a rank, for each core."""
 
+    profile: Profile | None = None
     price: Price | None = None
     """What this machine costs; None where it is not known."""
 
@@ -195,6 +197,7 @@ class RunSpec:
         values["blocks"] = tuple(Block(**block) for block in values["blocks"])
         values["sys_path"] = tuple(values["sys_path"])
         values["returns"] = tuple(values["returns"])
+        values["profile"] = Profile.from_json(values.get("profile"))
         values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(**values)
 
@@ -218,6 +221,20 @@ class Failure:
     """In notebook terms, ready to be shown."""
     time: float
     """Seconds since the epoch."""
+    source: tuple[tuple[int, str], ...] = ()
+    """The lines of the cell around the one where it failed, with their numbers."""
+    cell_id: str | None = None
+    """nbformat's id of the cell, where it has one."""
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether it is the same in another rank."""
+        return (self.type, self.cell, self.line) == (other.type, other.cell, other.line)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Failure:
+        """An entry of `failures` in `result.json`."""
+        source = tuple((number, line) for number, line in data.get("source", ()))
+        return cls(**{**data, "source": source})
 
     def headline(self) -> str:
         """One line: who, where, what."""
@@ -285,7 +302,7 @@ class RunResult:
         del values["returns"]
         values.pop("cost", None)  # it follows from the price
         values["peak_memory"] = tuple(values.get("peak_memory", ()))
-        values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
+        values["failures"] = tuple(map(Failure.from_json, values["failures"]))
         values["collectives"] = tuple(Collective(**row) for row in values.get("collectives", ()))
         values["price"] = Price(**values["price"]) if values.get("price") else None
         return cls(dir=folder, **values)
@@ -308,35 +325,20 @@ class RunResult:
         """
         return None if self.price is None else round(self.price.cost(self.duration), 4)
 
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self, *, reduced: bool = False) -> pd.DataFrame:
         """What `tpunb.log` recorded: a row per call and rank, in order of time.
 
-        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. After
-        a retry a step counts once: what earlier attempts recorded of the steps that a later
-        one began with, or came to again, is left out.
+        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. With
+        `reduced` a row per step, without `rank`: each metric over the ranks as `tpunb.log` was
+        told (`reduce=`, the mean by default). After a retry a step counts once.
         """
-        import json
-
-        import pandas as pd
-
-        path = self.dir / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        first = ["step", "rank", "time"]
-        if not rows:
-            return pd.DataFrame(columns=first)
-        frame = pd.DataFrame([{"attempt": 0, "step": None, **row} for row in rows])
-        for attempt, step in frame.groupby("attempt")["step"].min().items():
-            frame = frame[(frame["attempt"] >= attempt) | ~(frame["step"] >= step)]
-        frame = frame.drop(columns="attempt")
-        frame["time"] = frame["time"] - self.started
-        frame = frame.sort_values("time", kind="stable", ignore_index=True)
-        return frame[first + [name for name in frame.columns if name not in first]]
+        rows = records.read(self.dir / "metrics.jsonl")
+        return records.frame(rows, self.started, reduced=reduced)
 
     def plot(self, *others: RunResult) -> Figure:
         """A matplotlib figure with a panel for each metric; with `others` a line for each run.
 
-        Means over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
+        Reduced over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
         where nothing was logged.
         """
         from tpunb.figures import panels
@@ -344,7 +346,9 @@ class RunResult:
         runs = (self, *others)
         names = [run.name for run in runs]
         unique = len(set(names)) == len(names)
-        return panels({run.name if unique else run.dir.name: run.metrics() for run in runs})
+        return panels({
+            run.name if unique else run.dir.name: run.metrics(reduced=True) for run in runs
+        })  # fmt: skip
 
     def raise_for_failure(self) -> None:
         """Raise the RunError of this result's state; nothing if the run succeeded."""
@@ -364,9 +368,12 @@ class RunResult:
         counted = _counted(self.spmd or self.world_size, self.device)
         return f"{counted} (SPMD)" if self.spmd else counted
 
-    def explain(self) -> str:
-        """The end of the run in words, with the first failure's traceback and the log's path."""
-        return telling.explain(self)
+    def explain(self, *, traceback: bool = True) -> str:
+        """The end of the run in words: what, where, why, what to do, and the log's path.
+
+        `traceback`: with that of the first failure.
+        """
+        return telling.explain(self, traceback=traceback)
 
     def __repr__(self) -> str:
         """The result as text, as a person reads it at the end of a cell."""

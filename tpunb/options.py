@@ -18,7 +18,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
+from tpunb import logs
 from tpunb.data import command
+from tpunb.profile import Profile
 
 _BRACES = re.compile(r"\{([A-Za-z_]\w*)[\w.]*\}")
 _DOLLAR = re.compile(r"^\$([A-Za-z_]\w*)$")
@@ -131,10 +133,22 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
     return int(text)
+
+
+def _profile(text: str) -> Profile:
+    """RANKS or RANKS:FIRST-LAST, as in 0,3:10-20."""
+    found = re.fullmatch(r"(\d+(?:,\d+)*)(?::(\d+)-(\d+))?", text)
+    ranks, first, last = found.groups() if found else ("", None, None)
+    profile = Profile(
+        tuple(map(int, ranks.split(","))) if ranks else (), int(first or 5), int(last or 10)
+    )
+    if not ranks or not 1 <= profile.first <= profile.last:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST (0,3:5-10)")
+    return profile
 
 
 def _add_stop_when_done(parser: argparse.ArgumentParser, when: str) -> None:
@@ -178,7 +192,7 @@ TRAIN.add_argument("--hang-timeout", type=_seconds, default=300.0, metavar="S",
                    "0: not at all (300)")  # fmt: skip
 TRAIN.add_argument("--grace", type=_seconds, default=15.0, metavar="S",
                    help="time to save after a stop (15)")  # fmt: skip
-TRAIN.add_argument("--retries", type=_whole, default=0, metavar="N",
+TRAIN.add_argument("--retries", type=logs.whole, default=0, metavar="N",
                    help="start the ranks again after a failure; they go on from what "
                    "tpunb.load() gives them (0)")  # fmt: skip
 TRAIN.add_argument("--resume", metavar="RUN",
@@ -197,17 +211,26 @@ TRAIN.add_argument("--fresh", action="store_true", help="start a new agent inste
 TRAIN.add_argument("--replicate", action="store_true", help="every rank runs the prelude itself")
 TRAIN.add_argument("--dry-run", action="store_true",
                    help="show the plan and the script, run nothing")  # fmt: skip
+TRAIN.add_argument("--profile", type=_profile, metavar="RANKS:FIRST-LAST",
+                   help="write a trace of these ranks and steps for xprof into the run's folder, "
+                   "e.g. 0,3:5-10")  # fmt: skip
 TRAIN.add_argument("--no-raise", action="store_true", help="a failed run does not fail the cell")
 _add_stop_when_done(TRAIN, "when this run has ended")
 
-DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core.")
+DEBUG = _parser("%%tpu_debug", "Run this cell in the kernel, on one core, and say what XLA did.")
+DEBUG.add_argument("--no-report", action="store_true", help="only run it")
+DEBUG.add_argument("--steps", type=_steps, metavar="N",
+                   help="stop its training loop after N steps")  # fmt: skip
+DEBUG.add_argument("--pdb", action="store_true", help="open the debugger at an exception")
+DEBUG.add_argument("--profile", action="store_true",
+                   help="write a trace of what ran when, for xprof")  # fmt: skip
+DEBUG.add_argument("--nan", action="store_true",
+                   help="find the first module and step whose numbers are not finite")  # fmt: skip
 
 RUNS = _parser("%tpu_runs", "List the runs.")
 
-LOGS = _parser("%tpu_logs", "Show the log of a run.")
-LOGS.add_argument("run", nargs="?", metavar="RUN", help="an id or any part of it (the latest)")
-LOGS.add_argument("--rank", type=_whole, metavar="R", help="only this rank's lines")
-LOGS.add_argument("--tail", type=_whole, metavar="N", help="only the last N lines")
+LOGS = _parser("%tpu_logs", "Show the log of a run, or what is searched for in it.")
+logs.add_options(LOGS)
 
 STOP = _parser(
     "%tpu_stop",

@@ -1,4 +1,4 @@
-"""What a machine costs, as far as it is known."""
+"""What a machine costs, and what time there is on it, as far as they are known."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ class Price:
 
     def __str__(self) -> str:
         return f"{self.what}: ${self.per_hour:.2f} an hour, as of {self.date}"
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The TPU time that a platform gives in a week."""
+
+    used: float
+    """Seconds."""
+    allowed: float
+    """Seconds."""
+    renewed: str
+    """When the next week begins: '2026-11-28'; empty if the platform does not say."""
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return max(0.0, self.allowed - self.used)
+
+    def __str__(self) -> str:
+        until = f", until {self.renewed}" if self.renewed else ""
+        return f"{self.left / 3600:.1f} of {self.allowed / 3600:.0f} TPU hours of this week{until}"

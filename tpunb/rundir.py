@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tpunb import events
+from tpunb import events, records
 from tpunb.errors import TpunbError
 from tpunb.events import Event, Metric, Output
 from tpunb.models import RunResult, RunSpec
@@ -138,6 +138,10 @@ class RunDir:
         """Where a rank says how far its loops have come (tpunb.training.track)."""
         return self.attempt(attempt, rank) / "progress.json"
 
+    def recompiled(self, attempt: int, rank: int) -> Path:
+        """Where a rank tells of programs that were compiled again (tpunb.worker.marks)."""
+        return self.attempt(attempt, rank) / "recompiled.jsonl"
+
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""
         return self.attempt(attempt, rank) / "stacks.txt"
@@ -191,7 +195,7 @@ def runs_in(runs: Path) -> list[RunDir]:
     if not runs.is_dir():
         return []
     found = [RunDir(path.parent) for path in runs.glob("*/spec.json")]
-    return sorted(found, key=lambda run: run.spec.stat().st_mtime_ns)
+    return sorted(found, key=lambda run: (run.spec.stat().st_mtime_ns, run.id))
 
 
 def find(runs: Path, wanted: str | None) -> RunDir:
@@ -357,9 +361,10 @@ class Follower:
         yield from self._outputs.read()
         for line in self._metrics.read():
             data = json.loads(line)
-            rank, step = data.pop("rank"), data.pop("step", None)
-            data.pop("time", None), data.pop("attempt", None)
-            yield Metric(rank, step, data)
+            yield Metric(
+                data["rank"], data.get("step"), records.metrics_of(data), data.get("reduce", {}),
+                data["time"], data.get("attempt", 0),
+            )  # fmt: skip
         yield from kept
 
     def close(self) -> None:

@@ -21,9 +21,10 @@ from IPython.core.interactiveshell import InteractiveShell
 import tpunb
 from tpunb import control, debug, interrupts, listings, rundir, setup
 from tpunb.background import BackgroundRun
-from tpunb.display.stream import parse_ranks
+from tpunb.data.quota import Asking
+from tpunb.display.ranks import parse_ranks
 from tpunb.display.view import View
-from tpunb.errors import NotebookNotFoundError, TpunbError
+from tpunb.errors import NotebookNotFoundError, RunError, TpunbError
 from tpunb.events import Note
 from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
@@ -111,7 +112,7 @@ class Session:
                 raise NotebookNotFoundError(str(path), "%tpu_setup --notebook")
             self.notebook = str(path)
         if chosen.runs is not None:
-            self.runs = Path(chosen.runs).expanduser().absolute()
+            self.runs = listings.choose_folder(chosen.runs)
         if not chosen.no_warm and not setup.missing_xla():
             self.launcher.warm(self._env(here))
             # nbconvert takes two seconds to import; by the first train cell it is there.
@@ -128,6 +129,7 @@ class Session:
                 cores=self.cores,
                 told=here.metadata,
                 imported=sys.modules,
+                quota=Asking(self.environ()).answer,
             ),
             agent="" if chosen.no_warm else state,
             json=chosen.json,
@@ -224,6 +226,7 @@ class Session:
             price=prices.of(here),
             replicate=read.replicate,
             spmd=None if one is None else cores,
+            profile=chosen.profile,
         )
         notes = _notes(read, spec, one)
         slim = replace(read.snapshot, content=None)
@@ -238,9 +241,10 @@ class Session:
             return None
         if chosen.bg:
             return self._in_background(run, read, shown, notes, chosen)
-        result = self._follow(run, shown, notes, pressed)
+        view = View(run.spec, run.dir, logs=shown)
+        result = self._follow(run, view, notes, pressed)
         self.launcher.remember(read.script, result, spec)
-        return self._hand_over(result, chosen)
+        return self._hand_over(result, chosen, folded=view.folds)
 
     def _in_background(
         self, run: Run, read: Reading, shown: frozenset[int], notes: tuple[str, ...],
@@ -277,7 +281,7 @@ class Session:
                     return None
             result = returns.collect(run.result(), run.spec)
             view.finish(result)
-        return self._hand_over(result, chosen)
+        return self._hand_over(result, chosen, folded=view.folds)
 
     def stop(self, wanted: str | None) -> None:
         """`%tpu_stop`: ask, and wait until the run has ended."""
@@ -317,10 +321,9 @@ class Session:
             kept.unlink()
 
     def _follow(
-        self, run: Run, shown: frozenset[int], notes: tuple[str, ...], pressed: list[int]
+        self, run: Run, view: View, notes: tuple[str, ...], pressed: list[int]
     ) -> RunResult:
         """Show the run until it has ended. The interrupt key stops it, twice at once."""
-        view = View(run.spec, run.dir, logs=shown)
         for note in notes:
             view.show(Note(note))
         told = 0
@@ -336,13 +339,19 @@ class Session:
         view.finish(result)
         return result
 
-    def _hand_over(self, result: RunResult, chosen: argparse.Namespace) -> RunResult:
+    def _hand_over(
+        self, result: RunResult, chosen: argparse.Namespace, *, folded: bool
+    ) -> RunResult:
         self.shell.user_ns.update(result.returns)
         if chosen.out is not None:
             self.shell.user_ns[chosen.out] = result
         tpunb.last_run = result
         if not chosen.no_raise:
-            result.raise_for_failure()
+            try:
+                result.raise_for_failure()
+            except RunError as error:
+                error.folded = folded
+                raise
         return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpunb import communication
@@ -10,8 +11,11 @@ if TYPE_CHECKING:
     from tpunb.models import Failure, RunResult
 
 
-def explain(result: RunResult) -> str:
-    """The end of the run in words, with the first failure's traceback and the log's path."""
+def explain(result: RunResult, *, traceback: bool = True) -> str:
+    """The end of the run in words: what, where, why, what to do, and the log's path.
+
+    The first failure's `traceback` comes last.
+    """
     lines = []
     failure = result.failure
     if result.state == "succeeded":
@@ -20,8 +24,8 @@ def explain(result: RunResult) -> str:
         lines += [failure.message, "stacks of all ranks: " + str(result.dir / "attempts")]
     elif failure is not None and result.state == "failed":
         lines.append(failure.headline())
-        if failure.traceback:
-            lines += ["", failure.traceback.rstrip(), ""]
+        if failure.source:
+            lines += ["", *numbered(failure.source, failure.line), ""]
         lines += _others(result, failure)
     else:
         words = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
@@ -33,6 +37,8 @@ def explain(result: RunResult) -> str:
     lines += [f"{name} did not come back: {why}" for name, why in result.returns_failed.items()]
     if result.diagnoses:
         lines += [str(result.diagnoses[0]), ""]
+    if traceback and result.state == "failed" and failure is not None and failure.traceback:
+        lines += [*([""] if lines[-1] else []), failure.traceback.rstrip(), ""]
     if result.state != "succeeded" and any(result.dir.glob("checkpoints/*.pt")):
         lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {result.dir.name}")
     elif result.state == "interrupted" and result.reason.startswith("this machine"):
@@ -46,10 +52,15 @@ def explain(result: RunResult) -> str:
     return "\n".join(lines)
 
 
+def numbered(source: Sequence[tuple[int, str]], line: int | None) -> list[str]:
+    """Lines of a cell with their numbers, and a mark at the one that matters."""
+    return [f"{'❯' if number == line else ' '} {number:>4}  {text}" for number, text in source]
+
+
 def _others(result: RunResult, first: Failure) -> list[str]:
     """What else failed, in a line or two: ranks that failed alike, and how the next did."""
     rest = [failure for failure in result.failures[1:] if failure.rank is not None]
-    alike = [f for f in rest if (f.type, f.cell, f.line) == (first.type, first.cell, first.line)]
+    alike = [failure for failure in rest if failure.is_like(first)]
     lines = []
     if alike:
         ranks = ", ".join(str(f.rank) for f in sorted(alike, key=lambda f: f.rank or 0))
@@ -65,7 +76,7 @@ def _others(result: RunResult, first: Failure) -> list[str]:
 def text(result: RunResult) -> str:
     """The result as text, as a person reads it at the end of a cell."""
     if result.state != "succeeded":
-        return f"RunResult {explain(result)}"
+        return f"RunResult {explain(result, traceback=False)}"
     back = f" · back in the kernel: {', '.join(result.returns)}" if result.returns else ""
     missing = "".join(f"\n{name}: {why}" for name, why in result.returns_failed.items())
     where = " · rehearsal on CPU" if result.device == "CPU" else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ def look(run: RunDir, attempt: int, pids: Sequence[int]) -> Life:
 
 
 def _rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankLife | None:
-    last = beat.read(run.pulse(attempt, rank))
+    pulse, progress = _paths(run.path, attempt, rank)
+    last = beat.read(pulse)
     if last is None:
         return None
-    told = _progress(run.progress(attempt, rank))
+    told = _progress(progress)
     return RankLife(
         begun=bool(last.train),
         steps=last.steps,
@@ -39,9 +41,17 @@ def _rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankLife | None:
     )
 
 
-def _progress(path: Path) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def _paths(folder: Path, attempt: int, rank: int) -> tuple[str, str]:
+    """Made once: for many ranks it would take longer than to read the files."""
+    run = RunDir(folder)
+    return str(run.pulse(attempt, rank)), str(run.progress(attempt, rank))
+
+
+def _progress(path: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            found: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         return {}
     return found
@@ -50,6 +60,7 @@ def _progress(path: Path) -> dict[str, Any]:
 def resident(pid: int) -> int:
     """Bytes of a process that are in RAM, those shared with others too; 0 if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
     except (FileNotFoundError, ProcessLookupError):
         return 0

@@ -24,7 +24,9 @@ def test_a_run_that_has_logged_a_step_was_at_work(tmp_path: Path) -> None:
 def test_who_has_the_tpu_of_a_run_that_has_just_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "run.log").write_text("[0] TPU initialization failed: open(/dev/vfio/0): Device or resource busy\n")
+    (tmp_path / "run.log").write_text(
+        "[0] TPU initialization failed: open(/dev/vfio/0): Device or resource busy\n"
+    )
     with FakeMachine(tmp_path / "root").chips("v5e", 1) as made:
         monkeypatch.setenv(machine.ROOT, str(made.root))
         held = made.hold("vfio/0", kernel="other.ipynb")

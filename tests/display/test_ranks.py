@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpunb.display.ranks import fold, name_ranks
+from tpunb.display.ranks import fold, name_ranks, parse_ranks
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,36 @@ def test_every_line_of_every_rank_comes_once_and_in_its_order(
 def test_ranks_that_wrote_the_same_fold_completely(lines: list[str], ranks: int) -> None:
     folded = fold(dict.fromkeys(range(ranks), lines))
     assert folded == [(line, list(range(ranks))) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("all", {0, 1, 2, 3, 4, 5}),
+        ("none", set()),
+        ("0", {0}),
+        ("0,3-5", {0, 3, 4, 5}),
+        (" 1 - 2 , 2", {1, 2}),
+        ("ALL", {0, 1, 2, 3, 4, 5}),
+    ],
+)
+def test_parse_ranks(text: str, ranks: set[int]) -> None:
+    assert parse_ranks(text, 6) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' does not name ranks: use all, none, or ranks from 0 to 5"),
+        ("0,,1", "does not name ranks"),
+        ("-1", "does not name ranks"),
+        ("1-", "does not name ranks"),
+        ("two", "'two' does not name ranks"),
+        ("6", "there is no rank 6: use all, none, or ranks from 0 to 5"),
+        ("0-9", "there is no rank 9"),
+        ("3-1", "'3-1' counts downwards"),
+    ],
+)
+def test_parse_ranks_says_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_ranks(text, 6)

@@ -77,7 +77,8 @@ def test_what_is_wrong_comes_first_with_what_mends_it(tmp_path: Path) -> None:
     assert lines[4] == f"also: {report.problems[1].message}"
     card = setup.card(report)
     assert card.startswith('<div style="border-left:3px solid #e5534b')
-    assert "<code>pip install torch==2.9.0 &#x27;torch_xla[tpu]==2.9.0&#x27;</code>" in card
+    assert "--torch-backend=cpu torch==2.9.0 &#x27;torch_xla[tpu]==2.9.0&#x27;</code>" in card
+    assert "<code>pip install uv &amp;&amp; uv pip install" in card
     one = replace(report, problems=report.problems[:1])
     assert setup.text(one).startswith("First mend this:\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -23,7 +24,7 @@ from tpunb.events import (
     RanksStarted,
     Stopping,
 )
-from tpunb.models import RunResult, RunSpec
+from tpunb.models import Failure, RunResult, RunSpec
 from tpunb.price import Price
 
 PLACE = "runs/20260102-030405-digits"
@@ -87,6 +88,10 @@ STARTED = RanksStarted(0, (11, 12, 13, 14))
         (
             [Metric(0, 1, {"a": math.inf}), Metric(1, 1, {"a": -math.inf})],
             "starting · rehearsal on CPU · 0 s · step 1 · a nan",
+        ),
+        (
+            [Metric(0, 1, {"n": 3.0}, {"n": "sum"}), Metric(1, 1, {"n": 4.0}, {"n": "sum"})],
+            "starting · rehearsal on CPU · 0 s · step 1 · n 7",
         ),
         (
             [Metric(0, 1, dict.fromkeys("abcdefgh", 1.0))],
@@ -272,6 +277,12 @@ def test_a_long_compilation_is_said(make: Callable[..., Status], clock: Clock) -
 def test_who_failed_is_said_while_the_others_are_stopped(make: Callable[..., Status]) -> None:
     status = make(STARTED, RankEnded(0, 2, 1), Stopping("SIGINT", "rank 2 has failed"))
     assert status.state()[0] == "rank 2 failed, stopping the others (SIGINT)"
+    failure = Failure(2, 1, 1, None, "ValueError", "no data", 7, 3, "", 1.0)
+    status.blame(failure)
+    status.blame(replace(failure, rank=1, line=9))
+    assert status.state()[0] == (
+        "rank 2 failed in cell [7], line 3: ValueError: no data, stopping the others (SIGINT)"
+    )
 
 
 def test_bars_of_libraries_become_the_progress(make: Callable[..., Status]) -> None:
@@ -286,12 +297,28 @@ def test_a_failure_is_shown_with_its_lines_and_what_to_do(
 ) -> None:
     status = make(STARTED)
     known = Diagnosis("x", "The batch is <small>.", "Make it larger.", (), 1.0, "https://x")
-    status.end(make_result("failed", diagnoses=(known,)), [(2, "if x:"), (3, "  y(<1>)")])
+    source = ((2, "if x:"), (3, "  y(<1>)"))
+    failed = make_result("failed", diagnoses=(known,))
+    assert failed.failure is not None
+    failed = replace(failed, failures=(replace(failed.failure, source=source, cell_id='a"b'),))
+    status.end(failed, folds=True, links=True)
     reader = Reader()
     reader.feed(status.html(stop=True))
     assert "     2  if x:\n❯    3    y(<1>)" in reader.text
-    assert "Why: The batch is <small>.Fix: Make it larger." in reader.text
-    assert "button" not in [tag for tag, _ in reader.tags]
+    told = reader.text.index("Why: The batch is <small>.Fix: Make it larger.")
+    assert told < reader.text.index("tracebackTraceback …")
+    tags = [tag for tag, _ in reader.tags]
+    assert "button" not in tags
+    assert ("a", {"href": '#cell-id=a"b'}) in reader.tags
+    assert tags.count("details") == 1
+    assert ("details", {}) in reader.tags  # not open
+    assert status.text().splitlines()[2:] == [
+        "     2  if x:", "❯    3    y(<1>)", "Why: The batch is <small>.", "Fix: Make it larger.",
+        "Traceback …",
+    ]  # fmt: skip
+    status.end(failed)
+    assert "Traceback …" not in status.html() + status.text()
+    assert "href" not in status.html()
 
 
 @pytest.mark.parametrize(

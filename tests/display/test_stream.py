@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpunb.display import stream as module
-from tpunb.display.stream import LAST_WORDS, PATIENCE, RATE, RESERVE, Stream, parse_ranks
+from tpunb.display.paper import Paper
+from tpunb.display.stream import LAST_WORDS, PATIENCE, RATE, RESERVE, Stream
 from tpunb.models import Failure
 
 LEFT_OUT = re.compile(r"^\[[\d,-]+\] … ([\d,]+) lines? left out here; all are in run\.log$", re.M)
@@ -22,7 +23,7 @@ class Shown:
     def __init__(self, logs: frozenset[int] = frozenset(range(4)), interval: float = 0.125) -> None:
         self.now = 100.0
         self.writes: list[tuple[float, str]] = []
-        self.stream = Stream(logs, self._write, interval=interval)
+        self.stream = Stream(logs, Paper(self._write), interval=interval)
 
     def _write(self, text: str) -> None:
         self.writes.append((self.now, text))
@@ -57,39 +58,6 @@ class Shown:
 
 def failed(rank: int | None, traceback: str = "") -> Failure:
     return Failure(rank, 1, -11, "SIGSEGV", "Signal", "was killed", None, None, traceback, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "ranks"),
-    [
-        ("all", {0, 1, 2, 3, 4, 5}),
-        ("none", set()),
-        ("0", {0}),
-        ("0,3-5", {0, 3, 4, 5}),
-        (" 1 - 2 , 2", {1, 2}),
-        ("ALL", {0, 1, 2, 3, 4, 5}),
-    ],
-)
-def test_parse_ranks(text: str, ranks: set[int]) -> None:
-    assert parse_ranks(text, 6) == ranks
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "'' does not name ranks: use all, none, or ranks from 0 to 5"),
-        ("0,,1", "does not name ranks"),
-        ("-1", "does not name ranks"),
-        ("1-", "does not name ranks"),
-        ("two", "'two' does not name ranks"),
-        ("6", "there is no rank 6: use all, none, or ranks from 0 to 5"),
-        ("0-9", "there is no rank 9"),
-        ("3-1", "'3-1' counts downwards"),
-    ],
-)
-def test_parse_ranks_says_what_is_allowed(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        parse_ranks(text, 6)
 
 
 def test_lines_have_the_ranks_that_wrote_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
 from tpunb.display.frontend import FrontEnd, here
+from tpunb.display.paper import NEWEST, ROOM
 from tpunb.display.view import View
 from tpunb.events import Ended, Metric, Note, Output, Phase, RanksStarted
 from tpunb.models import RunResult, RunSpec
@@ -24,7 +25,13 @@ class Notebook:
     def __init__(self, *, terminal: bool = False, batch: bool = False) -> None:
         self.now = 10.0
         self.messages: list[tuple[float, str, str]] = []
-        self.front = FrontEnd(self.write, None if terminal else self.publish, batch)
+        self.front = FrontEnd(
+            self.write,
+            None if terminal else self.publish,
+            batch,
+            newest=None if terminal else self.newest,
+            room=None if terminal else ROOM,
+        )
 
     def write(self, text: str) -> None:
         self.messages.append((self.now, "stream", text))
@@ -32,6 +39,9 @@ class Notebook:
     def publish(self, bundle: dict[str, str]) -> None:
         assert set(bundle) == {"text/html", "text/plain"}
         self.messages.append((self.now, "status", bundle["text/plain"]))
+
+    def newest(self, head: str, lines: Sequence[str]) -> None:
+        self.messages.append((self.now, "newest", "\n".join([head, *lines])))
 
     def of(self, kind: str) -> list[str]:
         return [text for _, what, text in self.messages if what == kind]
@@ -94,6 +104,64 @@ def test_a_run_from_end_to_end(
     last = notebook.of("status")[-1]
     assert last.startswith("succeeded · 4 ranks · rehearsal on CPU · 12 s · step 199 · loss 1.5 · ")
     assert str(tmp_path / "digits") in last
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_of_a_run_that_prints_much_the_first_lines_stay_and_the_newest_are_replaced(
+    open_view: Callable[[Notebook], View], make_result: Callable[..., RunResult], *, batch: bool
+) -> None:
+    notebook = Notebook(batch=batch)
+    view = open_view(notebook)
+    view.show(RanksStarted(0, (1, 2, 3, 4)))
+    for number in range(100):
+        text = "".join(f"step {number * 250 + n}\n" for n in range(250))
+        for rank in range(4):
+            view.show(Output(rank, "stdout", text))
+            view.show(Output(rank, "stderr", f"of {rank} at {number}\n"))
+        notebook.now += 0.05
+        view.tick()
+    view.finish(make_result("failed"))  # rank 2
+
+    text, words = "".join(notebook.of("stream")).split("the last lines that")
+    assert len(text.encode()) < ROOM
+    assert text.startswith("[0-3] step 0\n[0-3] step 1\n")
+    assert len(text.encode()) > ROOM // 2
+    assert text.count("\n[0-3] step ") == int(text.rstrip().rpartition(" ")[2])  # no gap
+    assert words.startswith(" rank 2 wrote to stderr:\n[2] of 2 at 80\n")
+    head, *newest = notebook.of("newest")[-1].splitlines()
+    assert head.startswith("… the newest of 100,400 lines (")
+    assert head.endswith("digits/run.log has all, %tpu_logs searches it):")
+    assert len(newest) == NEWEST
+    assert newest[-4:] == [f"[{rank}] of {rank} at 99" for rank in range(4)]
+    assert newest[-5] == "[0-3] step 24999"
+    updates = [time for time, kind, _ in notebook.messages if kind == "newest"]
+    assert len(updates) <= (5 if batch else 25)
+
+
+def test_the_last_lines_come_though_they_were_counted_a_moment_before(
+    open_view: Callable[[Notebook], View], make_result: Callable[..., RunResult]
+) -> None:
+    notebook = Notebook()
+    view = open_view(notebook)
+    view.show(Output(0, "stdout", "first\n" * ROOM))
+    for _ in range(4):
+        notebook.now += 0.5
+        view.tick()
+    view.show(Output(0, "stdout", "last\n"))
+    view.tick()  # it waits for equal ones of other ranks
+    assert "last" not in notebook.of("newest")[-1].splitlines()
+    view.finish(make_result())
+    assert notebook.of("newest")[-1].endswith("\n[0] last")
+
+
+def test_a_run_that_prints_little_has_no_newest_lines(
+    open_view: Callable[[Notebook], View], make_result: Callable[..., RunResult]
+) -> None:
+    notebook = Notebook()
+    view = open_view(notebook)
+    train(view, notebook)
+    view.finish(make_result())
+    assert notebook.of("newest") == []
 
 
 def test_a_status_that_says_the_same_is_not_sent_again(

@@ -416,6 +416,16 @@ for x, y in loader:  # <-
             (
                 IMPORTS,
                 """
+from tpunb.training import Accumulation
+device = torch_xla.device()
+accumulation = Accumulation(optimizer, 4)
+for x, y in loader:
+    accumulation.backward(model(x.to(device)))
+""",
+            ),
+            (
+                IMPORTS,
+                """
 device = torch_xla.device()
 for x, y in loader:
     model(x.to(device)).sum().backward()
@@ -687,6 +697,8 @@ if xm.is_master_ordinal():
             (IMPORTS, "loader = DataLoader(val_data, batch_size=8)", loop()),
             (IMPORTS, "shown = DataLoader(train_data, 4)\nx = next(iter(shown))", loop()),
             (IMPORTS, "loader = DataLoader(train_data, shuffle=True)", loop()),
+            (IMPORTS, "made = DataLoader(train_data, 8, True)\nloader = shard(made)", loop()),
+            (IMPORTS, "loader = shard(DataLoader(train_data, 8, shuffle=True))", loop()),
         ],
     ),
     "no-sampler": (
@@ -741,6 +753,12 @@ if xm.is_master_ordinal():
         [(IMPORTS, "s = DistributedSampler(data)  # <-", loop(), TRAIN)],
         [
             (IMPORTS, "s = DistributedSampler(data)\ns.set_epoch(0)", loop(), TRAIN),
+            (
+                IMPORTS + "from tpunb.training import Position",
+                "s = DistributedSampler(data)\nbatches = Position(DataLoader(data, sampler=s))",
+                loop(),
+                TRAIN,
+            ),
             (IMPORTS, "s = DistributedSampler(data, shuffle=False)", loop(), TRAIN),
             (IMPORTS, "s = DistributedSampler(val_data)", loop(), TRAIN),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,25 @@ def test_the_time_that_kaggle_gives(tmp_path: Path) -> None:
         assert look(made).room.left == pytest.approx(12 * 3600, abs=300)
     with machine("laptop", tmp_path / "laptop") as made:
         assert look(made).room.left is None
+
+
+def test_little_time_that_kaggle_leaves(tmp_path: Path) -> None:
+    with machine("kaggle-cpu", tmp_path) as made:
+        began = time.time() - 11.5 * 3600
+        os.utime(made.folder("proc/1").root / "proc/1", (began, began))
+        found = look(made)
+    (advice,) = [one for one in found.advice if one.id == "time"]
+    assert re.match(r"this session ends in (29|30) min at the latest", advice.message)
+    assert "tpunb.save(state, step)" in advice.fix
+
+
+def test_a_generation_that_torch_xla_hardly_knows(tmp_path: Path) -> None:
+    made = FakeMachine(tmp_path, {"TPU_ACCELERATOR_TYPE": "tpu7x-8"}).chips("v7x", 4)
+    found = look(made)
+    assert found.machine.generation == "v7x"
+    (advice,) = [one for one in found.advice if one.id == "v7x"]
+    assert "torch_tpu" in advice.message
+    assert "v7x" not in ids(look(FakeMachine(tmp_path / "older").chips("v6e", 4)))[1]
 
 
 def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.platforms.machines import OF_KAGGLE, PAIR, ids, look, machine
-from tpunb.platforms import importing, versions
+from tpunb.platforms import clashes, importing, versions
 from tpunb.platforms.fakes import FakeMachine
 from tpunb.platforms.machine import detect
 
-COLAB_FIX = "`pip install torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
+UV = "`pip install uv && uv pip install --system --torch-backend=cpu "
+COLAB_FIX = f"{UV}torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
 KAGGLE_FIX = (
-    "`pip install torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
+    f"{UV}torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
     "then Run > Restart & clear cell outputs"
 )
 
@@ -187,6 +188,31 @@ def test_the_pair_is_imported_in_a_process_of_its_own(tmp_path: Path) -> None:
     problem = importing.problem(env, here, have, [str(tmp_path)])
     assert problem is not None
     assert "signal 6" in problem.message
+
+
+def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import threading; threading.Event().wait()")
+    monkeypatch.setattr(importing, "PATIENCE", 1.0)
+    here, have = detect({}), versions.installed()
+    problem = importing.problem({"PATH": "/usr/bin:/bin"}, here, have, [str(tmp_path)])
+    assert problem is not None
+    assert problem.id == "import-hangs"
+    assert "faulthandler" in problem.fix
+    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(tmp_path) not in done.stdout  # it was ended
+
+
+def test_an_installation_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have, here = versions.installed([FakeMachine(tmp_path).packages(PAIR)]), detect({})
+    assert list(clashes.half_installed(here, have)) == []
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
+    (problem,) = clashes.half_installed(here, have)
+    assert (problem.id, problem.must) == ("half-installed", True)
+    assert "pip lists torch 2.9.0+cpu, and there is no module torch" in problem.message
+    assert "--force-reinstall" in problem.fix
 
 
 def test_looking_imports_neither_torch_nor_the_network_libraries(tmp_path: Path) -> None:

@@ -95,6 +95,12 @@ def test_tensors_on_the_cpu(run: Path) -> None:
         ({"time": 1}, ValueError, "tpunb.log records 'time' itself"),
         ({"attempt": 1}, ValueError, "tpunb.log records 'attempt' itself"),
         ({}, TypeError, "at least one value"),
+        (
+            {"loss": 1, "reduce": "median"},
+            ValueError,
+            r"reduce='median' is not known for loss: use 'mean', 'sum', 'min', 'max'",
+        ),
+        ({"loss": 1, "reduce": {"tokens": "sum"}}, ValueError, "names tokens, which this call"),
         ({"step": 1.5, "loss": 1}, TypeError, "step must be an int, not float"),
         ({"step": "3", "loss": 1}, TypeError, "step must be an int, not str"),
     ],
@@ -117,6 +123,16 @@ def test_bad_tensors_are_refused() -> None:
         log(1, loss=torch.tensor(1j))
     with pytest.raises(TypeError, match="step must be an int, not a tensor"):
         log(torch.tensor(1), loss=1.0)
+
+
+def test_how_values_of_ranks_are_to_become_one(run: Path) -> None:
+    log(1, loss=0.5, reduce="mean")
+    log(1, tokens=3, slowest=2.0, reduce={"tokens": "sum", "slowest": "max"})
+    log(1, a=1, b=2, reduce="min")
+    flush()
+    assert [record.get("reduce") for record in written(run)] == [
+        None, {"tokens": "sum", "slowest": "max"}, {"a": "min", "b": "min"},
+    ]  # fmt: skip
 
 
 def test_nan_and_infinity_can_be_read_back(run: Path) -> None:

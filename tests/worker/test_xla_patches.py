@@ -63,6 +63,8 @@ _xla_send(torch.Tensor, _XLAC.IrValue, int) -> tuple
 _xla_set_replication_devices(list[str]) -> None
 _xla_spmd_all_reduce(str, torch.Tensor, float, list) -> torch.Tensor
 _xla_spmd_reduce_scatter(str, torch.Tensor, float, int, int, list) -> torch.Tensor
+_xla_step_marker(device: str = '', devices: list[str], wait: bool = True, \
+reset_scope: bool = True) -> None
 _xla_wait_device_ops(devices: list[str]) -> None
 _xla_sync_live_tensors(device: str = '', devices: list[str], wait: bool = True) -> None
 _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor

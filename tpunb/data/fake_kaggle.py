@@ -59,6 +59,8 @@ class FakeKaggle:
         """What may not be read, by its path."""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         """Methods and what they were asked."""
+        self.quota: dict[str, Any] = {}
+        """What is said of the hours in a week."""
         self.leaked = False
         """Whether a login was sent to the store."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -101,6 +103,8 @@ class FakeKaggle:
             if not versions:
                 return 404, {"code": 404, "message": "Not found"}
             return 200, {"id": 1, "slug": asked["instanceSlug"], "versionNumber": max(versions)}
+        if method == "kernels.KernelsApiService/GetAcceleratorQuotaStatistics" and login:
+            return 200, self.quota
         path = _path(method, asked)
         if not login and not (self.public and path.startswith("datasets/")):
             return 401, {"code": 401, "message": "Unauthenticated"}

@@ -46,9 +46,9 @@ class WebFile:
             yield _opened(response, start)
 
 
-def ask(request: urllib.request.Request) -> Any:
+def ask(request: urllib.request.Request, patience: float = PATIENCE) -> Any:
     """A response. `urlopen` itself would keep to the proxies that were set at its first use."""
-    return urllib.request.build_opener().open(request, timeout=PATIENCE)
+    return urllib.request.build_opener().open(request, timeout=patience)
 
 
 def _opened(response: Any, start: int) -> Opened:

@@ -3,7 +3,8 @@
 It must read in every front end, light or dark, trusted or not: inline styles only, of those
 that JupyterLab's sanitiser keeps; the text's own colour, and colours only in borders and bars;
 no scripts, no inline SVG; " · " as real text, so that it still reads where every style is
-taken away. Every update replaces it whole, so it holds nothing that a person opens or types.
+taken away. Every update replaces it whole, so until the last one it holds nothing that a person
+opens or types.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tpunb import telling
 from tpunb.display import strip
 from tpunb.display.curve import HEIGHT, WIDTH, Curve
 from tpunb.display.strip import Mark
+from tpunb.models import Failure
 
 STOP = (
     '<button data-commandlinker-command="notebook:interrupt-kernel" '
@@ -35,33 +38,53 @@ class Metric:
 
 @dataclass(frozen=True)
 class Why:
-    """What is known about a failure."""
+    """What is known about a failure: where it was, why, what to do, and only then how."""
 
-    line: int | None
-    source: Sequence[tuple[int, str]]
-    """Numbers and lines of the cell around it."""
+    failure: Failure
     cause: str = ""
     fix: str = ""
+    traceback: str = ""
+    """To be folded; empty where something else shows it."""
+    link: bool = False
+    """Whether a link jumps to the cell."""
+
+    def lines(self) -> list[str]:
+        """The same as text."""
+        failure = self.failure
+        found = telling.numbered(failure.source, failure.line)
+        found += [f"{word}: {text}" for word, text in self._told()]
+        return [*found, *self.traceback.rstrip().splitlines()]
 
     def html(self) -> str:
-        """The lines, why it failed, and what to do."""
-        parts = []
-        if self.source:
-            lines = []
-            for number, line in self.source:
-                mark = "❯" if number == self.line else " "
-                text = f"{mark} {number:>4}  {escape(line)}"
-                lines.append(f"<b>{text}</b>" if number == self.line else text)
-            style = (
-                "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
-                "border-radius:4px;overflow:auto"
-            )
-            source = "\n".join(lines)
-            parts.append(f'<pre style="{style}">{source}</pre>')
-        for word, text in (("Why", self.cause), ("Fix", self.fix)):
-            if text:
-                parts.append(f"<div><b>{word}:</b> {escape(text)}</div>")
+        """The lines, why it failed, what to do, and the traceback behind a click."""
+        failure, parts = self.failure, []
+        if self.link and failure.cell_id is not None:
+            href = escape(f"#cell-id={failure.cell_id}", quote=True)
+            line = f", line {failure.line}" if failure.line is not None else ""
+            parts.append(f'<div><a href="{href}">go to cell [{failure.cell}]{line}</a></div>')
+        if failure.source:
+            numbered = telling.numbered(failure.source, failure.line)
+            lines = [
+                f"<b>{escape(text)}</b>" if number == failure.line else escape(text)
+                for (number, _), text in zip(failure.source, numbered, strict=True)
+            ]
+            parts.append(_pre("\n".join(lines)))
+        parts += [f"<div><b>{word}:</b> {escape(text)}</div>" for word, text in self._told()]
+        if self.traceback:
+            folded = _pre(escape(self.traceback.rstrip()))
+            parts.append(f"<details><summary>traceback</summary>{folded}</details>")
         return "".join(parts)
+
+    def _told(self) -> list[tuple[str, str]]:
+        return [(word, text) for word, text in (("Why", self.cause), ("Fix", self.fix)) if text]
+
+
+def _pre(inner: str) -> str:
+    style = (
+        "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
+        "border-radius:4px;overflow:auto"
+    )
+    return f'<pre style="{style}">{inner}</pre>'
 
 
 @dataclass(frozen=True)

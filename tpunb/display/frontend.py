@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
+
+from tpunb.display import paper
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,15 @@ class FrontEnd:
     """Nobody watches (papermill, nbclient): every message becomes an output in the file."""
     stops: bool = False
     """A button of JupyterLab's and Notebook 7's own can interrupt the cell."""
+    newest: Callable[[str, Sequence[str]], None] | None = None
+    """Takes the newest lines, and a line above them, in place of those before …"""
+    room: int | None = None
+    """… once so many bytes were written; None: all is written."""
+
+    @property
+    def links(self) -> bool:
+        """A link to a cell's id jumps to it: in JupyterLab, Notebook 7, and nbconvert's HTML."""
+        return self.stops or self.batch
 
 
 def here() -> FrontEnd:
@@ -36,7 +47,7 @@ def here() -> FrontEnd:
     batch = not request.get("content", {}).get("allow_stdin", True)
     # JupyterLab and Notebook 7 are the ones that say which cell it is.
     stops = not batch and "cellId" in request.get("metadata", {})
-    return FrontEnd(write, Replaced(), batch=batch, stops=stops)
+    return FrontEnd(write, Replaced(), batch=batch, stops=stops, newest=_Newest(), room=paper.ROOM)
 
 
 def show(bundle: dict[str, str]) -> None:
@@ -52,6 +63,16 @@ def write(text: str) -> None:
     """Write to the cell's output now: in a kernel, one message."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+class _Newest:
+    """The newest lines as one output below those that were written; colours stay."""
+
+    def __init__(self) -> None:
+        self._output = Replaced()
+
+    def __call__(self, head: str, lines: Sequence[str]) -> None:
+        self._output({"text/plain": "\n".join([head, *lines])})
 
 
 class Replaced:

@@ -94,6 +94,8 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("credentials", found))
     if report.price is not None:
         rows.append(("price", str(report.price)))
+    if report.quota is not None:
+        rows.append(("quota left", str(report.quota)))
     if room.left is not None:
         rows.append(("time left", f"at most {span(room.left)}"))
     return rows

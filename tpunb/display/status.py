@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from tpunb import communication
+from tpunb import communication, records
 from tpunb.display import bars, card, progress, strip
 from tpunb.display.curve import Curve
 from tpunb.display.ranks import fold, name_ranks
@@ -22,7 +22,7 @@ from tpunb.events import (
     RanksStarted,
     Stopping,
 )
-from tpunb.models import RunResult, RunSpec
+from tpunb.models import Failure, RunResult, RunSpec
 
 MOST_METRICS = 6
 MOST_UNFINISHED = 8
@@ -64,6 +64,7 @@ class Status:
         self._alive: set[int] | None = None
         self._steps: dict[int, int] = {}
         self._metrics: dict[str, dict[int, float]] = {}
+        self._reduce: dict[str, str] = {}
         self._curves: dict[str, Curve] = {}
         self._life = Life(())
         self._exits: dict[int, int] = {}
@@ -75,7 +76,9 @@ class Status:
         self._bars: Sequence[Bar] = ()
         self._phases: list[tuple[str, float]] = [("starting", self._started)]
         """What the run did, and since when."""
-        self._source: Sequence[tuple[int, str]] = ()
+        self._blamed = ""
+        """How the rank that failed first did."""
+        self._folds = self._links = False
         self._steps_speed, self._samples_speed = progress.Speed(), progress.Speed()
         self._remaining = progress.Remaining()
         self._result: RunResult | None = None
@@ -93,7 +96,7 @@ class Status:
                 self._attempt = event.attempt
                 self._alive = set(range(len(event.pids)))
                 self._colour = _RUNNING
-                self._exits, self._failed, self._stop = {}, None, None
+                self._exits, self._failed, self._stop, self._blamed = {}, None, None, ""
             case RankEnded():
                 if self._alive is not None and event.attempt == self._attempt:
                     self._alive.discard(event.rank)
@@ -110,15 +113,21 @@ class Status:
             case Ended() | Note() | Output():
                 pass
 
+    def blame(self, failure: Failure | None) -> None:
+        """How a rank has failed, after its end was shown. The first is told until the end."""
+        if failure is not None and failure.rank == self._failed:
+            self._blamed = failure.headline()
+
     def _take(self, metric: Metric) -> None:
         if metric.step is not None:
             self._steps[metric.rank] = metric.step
         for name, value in metric.values.items():
             newest = self._metrics.setdefault(name, {})
             newest[metric.rank] = value
+            if name in metric.reduce:
+                self._reduce[name] = metric.reduce[name]
             if metric.rank == min(newest):  # once for all ranks
-                mean = sum(newest.values()) / len(newest)
-                self._curves.setdefault(name, Curve()).add(mean)
+                self._curves.setdefault(name, Curve()).add(self._reduced(name))
 
     def _live(self, life: Life) -> None:
         self._life = life
@@ -134,13 +143,13 @@ class Status:
         tracked = {rank: one.bars for rank, one in enumerate(life.ranks) if one and one.bars}
         self._bars = progress.folded(tracked)
 
-    def end(self, result: RunResult, source: Sequence[tuple[int, str]] = ()) -> None:
+    def end(self, result: RunResult, *, folds: bool = False, links: bool = False) -> None:
         """The run is over: this is what stays in the saved notebook.
 
-        `source`: the lines of the cell around a failure, with their numbers.
+        `folds`: with the traceback of a failure, folded. `links`: a link jumps to its cell.
         """
         self._result = result
-        self._source = source
+        self._folds, self._links = folds, links
         self._phases.append(("", self._clock()))
         self._colour = _ENDED[result.state]
         self.unfinished = {}
@@ -165,7 +174,8 @@ class Status:
 
     def text(self) -> str:
         """The line, and below it all else that the card shows."""
-        return "\n".join([self.line(), *self._below()])
+        why = self._why()
+        return "\n".join([self.line(), *self._below(), *([] if why is None else why.lines())])
 
     def html(self, *, stop: bool = False) -> str:
         """The card; with a button that stops the run if `stop` and it goes on."""
@@ -182,7 +192,7 @@ class Status:
             stop=stop and self._result is None,
             share=share,
             progress=self._progress_words(),
-            metrics=[card.Metric(n, self._mean(n), self._curves[n]) for n in names],
+            metrics=[card.Metric(n, f"{self._reduced(n):.4g}", self._curves[n]) for n in names],
             more=f"and {left_out} more" if left_out > 0 else "",
             marks=self._marks(),
             speeds=self._speeds(),
@@ -196,7 +206,8 @@ class Status:
             return None
         known = result.diagnoses[0] if result.diagnoses else None
         cause, fix = (known.cause, known.fix) if known else ("", "")
-        return card.Why(result.failure.line, self._source, cause, fix)
+        traceback = result.failure.traceback if self._folds else ""
+        return card.Why(result.failure, cause, fix, traceback, self._links)
 
     def _below(self) -> list[str]:
         curves = [f"{name} {drawn}" for name, curve in self._curves.items()
@@ -218,7 +229,8 @@ class Status:
     def _doing(self) -> str:
         if self._stop is not None:
             if self._failed is not None and self._stop.reason.startswith("rank"):
-                return f"rank {self._failed} failed, stopping the others ({self._stop.step})"
+                failed = self._blamed or f"rank {self._failed} failed"
+                return f"{failed}, stopping the others ({self._stop.step})"
             reason = f": {self._stop.reason}" if self._stop.reason else ""
             return f"stopping ({self._stop.step}){reason}"
         if self._compiling is not None and (took := self._clock() - self._compiling) >= 1:
@@ -269,7 +281,8 @@ class Status:
         if result is not None:
             guilty += [f.rank for f in result.failures[:1] if f.rank is not None]
             exits = {rank: exits.get(rank, -15) for rank in range(self._spec.world_size)}
-        return strip.marks(self._spec.world_size, self._life.ranks, exits, guilty)
+        speed = self._steps_speed.per_second() or 0.0
+        return strip.marks(self._spec.world_size, self._life.ranks, exits, guilty, speed)
 
     def _speeds(self) -> list[str]:
         there = [one for one in self._life.ranks if one is not None]
@@ -302,9 +315,9 @@ class Status:
                 seconds[kind] = seconds.get(kind, 0.0) + until - since
         return [f"{kind} {took:.1f} s" for kind, took in seconds.items()]
 
-    def _mean(self, name: str) -> str:
-        values = self._metrics[name]
-        return f"{sum(values.values()) / len(values):.4g}"
+    def _reduced(self, name: str) -> float:
+        """Of all ranks."""
+        return records.reduced(self._reduce.get(name, records.MEAN), self._metrics[name].values())
 
     def _facts(self) -> list[str]:
         elapsed = self._clock() - self._started if self._result is None else self._result.duration
@@ -331,9 +344,9 @@ class Status:
         return "TPU" if self._spec.device == "TPU" else "rehearsal on CPU"
 
     def _newest(self) -> list[str]:
-        """The newest step, and of each metric the mean over ranks of their newest values."""
+        """The newest step, and of each metric the ranks' newest values, reduced."""
         found = [f"step {max(self._steps.values()):,}"] if self._steps else []
-        found += [f"{name} {self._mean(name)}" for name in self._metrics]
+        found += [f"{name} {self._reduced(name):.4g}" for name in self._metrics]
         left_out = len(self._metrics) - MOST_METRICS
         if left_out > 0:
             found[-left_out:] = [f"and {left_out} more"]

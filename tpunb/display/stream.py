@@ -9,11 +9,12 @@ missing. Nothing is lost: run.log has every line.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpunb.display.bars import without_times
 from tpunb.display.lines import Lines, plain
+from tpunb.display.paper import MOST, NEWEST, Paper
 from tpunb.display.ranks import fold, name_ranks
 from tpunb.models import Failure
 
@@ -33,31 +34,6 @@ _PREFIX = 8
 """Bytes that rank and line end add to a line; about right is enough."""
 
 
-def parse_ranks(text: str, world_size: int) -> frozenset[int]:
-    """The ranks that `all`, `none` or a list such as `0,3-5` names.
-
-    Raises ValueError, which says what is allowed.
-    """
-    allowed = f"use all, none, or ranks from 0 to {world_size - 1} such as 0 or 0,2-3"
-    words = text.strip().lower()
-    if words == "all":
-        return frozenset(range(world_size))
-    if words == "none":
-        return frozenset()
-    found: set[int] = set()
-    for part in words.split(","):
-        first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{text!r} does not name ranks: {allowed}")
-        span = range(int(first), int(last if dash else first) + 1)
-        if not span:
-            raise ValueError(f"{part.strip()!r} counts downwards: {allowed}")
-        if span[-1] >= world_size:
-            raise ValueError(f"there is no rank {span[-1]}: {allowed}")
-        found.update(span)
-    return frozenset(found)
-
-
 @dataclass
 class _Source:
     """One stream of one rank."""
@@ -71,17 +47,24 @@ class _Source:
     since: float | None = None
     """When the unfinished line began."""
 
-    def feed(self, text: str, now: float) -> tuple[list[str], int]:
-        """The new lines that may be shown, and how many older ones were passed over."""
+    def feed(self, text: str, now: float, head: int, tail: int) -> tuple[list[str], int]:
+        """The new lines that may be shown, and how many were passed over.
+
+        Of long text only the first `head` characters or none may be shown, and the last `tail`.
+        """
+        lines: list[str] = []
         passed = 0
-        if len(text) > RATE:
+        if len(text) > head + tail:
             # More than can ever be shown: line ends are counted, which is quick.
-            first = text.find("\n") + 1
-            start = text.find("\n", len(text) - RATE) + 1
+            first = text.find("\n", head) + 1
+            start = text.find("\n", len(text) - tail) + 1
             if 0 < first < start:
-                passed = len(self.lines.feed(text[:first])) + text.count("\n", first, start)
+                lines = self.lines.feed(text[:first])
+                passed = text.count("\n", first, start)
+                if not head:
+                    passed, lines = passed + len(lines), []
                 text = text[start:]
-        lines = self.lines.feed(text)
+        lines += self.lines.feed(text)
         self.count += passed + len(lines)
         self.last.extend(lines[-LAST_WORDS:])
         if not self.lines.unfinished():
@@ -124,11 +107,9 @@ class _Waiting:
 class Stream:
     """Takes text as it comes and writes lines when they are due. Times are in seconds."""
 
-    def __init__(
-        self, logs: frozenset[int], write: Callable[[str], None], *, interval: float = 0.125
-    ) -> None:
+    def __init__(self, logs: frozenset[int], paper: Paper, *, interval: float = 0.125) -> None:
         self._logs = logs
-        self._write = write
+        self._paper = paper
         self._interval = interval
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._notes: list[str] = []
@@ -147,7 +128,9 @@ class Stream:
         if not shown and stream == "stdout":
             return
         source = self._sources.setdefault((rank, stream), _Source())
-        lines, passed = source.feed(text, now)
+        paper = self._paper
+        head, tail = (paper.room or 0, MOST) if paper.is_limited else (0, RATE)
+        lines, passed = source.feed(text, now, head, tail)
         if rank is None or not shown:
             source.unseen = source.count
         elif lines or passed:
@@ -167,8 +150,17 @@ class Stream:
         allowed = RATE - RESERVE - self._used(now)
         waiting = sum(waiting.size for waiting in self._waiting.values())
         # Too much for now is not too much for ever: it may fit once the window is free.
-        if waiting <= allowed or allowed == RATE - RESERVE:
-            self._emit(self._take(allowed), now)
+        if self._paper.is_limited or waiting <= allowed or allowed == RATE - RESERVE:
+            self._emit(allowed, now)
+
+    @property
+    def count(self) -> int:
+        """Lines that ranks which are shown have written."""
+        return sum(
+            source.count
+            for (rank, stream), source in self._sources.items()
+            if rank in self._logs and stream != "prelude"
+        )
 
     def unfinished(self, now: float) -> dict[int, list[str]]:
         """Progress bars and other lines of each rank that have no end yet, without colours."""
@@ -189,13 +181,17 @@ class Stream:
                 assert rank is not None
                 # Bars differ in their times only: without these, those of all ranks are one.
                 self._keep(rank, [without_times(line) for line in lines], 0, now)
-        text = self._take(RATE - RESERVE // 2 - self._used(now))
+        self._emit(RATE - RESERVE // 2 - self._used(now), now)
         if failure is not None:
-            text += self._last_words(failure)
-        self._emit(text, now)
+            self._paper.say(self._last_words(failure))
 
     def _keep(self, rank: int, lines: list[str], passed: int, now: float) -> None:
         waiting = self._waiting.setdefault(rank, _Waiting())
+        self._since = now if self._since is None else self._since
+        if self._paper.is_limited:
+            waiting.lines += lines
+            del waiting.lines[self._paper.most_lines : -NEWEST]
+            return
         if passed:
             waiting.cut(0)
             waiting.left_out += passed
@@ -204,7 +200,6 @@ class Stream:
         waiting.size += _size("\n".join(lines)) + _PREFIX * (len(lines) - 1)
         if waiting.size > 2 * RATE and waiting.cut(RATE):
             self._hide(rank)
-        self._since = now if self._since is None else self._since
 
     def _hide(self, rank: int) -> None:
         """Lines of a rank are left out. Which of its streams they are of is not kept."""
@@ -219,13 +214,34 @@ class Stream:
             self._written.popleft()
         return sum(size for _, size in self._written)
 
-    def _emit(self, text: str, now: float) -> None:
-        if text:
-            self._written.append((now, len(text.encode())))
-            self._write(text)
+    def _emit(self, budget: int, now: float) -> None:
+        """Put all that waits on the paper; where that has no limit, lines of `budget` bytes."""
+        notes = "".join(f"{note}\n" for note in self._notes)
+        if self._paper.is_limited:
+            lines = self._limited()
+            self._paper.say(notes)
+        else:
+            lines, left_out = self._take(budget)
+            if total := sum(left_out.values()):
+                what = "1 line" if total == 1 else f"{total:,} lines"
+                notes += f"[{name_ranks(left_out)}] … {what} left out here; all are in run.log\n"
+            lines = notes + lines
+        self._paper.add(lines)
+        if self._paper.room == 0:  # only the newest of all can be seen at last
+            for rank in self._waiting:
+                self._hide(rank)
+        self._written.append((now, len(lines.encode())))
+        self._notes, self._waiting, self._since = [], {}, None
 
-    def _take(self, budget: int) -> str:
-        """All that waits, as text of at most `budget` bytes apart from notes and counts."""
+    def _limited(self) -> str:
+        """The first lines that wait, as many as there may be room for, and the newest."""
+        each = max(1, NEWEST // max(1, len(self._waiting)))  # every rank has its share
+        for waiting in self._waiting.values():
+            del waiting.lines[self._paper.most_lines : -each]
+        return self._folded()
+
+    def _take(self, budget: int) -> tuple[str, dict[int, int]]:
+        """The lines that wait as text of at most `budget` bytes; how many are left out of each."""
         share = budget
         while len((lines := self._folded()).encode()) > budget:
             sizes = {rank: waiting.size for rank, waiting in self._waiting.items()}
@@ -233,13 +249,7 @@ class Stream:
                 if self._waiting[rank].cut(most):
                     self._hide(rank)
             share = share * 3 // 4
-        notes = "".join(f"{note}\n" for note in self._notes)
-        left_out = {rank: w.left_out for rank, w in self._waiting.items() if w.left_out}
-        if total := sum(left_out.values()):
-            what = "1 line" if total == 1 else f"{total:,} lines"
-            notes += f"[{name_ranks(left_out)}] … {what} left out here; all are in run.log\n"
-        self._notes, self._waiting, self._since = [], {}, None
-        return notes + lines
+        return lines, {rank: w.left_out for rank, w in self._waiting.items() if w.left_out}
 
     def _folded(self) -> str:
         written = {rank: waiting.lines for rank, waiting in self._waiting.items()}

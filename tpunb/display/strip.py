@@ -10,9 +10,15 @@ from tpunb.display.ranks import name_ranks
 from tpunb.events import RankLife
 
 BEHIND = 3
-"""Steps that a rank may be behind the others before it is said."""
+"""Steps that a rank may be behind the others before it is said …"""
+LATE = 1.5
+"""… and seconds: each rank tells its steps twice a second, at moments of its own."""
 NUMBERED = 32
-"""Up to so many ranks each mark has its number."""
+"""Up to so many ranks each mark has its number …"""
+MOST_ODD = 16
+"""… and of more, so many of those that are not like the others: a card is at most 10 kB."""
+MOST_NAMED = 60
+"""Characters of the names of ranks that do the same."""
 _GLYPHS = {
     "running": "●", "compiling": "◐", "waiting": "◦", "behind": "▲", "starting": "·",
     "done": "✓", "failed": "✕", "stopped": "○",
@@ -44,8 +50,12 @@ def marks(
     life: Sequence[RankLife | None],
     exits: Mapping[int, int],
     failed: Iterable[int],
+    speed: float = 0.0,
 ) -> list[Mark]:
-    """The marks of ranks 0 to `size`. `exits`: codes of those that ended; `failed`: the guilty."""
+    """The marks of ranks 0 to `size`. `exits`: codes of those that ended; `failed`: the guilty.
+
+    `speed`: steps a second of the quickest.
+    """
     guilty = set(failed)
     alive = [one for rank, one in enumerate(life) if one is not None and rank not in exits]
     furthest = max((one.steps for one in alive), default=0)
@@ -58,7 +68,7 @@ def marks(
             mark = Mark("done" if exits[rank] == 0 else "stopped")
         elif one is None or not one.begun:
             mark = Mark("starting")
-        elif furthest - one.steps >= BEHIND:
+        elif furthest - one.steps >= max(BEHIND, LATE * speed):
             mark = Mark("behind", f"step {one.steps:,} of {furthest:,}")
         elif one.compiling:
             mark = Mark("compiling")
@@ -74,10 +84,16 @@ def in_words(found: Sequence[Mark]) -> str:
     for rank, mark in enumerate(found):
         groups.setdefault(mark, []).append(rank)
     parts = [
-        f"rank{'s' if len(ranks) > 1 else ''} {name_ranks(ranks)} {mark}"
+        f"rank{'s' if len(ranks) > 1 else ''} {_some(ranks)} {mark}"
         for mark, ranks in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
     return " · ".join([*parts[:5], *([f"and {len(parts) - 5} more"] if len(parts) > 5 else [])])
+
+
+def _some(ranks: Sequence[int]) -> str:
+    """Their names, '0,2,4,…' where these would be long."""
+    names = name_ranks(ranks)
+    return names if len(names) <= MOST_NAMED else f"{names[:MOST_NAMED].rpartition(',')[0]},…"
 
 
 def html(found: Sequence[Mark]) -> str:
@@ -106,8 +122,10 @@ def _boxes(found: Sequence[Mark]) -> str:
 def _row(found: Sequence[Mark]) -> str:
     """For many: glyphs alone, and the odd ones with their numbers."""
     pieces = []
+    odd = 0
     for rank, mark in enumerate(found):
-        if mark.word in _ODD:
+        odd += mark.word in _ODD
+        if mark.word in _ODD and odd <= MOST_ODD:
             title = escape(f"rank {rank}: {mark}", quote=True)
             style = f"border:2px solid {_COLOURS[mark.word]};border-radius:4px;padding:0 2px"
             pieces.append(f' <b title="{title}" style="{style}">{mark.glyph} {rank}</b> ')

@@ -28,20 +28,23 @@ class Generation:
     """Devices that torch_xla 2.9 counts in a process that has one chip."""
     hbm: int
     """GiB of memory of a chip."""
+    teraflops: int
+    """The most of a chip, in bfloat16."""
 
 
-# Names, counts, cores and memory: Google's pages on each generation (docs.cloud.google.com/tpu,
-# read 2026-11) and tpu_info/device.py 0.14; devices: torch_xla 2.9, _internal/tpu.py.
+# Names, counts, cores, memory and teraflops: Google's pages on each generation
+# (docs.cloud.google.com/tpu, read 2026-11; v2: 180 for the 4 chips of a board) and
+# tpu_info/device.py 0.14; devices: torch_xla 2.9, _internal/tpu.py.
 GENERATIONS = {
     one.name: one
     for one in (
-        Generation("v2", "v2", counts=2, cores=2, devices=2, hbm=16),
-        Generation("v3", "v3", counts=2, cores=2, devices=2, hbm=32),
-        Generation("v4", "v4", counts=2, cores=2, devices=1, hbm=32),
-        Generation("v5e", "v5litepod", counts=1, cores=1, devices=1, hbm=16),
-        Generation("v5p", "v5p", counts=2, cores=2, devices=1, hbm=95),
-        Generation("v6e", "v6e", counts=1, cores=1, devices=1, hbm=32),
-        Generation("v7x", "tpu7x", counts=2, cores=2, devices=1, hbm=192),
+        Generation("v2", "v2", counts=2, cores=2, devices=2, hbm=16, teraflops=45),
+        Generation("v3", "v3", counts=2, cores=2, devices=2, hbm=32, teraflops=123),
+        Generation("v4", "v4", counts=2, cores=2, devices=1, hbm=32, teraflops=275),
+        Generation("v5e", "v5litepod", counts=1, cores=1, devices=1, hbm=16, teraflops=197),
+        Generation("v5p", "v5p", counts=2, cores=2, devices=1, hbm=95, teraflops=459),
+        Generation("v6e", "v6e", counts=1, cores=1, devices=1, hbm=32, teraflops=918),
+        Generation("v7x", "tpu7x", counts=2, cores=2, devices=1, hbm=192, teraflops=2307),
     )
 }
 # PCI device ids: torch_xla 2.9 (_internal/tpu.py) and tpu-info. v2 and v3 share one.

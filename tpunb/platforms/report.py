@@ -6,8 +6,7 @@ Takes no TPU, imports neither torch nor torch_xla, and waits for nobody longer t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tpunb.platforms.metadata import Metadata
 from tpunb.platforms.problem import Problem
 from tpunb.platforms.resources import Room
 from tpunb.platforms.versions import Installed
-from tpunb.price import Price
+from tpunb.price import Price, Quota
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Report:
     """What is good to know."""
     price: Price | None = None
     """What this machine costs an hour, where it is known."""
+    quota: Quota | None = None
+    """What the platform gives in a week, where it says so."""
 
     def with_problem(self, problem: Problem | None) -> Report:
         """The same with one more problem, if there is one."""
@@ -78,6 +79,7 @@ class Report:
             "disk": {"runs": self.room.runs, "free": self.room.disk, "shm": self.room.shm},
             "compile_cache": {"folder": self.room.cache, "size": self.room.cached},
             "seconds_left": self.room.left,
+            "quota": asdict(self.quota) if self.quota is not None else None,
             "price": asdict(self.price) if self.price is not None else None,
             "metadata_server": here.metadata.state,
             "held_by": [
@@ -102,9 +104,11 @@ def look(
     python: tuple[int, ...] = (),
     imported: Mapping[str, Any] | None = None,
     told: Metadata | None = None,
+    quota: Callable[[], Quota | None] = lambda: None,
 ) -> Report:
     """Look at everything. `cores`: what was chosen, if it was. `imported`: the kernel's modules.
-    `told`: what the metadata server has said, if it was asked before.
+    `told`: what the metadata server has said, if it was asked before. `quota`: gives the answer
+    of a platform that was asked for it.
 
     `root`, `path` and `python` are those of another machine and interpreter, for tests.
     """
@@ -119,7 +123,7 @@ def look(
         told = asked.answers()
     here = machine.judge(env, root, told or Metadata())
     chosen = cores or here.default_cores
-    began = resources.session_began(root) if root == Path("/") else time.time()
+    began = resources.session_began(root)
     room = resources.look(here, env, root, runs, chosen, began)
 
     def all_problems() -> Iterator[Problem]:
@@ -141,4 +145,5 @@ def look(
         tuple(problem for problem in problems if problem.must),
         tuple(problem for problem in problems if not problem.must),
         prices.of(here),
+        quota(),
     )

@@ -110,7 +110,6 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
 
 def command(pair: Pair, platform: str, *, tpu: bool, have: Installed) -> str:
     """The command that installs a pair here, all of it at once, with what depends on it."""
-    # The ordinary wheels: larger than those for the CPU, and found without another index.
     wanted = [f"torch=={pair.torch}"]
     for name, version in (("torchvision", pair.torchvision), ("torchaudio", pair.torchaudio)):
         if name in have.versions:
@@ -118,7 +117,13 @@ def command(pair: Pair, platform: str, *, tpu: bool, have: Installed) -> str:
     wanted.append(f"'torch_xla[tpu]=={pair.torch_xla}'" if tpu else f"torch_xla=={pair.torch_xla}")
     if platform == "kaggle" and tpu:
         wanted.append(f"libtpu=={pair.libtpu}")
-    return " ".join(["pip install", *wanted])
+    if not tpu and platform not in ("colab", "kaggle"):
+        return " ".join(["pip install", *wanted])
+    # Wheels for the CPU, as Colab's and Kaggle's TPU images have them: a tenth of the size of those
+    # with CUDA. pip finds them in an index of their own only; uv knows it by its name.
+    there = "--system" if platform in ("colab", "kaggle") else "--python python3"
+    install = f"uv pip install {there} --torch-backend=cpu"
+    return " ".join(["pip install uv && " + install, *wanted])
 
 
 def restart(platform: str) -> str:

@@ -24,11 +24,15 @@ def settle() -> None:
     is not left to the ranks that write. After an exception nothing is started here: each rank
     may have been somewhere else, and what the state does not need may wait for a rank forever.
     """
-    xla = sys.modules.get("torch_xla")
-    if xla is None or sys.exc_info()[0] is not None:
-        return
-    if xla._XLAC._xla_runtime_is_initialized():
+    xla = runtime()
+    if xla is not None and sys.exc_info()[0] is None:
         xla.sync()
+
+
+def runtime() -> Any:
+    """The module torch_xla if this process uses a device, else None."""
+    xla: Any = sys.modules.get("torch_xla")
+    return xla if xla is not None and xla._XLAC._xla_runtime_is_initialized() else None
 
 
 class ToCpu:

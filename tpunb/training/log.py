@@ -18,27 +18,32 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tpunb import spmd
+from tpunb.records import MEAN, REDUCTIONS, RESERVED
 from tpunb.rundir import RunDir, append
 
-RESERVED = ("rank", "attempt", "step", "time")
 GATHER = 0.05
 """Seconds between two writes of records that come faster than that."""
 
 
-def log(step: int | None = None, **values: Any) -> None:
+def log(step: int | None = None, *, reduce: str | Mapping[str, str] = MEAN, **values: Any) -> None:
     """Record metrics: `tpunb.log(step, loss=loss, accuracy=0.91)`.
 
     A value is a number, a numpy scalar or a tensor of one element. In a run they go to the
     run's `metrics.jsonl`; elsewhere one line is printed, under torchrun by rank 0 only.
 
-    Raises TypeError for a value that is no number, ValueError for a tensor of several elements
-    and for a name that the records use themselves (`rank`, `attempt`, `time`).
+    `reduce`: how the values that ranks log for the same step become one: 'mean', 'sum', 'min'
+    or 'max'; for some metrics only: `reduce={"tokens": "sum"}`. Each rank writes its own, and
+    whoever reads them reduces, so no rank waits for another, and any of them may log.
+
+    Raises TypeError for a value that is no number, ValueError for a tensor of several elements,
+    for a name that the records use themselves (`rank`, `attempt`, `time`) and for an unknown
+    reduction.
     """
     record = Record(time.time(), _step(step))
     if not values:
@@ -49,7 +54,22 @@ def log(step: int | None = None, **values: Any) -> None:
                 f"tpunb.log records {name!r} itself: choose another name, {name}_ for example"
             )
         record.add(name, value)
+    record.reduce = _reductions(reduce, values)
     _book().add(record)
+
+
+def _reductions(asked: str | Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
+    """How each metric is reduced, where it is not the mean."""
+    if asked == MEAN:
+        return {}
+    every = dict.fromkeys(values, asked) if isinstance(asked, str) else dict(asked)
+    for name, how in every.items():
+        if how not in REDUCTIONS:
+            known = ", ".join(map(repr, REDUCTIONS))
+            raise ValueError(f"tpunb.log: reduce={how!r} is not known for {name}: use {known}")
+        if name not in values:
+            raise ValueError(f"tpunb.log: reduce names {name}, which this call does not log")
+    return {name: how for name, how in every.items() if how != MEAN}
 
 
 def flush(sync: bool = True, timeout: float | None = None) -> None:
@@ -71,6 +91,8 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)
     """Floats, and tensors where `lazy`."""
     lazy: set[str] = field(default_factory=set)
+    reduce: dict[str, str] = field(default_factory=dict)
+    """How values of several ranks become one, where it is not the mean."""
 
     def add(self, name: str, value: Any) -> None:
         """Check and keep a value."""
@@ -263,15 +285,16 @@ class Written(Book):
     def _write(self, records: Sequence[Record]) -> None:
         for record in records:
             record.read()
-        lines = [
-            json.dumps({**self._origin, "step": r.step, "time": r.time, **r.values}) + "\n"
-            for r in records
-        ]
         try:
-            append(self._path, "".join(lines))
+            append(self._path, "".join(self._line(record) for record in records))
         except OSError as error:
             _complain(f"{len(records)} records could not be written to {self._path}", error)
         self._last = time.monotonic()
+
+    def _line(self, record: Record) -> str:
+        how = {"reduce": record.reduce} if record.reduce else {}
+        row = {**self._origin, "step": record.step, "time": record.time, **how, **record.values}
+        return json.dumps(row) + "\n"
 
 
 _current: Book | None = None

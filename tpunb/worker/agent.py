@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 
 from tpunb.worker import processes
 from tpunb.worker.messages import Reporter
@@ -41,7 +42,9 @@ def main() -> None:
         order = json.loads(line)
         if order["do"] == "import":
             sys.path[1:] = order["sys_path"]  # the first is where tpunb itself is
+            tempfile.tempdir = order["tmp"]
             _import_ahead()
+            tempfile.tempdir = None  # what runs write is theirs
             report.tell("ready")
         else:
             _run(order, report)

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 
+def compiled() -> int:
+    """Compilations begun (a third of a µs)."""
+    import torch_xla.debug.metrics as met
+
+    return met.counter_value("UncachedCompile") or 0
+
+
+def compile_seconds() -> float:
+    """Seconds of those that have ended."""
+    import torch_xla.debug.metrics as met
+
+    timed = met.metric_data("CompileTime")
+    return float(timed[1]) / 1e9 if timed else 0.0
+
+
 def look() -> tuple[int, int, int, int]:
     """Steps (MarkStep), compilations begun (UncachedCompile), ended, and their nanoseconds.
 

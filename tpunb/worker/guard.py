@@ -75,6 +75,9 @@ class Guard:
         self._umask = os.umask(0o077)  # what the guard writes is its user's alone
         self._wake, self._waker = os.pipe()
         self._agent_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the guard)
+        # What its imports leave (torch makes a folder for code that it may generate): they remove
+        # it at a normal exit, and an agent has none.
+        self._agent_files = tempfile.TemporaryDirectory(prefix="tpunb-", ignore_cleanup_errors=True)
 
     def watch(self) -> None:
         """The guard's life: until the lifeline closes, and then until nothing is left."""
@@ -209,7 +212,8 @@ class Guard:
         if self.messages is not None:
             os.close(self.messages.fd)
         self.messages = Lines(reader)
-        self._order({"do": "import", "sys_path": self._warm["sys_path"]})
+        order = {"do": "import", "sys_path": self._warm["sys_path"], "tmp": self._agent_files.name}
+        self._order(order)
 
     def _order(self, order: dict[str, Any]) -> None:
         assert self.agent is not None and self.agent.stdin is not None
@@ -258,6 +262,7 @@ class Guard:
             self.agent.wait()
         for process in processes.descendants(os.getpid()):
             processes.end(process, signal.SIGKILL)
+        self._agent_files.cleanup()
 
 
 def _not_heard(number: int, frame: object) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tpunb import excerpt
 from tpunb.models import Failure, RunResult, RunSpec, State, signal_name
 from tpunb.rundir import RunDir
 from tpunb.worker import memory
@@ -87,14 +88,14 @@ def compose(run: RunDir, spec: RunSpec, seen: Observed) -> RunResult:
     Of returns it has the names; the kernel reads the values.
     """
     failures = [
-        failure
+        excerpt.placed(failure, spec, run)
         for end in seen.exits
         if (end.code != 0 or run.error(seen.attempt, end.rank).exists())
         and (failure := _failure(run, spec, seen, end)) is not None
     ]
     failures.sort(key=lambda failure: (failure.type in CONSEQUENCES, failure.time))
     if seen.hang is not None:
-        failures.insert(0, seen.hang)
+        failures.insert(0, excerpt.placed(seen.hang, spec, run))
     state = _state(seen, failures)
     return RunResult(
         state=state,

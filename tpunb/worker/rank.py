@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -33,8 +34,10 @@ from tpunb.worker import (
     stdio,
 )
 from tpunb.worker.cells import Cells
+from tpunb.worker.marks import Marks
 from tpunb.worker.messages import Reporter
 from tpunb.worker.rehearsal import calls, tally
+from tpunb.worker.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,28 @@ def _become(task: Assignment, report: Reporter) -> None:
     calls.name_places(str(task.run.script), task.spec.place)
     autograd.start_xla_before_backward()
     loaders.tell_of_errors()
+    _watch_steps(task)
     launchers.install(task.rank)
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
+
+
+def _watch_steps(task: Assignment) -> None:
+    """Notice the ends of steps: what is compiled again, and where a trace begins and ends."""
+    run, attempt, rank = task.run, task.attempt, task.rank
+    watched = Marks(
+        str(run.script),
+        task.spec.place,
+        run.recompiled(attempt, rank),
+        counters.compiled,
+        counters.compile_seconds,
+    )
+    profile = task.spec.profile
+    if profile is not None and rank in profile.ranks:
+        folder = run.path / "profile" / f"rank-{rank}"
+        told = partial(print, flush=True)
+        watched.acts.append(Tracing(profile, folder, told).after)
+    watched.install()
 
 
 def _work(task: Assignment) -> int:

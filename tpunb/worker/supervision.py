@@ -15,6 +15,7 @@ from tpunb.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Sto
 from tpunb.models import Failure, RunResult
 from tpunb.rundir import Outputs, RunDir
 from tpunb.worker import outcome, processes, stacks
+from tpunb.worker.again import Gathering
 from tpunb.worker.ladder import Ladder
 from tpunb.worker.memory import Memory
 from tpunb.worker.notice import Notice
@@ -75,6 +76,7 @@ class Supervision:
         self._steps: set[str] = set()
         self._agent_said = ""
         self._vigil: Vigil | None = None
+        self._again: Gathering | None = None
         self._hang: Failure | None = None
 
     def _emit(self, event: Event) -> None:
@@ -106,18 +108,20 @@ class Supervision:
 
     def _on_ranks(self, attempt: int, pids: list[int]) -> None:
         if attempt > self._attempt:
-            self._again(attempt)
+            self._start_again(attempt)
         self._attempt = attempt
         self._pids = dict(enumerate(pids))
         self._ranks = {rank: processes.find(pid) for rank, pid in enumerate(pids)}
         prelude = self._replicate is not None
         self._vigil = Vigil(self.dir, attempt, len(pids), self.spec.hang_timeout, prelude=prelude)
+        self._tell_recompiled(last=True)
+        self._again = Gathering(self.dir, attempt, len(pids))
         self._emit(RanksStarted(attempt, tuple(pids)))
         if self._stop is not None:
             # Stopped while they were being forked: the ladder that runs does not know them.
             self._climb_from(list(self._ranks.values()))
 
-    def _again(self, attempt: int) -> None:
+    def _start_again(self, attempt: int) -> None:
         """The ranks were started again: what ended the attempt before is told, and over."""
         failed = self._result().failure
         headline = "a rank failed" if failed is None else failed.headline()
@@ -223,6 +227,7 @@ class Supervision:
                 self._call_hung()
             elif apart := self._vigil.waiting():
                 self._tell_who_waits(*apart)
+        self._tell_recompiled()
         if self._notice.text and self._stop is None:
             self.stop("lost", f"this machine is about to be taken away: {self._notice.text}")
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -240,6 +245,13 @@ class Supervision:
             self._finish()
             return True
         return False
+
+    def _tell_recompiled(self, *, last: bool = False) -> None:
+        if self._again is not None:
+            for line in self._again.read(last=last):
+                self._emit(Note(line))
+            if last:
+                self._again.close()
 
     def _tell_who_waits(self, inside: list[int], outside: list[int]) -> None:
         """It may be meant (one rank evaluates), so the run goes on; on a TPU it could hang."""
@@ -275,6 +287,7 @@ class Supervision:
         # What ranks wrote last is in the files by now: they are gone.
         while pieces := self._outputs.read():
             self._log.add(pieces)
+        self._tell_recompiled(last=True)
         self._notice.close()
         self._outputs.close()
         self._log.close()

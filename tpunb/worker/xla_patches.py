@@ -29,6 +29,7 @@ Kind = Literal[
     "meeting",
     "read",
     "spmd",
+    "step",
 ]
 
 
@@ -43,7 +44,7 @@ class Name:
     """What becomes of it: 'identity', 'collective', 'compiler', 'meeting' and 'launcher' are
     replaced by functions of the same meaning, 'refused' by one that raises
     NotRehearsedError, 'spmd' by one that raises SpmdError or SetupError, 'state' is set, of a
-    'loader' a method is replaced."""
+    'loader' a method is replaced, of a 'step' the end is noticed."""
     why: str
     versions: tuple[str, ...] = VERSIONS
 
@@ -235,6 +236,13 @@ NAMES: tuple[Name, ...] = (
         "_xla_increment_counter",
         "read",
         "the counters of torch_xla.debug.metrics that its own collectives count in",
+    ),
+    Name(
+        XLAC,
+        "_xla_step_marker",
+        "step",
+        "torch_xla.sync(), xm.mark_step() and the loaders' next batch end a step here: a rank "
+        "looks whether XLA compiled again",
     ),
     Name(
         "torch_xla._dynamo.dynamo_bridge",

@@ -64,6 +64,13 @@ def _handed_on(book: Book, site: Site) -> bool:
     return False
 
 
+def _sharded(book: Book, site: Site) -> bool:
+    """Whether a loader goes to `tpunb.training.shard`, which makes all its batches full."""
+    names = book.names_of(call(site))
+    places = [site, *(load for name in names for load in book.sites.loads(name))]
+    return any(last(taker.func) == "shard" for at in places for taker in book.calls_with(at))
+
+
 def _drops(book: Book, site: Site) -> bool:
     """Whether the last, smaller batch is left out, or may be."""
     node = call(site)
@@ -101,7 +108,9 @@ def _last_batch(book: Book) -> Iterator[Hit]:
     if not book.xla or not book.device_uses or not book.loops:
         return
     for site in book.data_loaders:
-        if _training(book, site) and not _drops(book, site) and site.page.part != "kernel":
+        if site.page.part == "kernel" or _drops(book, site) or _sharded(book, site):
+            continue
+        if _training(book, site):
             yield Hit(site, "the last batch of an epoch has another shape than the others")
 
 
@@ -199,6 +208,8 @@ def _sampler_and_shuffle(book: Book) -> Iterator[Hit]:
 )
 def _set_epoch(book: Book) -> Iterator[Hit]:
     if "set_epoch" in book.called or book.managed or not book.loops:
+        return
+    if book.mentions("tpunb.training.Position"):  # it tells samplers the epoch
         return
     for site in book.calls_of(*sorted(SAMPLERS)):
         node = call(site)

@@ -7,7 +7,8 @@ import ast
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
@@ -15,15 +16,13 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb import spmd
+from tpunb.debug.postmortem import open_debugger
+from tpunb.debug.profile import tracing
+from tpunb.debug.report import Report
+from tpunb.debug.watching import StepsDone, watching
 from tpunb.errors import ConversionError, MissingPackageError
-from tpunb.models import Device
 
-_chosen = False
 _spmd = False
-_taken_in: int | None = None
-"""The cell in which the kernel's own XLA runtime was started; 0: one that is not known."""
-_ENVIRON = Path("/proc/self/environ")
-"""What this process was started with."""
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -38,87 +37,28 @@ _BACKWARD_BEFORE_XLA = (
 )
 
 
-def is_persons(executed: Iterable[str]) -> bool:
-    """Whether the kernel's PJRT_DEVICE is the person's choice. `executed`: the cells that ran.
-
-    Otherwise it is tpunb's, or that of torch_xla, whose import always sets it: to TPU where it
-    finds one (2.9, runtime.py).
-    """
-    if "PJRT_DEVICE" not in os.environ or _chosen:
-        return False
-    if "torch_xla" not in sys.modules or b"PJRT_DEVICE=" in _ENVIRON.read_bytes():
-        return True
-    return any("PJRT_DEVICE" in text or "set_device_type" in text for text in executed)
-
-
 def switched_spmd_on() -> bool:
     """Whether a %%tpu_debug cell has called `xr.use_spmd()`: later runs have nothing of it."""
     return _spmd
 
 
-def watch(shell: InteractiveShell) -> None:
-    """Notice in which cell the kernel takes its XLA device."""
-    global _taken_in
-    if _runtime_runs():
-        _taken_in = 0
-    shell.events.register("post_run_cell", _note_cell)
+@dataclass(frozen=True)
+class Wanted:
+    """The options of `%%tpu_debug`."""
+
+    report: Callable[[Report], None] | None = None
+    """Shows the report; None: there shall be none."""
+    steps: int | None = None
+    """Stop after so many steps of the training loop."""
+    nan: bool = False
+    """Look for the first number that is not finite."""
+    pdb: bool = False
+    """Open the debugger where an exception was raised."""
+    profile: Path | None = None
+    """Write a trace of xprof's into this folder."""
 
 
-def unwatch(shell: InteractiveShell) -> None:
-    """Notice it no more."""
-    shell.events.unregister("post_run_cell", _note_cell)
-
-
-def _note_cell(result: Any) -> None:
-    global _taken_in
-    if _taken_in is None and result is not None and _runtime_runs():
-        _taken_in = result.execution_count or 0
-
-
-def taken_in() -> int | None:
-    """The number of the cell in which the kernel has taken its XLA device; None if it has not,
-    or did before tpunb was loaded.
-    """
-    return _taken_in or None
-
-
-def _runtime_runs() -> bool:
-    xla = sys.modules.get("torch_xla")
-    return xla is not None and bool(xla._XLAC._xla_runtime_is_initialized())
-
-
-def kernel_device(wanted: Device | None = None, *, persons: bool = False) -> str | None:
-    """Choose the kernel's own XLA device: without `wanted` as chosen before, or the CPU.
-
-    Chips are exclusive: a kernel that holds the TPU blocks every run, so it is the CPU unless
-    the person asks for the TPU. `persons`: that PJRT_DEVICE is the person's choice, which stays.
-    Returns what to tell the person; None if nothing has changed that could.
-    """
-    global _chosen
-    now = os.environ.get("PJRT_DEVICE")
-    if (now == wanted) if wanted is not None else (persons or _chosen):
-        return None
-    if persons:
-        return f"the kernel's own XLA device stays the {now}, as PJRT_DEVICE says in this notebook"
-    if _runtime_runs():
-        if wanted is None:
-            return None
-        since = f" since cell [{_taken_in}]" if _taken_in else ""
-        return (
-            f"the kernel's own XLA device stays the {now}: it is in use{since}. "
-            f"Restart the kernel, then ask for the {wanted} first"
-        )
-    wanted = wanted or "CPU"
-    os.environ["PJRT_DEVICE"] = wanted
-    _chosen = True
-    return (
-        None
-        if now == wanted
-        else (f"the kernel's own XLA device is the {wanted} (PJRT_DEVICE={wanted})")
-    )
-
-
-def run_cell(shell: InteractiveShell, cell: str) -> Any:
+def run_cell(shell: InteractiveShell, cell: str, wanted: Wanted | None = None) -> Any:
     """Run a cell's source in the notebook's namespace, with launchers calling their function here.
 
     The value of a last expression is returned. An exception shows the notebook's lines and the
@@ -134,21 +74,55 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
             error.name, "%%tpu_debug", "`pip install 'tpunb[xla]'` brings a matching pair"
         ) from error
     global _spmd
+    wanted = wanted or Wanted()
     body, last = _compile(shell, cell)
     before = spmd.is_on(os.environ)
     no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
     counting = libraries.counting_cores(1) if no_tpu else contextlib.nullcontext()
     try:
-        with launchers.calling_here(0), counting, _no_crash(no_tpu):
+        traced = tracing(wanted.profile) if wanted.profile else contextlib.nullcontext()
+        with (
+            traced,
+            _reporting(shell, wanted),
+            launchers.calling_here(0),
+            counting,
+            _no_crash(no_tpu),
+        ):
             exec(body, shell.user_ns)
             return None if last is None else eval(last, shell.user_ns)
+    except StepsDone:
+        print(f"stopped after {wanted.steps} step{'s' if wanted.steps != 1 else ''} (--steps)")
+        return None
     except BaseException as error:
+        if wanted.pdb and isinstance(error, Exception):
+            open_debugger(shell, error, shell.compile._filename_map)
         _show_without_us(shell, error, body.co_filename)
         if _QUEUES in str(error):
             print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
         raise
     finally:
         _spmd = _spmd or (spmd.is_on(os.environ) and not before)
+
+
+@contextlib.contextmanager
+def _reporting(shell: InteractiveShell, wanted: Wanted) -> Iterator[None]:
+    """A block after which, however it ends, the report is shown that was asked for."""
+    if wanted.report is None and wanted.steps is None:
+        yield
+        return
+    report: Callable[[], Report | None] | None = None
+    good = False
+    try:
+        with watching(shell, steps=wanted.steps, nan=wanted.nan) as report:
+            yield
+        good = True
+    except StepsDone:
+        good = True
+        raise
+    finally:
+        made = report() if report is not None and wanted.report is not None else None
+        if made is not None and wanted.report is not None and (good or made.findings):
+            wanted.report(made)
 
 
 def _no_crash(no_tpu: bool) -> contextlib.AbstractContextManager[None]:

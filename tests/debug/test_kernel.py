@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpunb import debug
+from tpunb.debug import kernel as own
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process in which nobody has chosen, and torch_xla is not imported."""
     monkeypatch.delitem(sys.modules, "torch_xla", raising=False)
-    monkeypatch.setattr(debug, "_chosen", False)
-    monkeypatch.setattr(debug, "_taken_in", None)
+    monkeypatch.setattr(own, "_chosen", False)
+    monkeypatch.setattr(own, "_taken_in", None)
     monkeypatch.setenv("PJRT_DEVICE", "")
     monkeypatch.delenv("PJRT_DEVICE")
     return monkeypatch
@@ -31,38 +31,38 @@ def importing_xla(kernel: pytest.MonkeyPatch, *, device: str, runs: bool = False
 
 
 def test_it_is_the_cpu_until_the_tpu_is_asked_for(kernel: pytest.MonkeyPatch) -> None:
-    assert debug.kernel_device() == "the kernel's own XLA device is the CPU (PJRT_DEVICE=CPU)"
-    assert not debug.is_persons([])
-    assert debug.kernel_device() is None
-    assert debug.kernel_device("TPU") == "the kernel's own XLA device is the TPU (PJRT_DEVICE=TPU)"
-    assert debug.kernel_device() is None  # what was asked for stays
+    assert own.kernel_device() == "the kernel's own XLA device is the CPU (PJRT_DEVICE=CPU)"
+    assert not own.is_persons([])
+    assert own.kernel_device() is None
+    assert own.kernel_device("TPU") == "the kernel's own XLA device is the TPU (PJRT_DEVICE=TPU)"
+    assert own.kernel_device() is None  # what was asked for stays
     assert os.environ["PJRT_DEVICE"] == "TPU"
 
 
 def test_the_persons_own_choice_stays(kernel: pytest.MonkeyPatch) -> None:
     kernel.setenv("PJRT_DEVICE", "TPU")
-    assert debug.is_persons([])
-    assert debug.kernel_device(persons=True) is None
-    said = debug.kernel_device("CPU", persons=True)
+    assert own.is_persons([])
+    assert own.kernel_device(persons=True) is None
+    said = own.kernel_device("CPU", persons=True)
     assert said == "the kernel's own XLA device stays the TPU, as PJRT_DEVICE says in this notebook"
     assert os.environ["PJRT_DEVICE"] == "TPU"
 
 
 def test_what_importing_torch_xla_sets_is_nobodys_choice(kernel: pytest.MonkeyPatch) -> None:
     importing_xla(kernel, device="TPU")
-    assert not debug.is_persons(["import torch_xla"])
-    assert debug.is_persons(["%env PJRT_DEVICE=TPU", "import torch_xla"])
-    assert "is the CPU" in str(debug.kernel_device())
+    assert not own.is_persons(["import torch_xla"])
+    assert own.is_persons(["%env PJRT_DEVICE=TPU", "import torch_xla"])
+    assert "is the CPU" in str(own.kernel_device())
     assert os.environ["PJRT_DEVICE"] == "CPU"
 
 
 def test_a_device_in_use_cannot_be_changed(kernel: pytest.MonkeyPatch) -> None:
     importing_xla(kernel, device="CPU", runs=True)
-    debug._note_cell(SimpleNamespace(execution_count=7))
-    debug._note_cell(SimpleNamespace(execution_count=8))
-    assert debug.taken_in() == 7
-    assert debug.kernel_device() is None
-    assert debug.kernel_device("TPU") == (
+    own._note_cell(SimpleNamespace(execution_count=7))
+    own._note_cell(SimpleNamespace(execution_count=8))
+    assert own.taken_in() == 7
+    assert own.kernel_device() is None
+    assert own.kernel_device("TPU") == (
         "the kernel's own XLA device stays the CPU: it is in use since cell [7]. "
         "Restart the kernel, then ask for the TPU first"
     )

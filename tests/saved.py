@@ -1,0 +1,58 @@
+"""What a saved notebook must be after a run that has printed very much."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+
+LINES = 25_000
+RANKS = 4
+TRAIN = f"""%%tpu_train --cores {RANKS}
+import tpunb
+from tqdm.auto import tqdm
+for step in tqdm(tpunb.track(range({LINES}), name="step"), mininterval=0.1):
+    print("rank", os.environ["RANK"], "step", step, "of many")
+    if step % 1000 == 0:
+        tpunb.log(step=step, loss=1 / (step + 1))"""
+CELLS = (
+    "%load_ext tpunb\nimport os",
+    TRAIN,
+    "print('goes', 'on')",
+)
+
+
+def check(path: Path) -> None:
+    """Small, valid, free of widgets, and readable: in the file and as a web page."""
+    assert path.stat().st_size < 100_000
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    assert "widgets" not in book.metadata
+    train, below = [cell for cell in book.cells if cell.source in CELLS[1:]]
+    shown = [out for out in train.outputs if out.output_type == "display_data"]
+    assert all(set(out.data) <= {"text/html", "text/plain"} for out in shown)
+    card, newest = shown
+    assert "<b>succeeded</b>" in card.data["text/html"]
+    assert card.data["text/plain"].startswith(f"succeeded · {RANKS} ranks · ")
+    text = newest.data["text/plain"]
+    told = re.match(r"… the newest of ([\d,]+) lines \(", text)
+    assert told
+    assert 0 <= int(told[1].replace(",", "")) - LINES * RANKS <= 2 * RANKS  # and tqdm's bars
+    lines = text.splitlines()
+    for rank in range(RANKS):
+        assert f"[{rank}] rank {rank} step {LINES - 1} of many" in lines
+    streams = [out for out in train.outputs if out.output_type == "stream"]
+    assert {out.name for out in streams} == {"stdout"}
+    assert "\r" not in "".join(out.text for out in streams)
+    assert re.search(r"^\[0\] rank 0 step 0 of many\n\[0\] rank 0 step 1 of many$",
+                     streams[0].text, re.MULTILINE)  # fmt: skip
+    [value] = [out for out in train.outputs if out.output_type == "execute_result"]
+    assert "RunResult succeeded" in value.data["text/plain"]
+    assert [out.text for out in below.outputs] == ["goes on\n"]
+
+    page, _ = HTMLExporter(embed_images=True).from_notebook_node(book)
+    assert "<b>succeeded</b>" in page
+    assert f"[0] rank 0 step {LINES - 1} of many" in page
+    assert "jupyter-widgets" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

@@ -1,0 +1,165 @@
+"""Masked means and losses against plain PyTorch in float64, also over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker.ranks import Ranks, warm
+from tpunb.training import MaskedMean, masked_loss, masked_mean
+
+ROWS, FEATURES, CLASSES = 12, 5, 3
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with warm(tmp_path_factory.mktemp("ranks")) as made:
+        yield made
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    st.integers(0, 3),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_the_mean_is_that_of_float64(
+    shape: list[int], masked: int, dtype: torch.dtype, weighted: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator).to(dtype)
+    dims = shape[:masked]
+    mask = torch.rand(dims, generator=generator) < 0.6
+    weights = mask * (torch.randint(1, 4, dims, generator=generator) if weighted else 1)
+    found = masked_mean(values, weights if weighted else mask)
+    whole = weights.double().reshape(dims + [1] * (len(shape) - len(dims))).expand(shape)
+    total = whole.sum()
+    expected = (values.double() * whole).sum() / total if total else torch.zeros(())
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_along_a_dimension_it_is_the_mean_of_each(dim: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4, 5, 3, generator=generator)
+    mask = torch.rand(4, 5, generator=generator) < 0.5
+    mask[2] = False
+    weights = mask.double()[..., None].expand_as(values)
+    expected = (values.double() * weights).sum(dim) / weights.sum(dim).clamp(min=1)
+    found = masked_mean(values, mask, dim)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_does_not_count_reaches_neither_value_nor_gradient(bad: float) -> None:
+    values = torch.tensor([1.0, bad, 3.0], requires_grad=True)
+    mean = masked_mean(values, torch.tensor([True, False, True]))
+    mean.backward()
+    assert mean.item() == 2.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.5, 0.0, 0.5]
+
+
+def test_where_nothing_counts_all_is_zero() -> None:
+    values = torch.tensor([1.0, 2.0], requires_grad=True)
+    mean = masked_loss(values, torch.zeros(2, dtype=torch.bool))
+    mean.backward()
+    assert mean.item() == 0.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.0, 0.0]
+    metric = MaskedMean()
+    metric.add(torch.ones(3), torch.zeros(3, dtype=torch.bool))
+    assert metric.mean().item() == 0.0
+
+
+def test_a_mean_over_many_bfloat16_batches_does_not_stop_growing() -> None:
+    metric = MaskedMean()
+    values = torch.ones(100, dtype=torch.bfloat16)
+    for _ in range(1000):
+        metric.add(values)
+        metric.add(values * 3, torch.arange(100) < 50)
+    assert metric.mean().item() == pytest.approx(250 / 150, rel=1e-6)
+
+
+def test_what_fits_nothing_is_told() -> None:
+    with pytest.raises(ValueError, match=r"mask of shape \[3\] for values of shape \[2, 3\]"):
+        masked_mean(torch.zeros(2, 3), torch.ones(3))
+    with pytest.raises(ValueError, match="nothing was added yet"):
+        MaskedMean().mean()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(ROWS, FEATURES, generator=generator)
+    y = torch.randint(CLASSES, (ROWS,), generator=generator)
+    weight = torch.randn(CLASSES, FEATURES, generator=generator)
+    return x, y, weight
+
+
+def train(counts: list[int]) -> dict[str, Any]:
+    """One step on ranks that have so many samples each; the rest of each batch is masked."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.debug.metrics as met
+
+    from tests.worker.ranks import rehearse
+
+    rank, _ = rehearse()
+    device = torch_xla.device()
+    x, y, weight = batch()
+    first = sum(counts[:rank])
+    rows = torch.arange(first, first + ROWS).clamp(max=ROWS - 1)
+    mask = (torch.arange(ROWS) < counts[rank]).to(device)
+    x, y = x[rows].to(device), y[rows].to(device)
+    x[~mask] = float("nan")  # what fills a batch is of no account
+    model = torch.nn.Linear(FEATURES, CLASSES, bias=False).to(device)
+    with torch.no_grad():
+        model.weight.copy_(weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    metric = MaskedMean()
+    reads = met.counter_value("xla::_local_scalar_dense") or 0
+    compiled = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        guess = model(torch.where(mask[:, None], x, 0))
+        losses = torch.nn.functional.cross_entropy(guess, y, reduction="none")
+        loss = masked_loss(losses, mask)
+        loss.backward()
+        xm.optimizer_step(optimizer)
+        metric.add(guess.argmax(1) == y, mask)
+        torch_xla.sync()
+        compiled.append(met.metric_data("CompileTime")[0])
+    assert (met.counter_value("xla::_local_scalar_dense") or 0) == reads
+    assert compiled[1] == compiled[2]
+    assert model.weight.grad is not None
+    return {
+        "loss": xm.all_reduce("sum", loss.detach()).item() / len(counts),
+        "gradient": model.weight.grad.cpu(),
+        "accuracy": metric.mean().item(),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [[12], [7, 5], [3, 0, 9]])
+def test_ranks_with_unequal_masks_learn_from_every_sample_alike(
+    ranks: Ranks, counts: list[int]
+) -> None:
+    x, y, weight = batch()
+    weight = weight.double().requires_grad_()
+    guess = x.double() @ weight.T
+    loss = torch.nn.functional.cross_entropy(guess, y)
+    loss.backward()
+    assert weight.grad is not None
+    for found in ranks.values(train, len(counts), counts):
+        assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        torch.testing.assert_close(found["gradient"].double(), weight.grad, rtol=1e-4, atol=1e-6)
+        accuracy = (guess.argmax(1) == y).double().mean().item()
+        assert found["accuracy"] == pytest.approx(accuracy, rel=1e-6)

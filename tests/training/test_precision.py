@@ -1,0 +1,154 @@
+"""bfloat16: what it computes, against plain PyTorch in float64, and what it loses."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from tests.worker.ranks import Ranks, rehearse, warm
+from tpunb.training import Accumulation, MaskedMean, bf16, optimizer_step, watch_sums
+from tpunb.training.precision import LOOKS_AT
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with warm(tmp_path_factory.mktemp("ranks")) as started:
+        yield started
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 5))
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    return x, x[:, :5].argmax(1)
+
+
+def trained(device: str, short: bool) -> dict[str, Any]:
+    """Losses of 30 steps of 2 pieces, of float64 or under bf16()."""
+    x, y = (each.to(device) for each in data())
+    model = net().to(device)
+    if not short:
+        x, model = x.double(), model.double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    accumulation = Accumulation(optimizer, 2, max_norm=1.0)
+    mean, losses, norms = MaskedMean(), [], []
+    for _ in range(30):
+        for at in (slice(0, 20), slice(20, 64)):
+            if short:
+                with bf16():
+                    out = model(x[at])
+                    each = F.cross_entropy(out, y[at], reduction="none")
+                assert (out.dtype, each.dtype) == (torch.bfloat16, torch.float32)
+            else:
+                each = F.cross_entropy(model(x[at]), y[at], reduction="none")
+            update = accumulation.backward(each)
+        assert update is not None
+        losses.append(update.loss)
+        norms.append(update.norm)
+        mean.add(update.loss)
+    kinds = {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()}  # type: ignore[union-attr]
+    return {
+        "losses": torch.stack(losses).tolist(),
+        "norms": torch.stack(norms).tolist(),
+        "mean": mean.mean().item(),
+        "kinds": kinds,
+    }
+
+
+def trained_in_a_rank() -> dict[str, Any]:
+    rank, _ = rehearse()
+    del rank
+    return trained("xla", short=True)
+
+
+def check(found: dict[str, Any]) -> None:
+    exact = trained("cpu", short=False)
+    assert found["kinds"] == {torch.float32}
+    assert found["losses"] == pytest.approx(exact["losses"], rel=0.03)
+    assert found["losses"] != pytest.approx(exact["losses"], rel=1e-6)  # it was in use
+    assert found["norms"] == pytest.approx(exact["norms"], rel=0.05)
+    assert found["mean"] == pytest.approx(sum(found["losses"]) / 30, rel=1e-5)
+    assert exact["losses"][-1] < exact["losses"][0] / 2
+
+
+def test_on_the_cpu_it_trains_as_float64_does() -> None:
+    check(trained("cpu", short=True))
+
+
+@pytest.mark.slow
+def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
+    for found in ranks.values(trained_in_a_rank, 2):
+        check(found)
+
+
+def test_the_variables_that_do_more_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_USE_BF16", "1")
+    with pytest.warns(UserWarning, match=r"XLA_USE_BF16 is set: .* weights and sums too"):
+        bf16()
+    monkeypatch.setenv("XLA_USE_BF16", "0")
+    bf16()
+
+
+def steps(model: nn.Module, lr: float, count: int = LOOKS_AT[0]) -> list[str]:
+    """The warnings of some steps."""
+    device = next(model.parameters()).device
+    dtype = next(model.parameters()).dtype
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(count):
+            model(data()[0].to(device, dtype)).float().square().mean().backward()
+            optimizer_step(optimizer)
+            optimizer.zero_grad()
+            if device.type == "xla":
+                import torch_xla
+
+                torch_xla.sync()
+    return [str(one.message) for one in told if "weights" in str(one.message)]
+
+
+def test_weights_that_do_not_move_are_told() -> None:
+    (told,) = steps(net().bfloat16(), lr=1e-6)
+    assert told.startswith(f"step {LOOKS_AT[0]} moved only ")
+    assert "of the bfloat16 weights that have a gradient" in told
+
+
+def test_weights_that_move_are_not() -> None:
+    assert steps(net().bfloat16(), lr=3e-3) == []
+    assert steps(net(), lr=1e-6) == []
+    assert steps(net().bfloat16(), lr=1e-6, count=LOOKS_AT[0] - 1) == []
+
+
+def told_in_a_rank(lr: float) -> list[str]:
+    rehearse()
+    import torch_xla
+
+    return steps(net().bfloat16().to(torch_xla.device()), lr)
+
+
+@pytest.mark.slow
+def test_ranks_are_told_too(ranks: Ranks) -> None:
+    assert [len(told) for told in ranks.values(told_in_a_rank, 2, 1e-6)] == [1, 1]
+    assert ranks.values(told_in_a_rank, 1, 3e-3) == [[]]
+
+
+def test_an_optimizer_is_watched_once_and_let_go() -> None:
+    from tpunb.training.precision import _watched
+
+    optimizer = torch.optim.SGD(net().bfloat16().parameters(), lr=0.1)
+    watch_sums(optimizer)
+    watch_sums(optimizer)
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    del optimizer
+    gc.collect()
+    assert len(_watched) == 0

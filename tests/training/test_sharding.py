@@ -1,0 +1,363 @@
+"""`shard`: what it takes, what it keeps of a loader, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from tests.worker.ranks import Ranks, warm
+from tpunb.training import shard, sharding
+from tpunb.training.dealing import RESTS, Rest
+
+As = Callable[[int, int], None]
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> As:
+    """Makes this process a rank, as far as `shard` knows."""
+
+    def be(rank: int, world: int) -> None:
+        monkeypatch.setattr(sharding, "rank_and_world", lambda: (rank, world))
+
+    return be
+
+
+def of_all_ranks(make: Callable[[], Any], world: int, as_rank: As) -> list[list[Any]]:
+    """What each rank of `world` gets in an epoch; checks that they get equally many batches."""
+    found = []
+    for rank in range(world):
+        as_rank(rank, world)
+        found.append(list(make()))
+    assert len({len(batches) for batches in found}) == 1
+    return found
+
+
+def real(found: list[list[Any]]) -> list[int]:
+    """What counts, in the order of steps and ranks."""
+    return [
+        int(row) for step in zip(*found, strict=True) for batch, mask in step for row in batch[mask]
+    ]
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch, self.epoch + self.size))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 8), st.sampled_from(RESTS))
+def test_a_stream_is_dealt_as_a_dataset_is(size: int, batch: int, world: int, rest: Rest) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def as_rank(rank: int, world: int) -> None:
+            patch.setattr(sharding, "rank_and_world", lambda: (rank, world))
+
+        of_list = of_all_ranks(lambda: shard(range(size), batch, rest=rest), world, as_rank)
+        of_stream = of_all_ranks(lambda: shard(Stream(size), batch, rest=rest), world, as_rank)
+    for ours, theirs in zip(of_list, of_stream, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            if rest == "pad":
+                assert torch.equal(one[1], other[1])
+                assert torch.equal(one[0][one[1]], other[0][one[1]])
+                assert one[0].shape == other[0].shape == (batch,)
+            else:
+                assert torch.equal(one, other)
+                assert one.shape == (batch,)
+    if rest == "pad":
+        assert real(of_list) == list(range(size))
+
+
+def test_batches_are_what_collate_makes_of_them(as_rank: As) -> None:
+    @dataclasses.dataclass
+    class Pair:
+        x: torch.Tensor
+        name: list[str]
+
+    def collate(samples: list[int]) -> Pair:
+        return Pair(torch.tensor(samples), [str(one) for one in samples])
+
+    data: Any = range(10)
+    found = of_all_ranks(lambda: shard(DataLoader(data, 4, collate_fn=collate)), 2, as_rank)
+    (whole, mask), (last, last_mask) = found[1]
+    assert whole.x.tolist() == [4, 5, 6, 7]
+    assert mask.all()
+    assert last.name == ["9", "8", "8", "8"]
+    assert last_mask.tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda at: {"x": torch.tensor([at, at]), "deep": {"y": at}},
+        lambda at: (torch.tensor(at), [at, {"z": float(at)}]),
+    ],
+)
+def test_nested_samples_keep_their_structure(sample: Callable[[int], Any], as_rank: As) -> None:
+    as_rank(2, 3)
+    samples = [sample(at) for at in range(7)]
+    *_, (batch, mask) = shard(samples, 2)
+    from torch.utils.data import default_collate
+
+    expected = default_collate([samples[6], samples[6]])
+    assert str(batch) == str(expected)
+    assert mask.tolist() == [True, False]
+
+
+def test_workers_keep_the_order(as_rank: As) -> None:
+    data = TensorDataset(torch.arange(103))
+    loader = DataLoader(data, 5, num_workers=2, persistent_workers=True)
+    as_rank(1, 2)
+    dealt = shard(loader)
+    for _ in range(2):  # the second epoch has the same workers
+        batches = [(batch, mask) for (batch,), mask in dealt]
+        found = torch.cat([batch[mask] for batch, mask in batches])
+        expected = [at for at in range(100) if at % 10 >= 5] + [101, 102]
+        assert found.tolist() == expected
+    del dealt, batches  # ends the workers
+
+
+def test_a_shuffled_loader_has_one_order_on_all_ranks_and_another_each_epoch(as_rank: As) -> None:
+    epochs = []
+    for epoch in (0, 1, 0):
+
+        def made(epoch: int = epoch) -> Any:
+            torch.manual_seed(sharding.rank_and_world()[0])  # of no account
+            dealt = shard(DataLoader(range(50), 4, shuffle=True))  # type: ignore[arg-type]
+            dealt.set_epoch(epoch)
+            return dealt
+
+        epochs.append(real(of_all_ranks(made, 3, as_rank)))
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))
+    assert epochs[0] == epochs[2] != epochs[1]
+    assert epochs[0] != sorted(epochs[0])
+    as_rank(0, 1)
+    [(batch, _)] = shard(range(50), 50, shuffle=True, seed=7)
+    assert sorted(batch.tolist()) == list(range(50))
+    assert batch.tolist() != epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "count", "kinds"),
+    [
+        (lambda: SubsetRandomSampler(range(5, 16)), 11, set(range(5, 16))),
+        (lambda: WeightedRandomSampler([0, 1, 0, 1], 21), 21, {1, 3}),
+        (lambda: RandomSampler(range(4), replacement=True, num_samples=9), 9, None),
+        (lambda: RandomSampler(range(20), num_samples=7, generator=torch.Generator()), 7, None),
+        (lambda: [3, 1, 2], 3, {1, 2, 3}),
+    ],
+)
+def test_other_samplers_are_drawn_alike_on_all_ranks(
+    sampler: Callable[[], Any], count: int, kinds: set[int] | None, as_rank: As
+) -> None:
+    before = torch.initial_seed()
+    loaders = iter([DataLoader(range(20), 2, sampler=sampler()) for _ in range(3)])  # type: ignore[arg-type]
+    found = real(of_all_ranks(lambda: shard(next(loaders)), 3, as_rank))
+    assert len(found) == count
+    assert kinds is None or set(found) == kinds
+    again = DataLoader(range(20), 2, sampler=sampler())  # type: ignore[arg-type]
+    assert real(of_all_ranks(lambda: shard(again), 1, as_rank)) == found
+    assert torch.initial_seed() == before
+
+
+class Wandering:
+    """A sampler that is somewhere else each time it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.asked += 1
+        return iter([at + self.asked for at in range(6)])
+
+
+def test_a_sampler_is_asked_once_in_an_epoch() -> None:
+    sampler: Any = Wandering()
+    dealt = shard(DataLoader(range(20), 6, sampler=sampler))  # type: ignore[arg-type]
+    for epoch in (1, 2):
+        dealt.set_epoch(epoch)
+        assert len(dealt) == 1
+        assert [batch.tolist() for batch, _ in dealt] == [list(range(epoch, epoch + 6))]
+    assert sampler.asked == 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_distributed_sampler_shuffles_and_deals_no_more(shuffle: bool, as_rank: As) -> None:
+    def made() -> Any:
+        rank, world = sharding.rank_and_world()
+        data: Any = range(21)
+        sampler = DistributedSampler[int](
+            data, num_replicas=world, rank=rank, shuffle=shuffle, seed=4
+        )
+        dealt = shard(DataLoader(data, 2, sampler=sampler))
+        dealt.set_epoch(2)
+        assert sampler.epoch == 2
+        return dealt
+
+    found = real(of_all_ranks(made, 4, as_rank))
+    assert sorted(found) == list(range(21))
+    assert (found == list(range(21))) == (not shuffle)
+
+
+def test_groups_are_of_the_samples_that_the_sampler_gives(as_rank: As) -> None:
+    data = torch.arange(60)
+    groups = (data % 3).tolist()
+    found = of_all_ranks(lambda: shard(data, 4, shuffle=True, groups=groups), 2, as_rank)
+    for step in zip(*found, strict=True):
+        assert len({int(at) % 3 for batch, _ in step for at in batch}) == 1
+    assert sorted(real(found)) == list(range(60))
+
+
+def test_its_length_is_that_of_the_world_in_which_it_is_asked(as_rank: As) -> None:
+    dealt = shard(range(100), 8)
+    assert len(dealt) == 13
+    assert (
+        repr(dealt)
+        == "100 samples in 13 steps of 8 on 1 rank, rest='pad': 4 of 104 places are filled up"
+    )
+    as_rank(3, 4)
+    assert len(dealt) == 4 == len(list(dealt))
+    dealt = shard(range(100), 5, rest="drop")
+    assert repr(dealt) == "100 samples in 5 steps of 5 on 4 ranks, rest='drop'"
+
+
+@pytest.mark.parametrize("data", [[], torch.empty(0, 3), Stream(0)])
+@pytest.mark.parametrize("rest", RESTS)
+def test_nothing_to_deal_is_an_empty_loop(data: Any, rest: Rest, as_rank: As) -> None:
+    for world in (1, 3):
+        as_rank(0, world)
+        assert list(shard(data, 4, rest=rest)) == []
+    if not isinstance(data, Stream):
+        assert list(shard(data, 4, rest=rest, shuffle=True)) == []
+
+
+def test_an_order_that_comes_again_is_told() -> None:
+    dealt = shard(range(8), 2, shuffle=True)
+    next(iter(dealt))  # a look at the first batch
+    list(dealt)
+    with pytest.warns(UserWarning, match=r"order of epoch 0 once more: call set_epoch\(epoch\)"):
+        list(dealt)
+    dealt.set_epoch(1)
+    list(dealt)
+    evaluated = shard(range(8), 2)
+    assert list(map(str, evaluated)) == list(map(str, evaluated))
+
+
+def test_a_stream_hears_of_epochs_and_may_have_one_worker(as_rank: As) -> None:
+    as_rank(1, 2)
+    dealt = shard(DataLoader(Stream(6), 2, num_workers=1))
+    dealt.set_epoch(10)
+    assert [(batch.tolist(), mask.tolist()) for batch, mask in dealt] == [
+        ([12, 13], [True, True]),
+        ([15, 14], [True, False]),
+    ]
+    with pytest.raises(TypeError, match="has no len"):
+        len(dealt)  # type: ignore[arg-type]
+
+
+class WithoutLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda: shard(range(4)), TypeError, r"how many samples .* shard\(dataset, 64\)"),
+        (lambda: shard(range(4), 2, rest="keep"), ValueError, "'pad', 'drop' or 'repeat'"),  # type: ignore[arg-type]
+        (lambda: shard(DataLoader(range(4)), 2), ValueError, "its own batch_size"),  # type: ignore[arg-type]
+        (lambda: shard(DataLoader(range(4)), shuffle=True), ValueError, "its own batch_size"),  # type: ignore[arg-type]
+        (lambda: shard(DataLoader(range(4), batch_size=None)), ValueError, "makes no batches"),  # type: ignore[arg-type]
+        (
+            lambda: shard(DataLoader(range(4), batch_sampler=[[0, 1], [2]])),  # type: ignore[arg-type]
+            ValueError,
+            "a batch_sampler of its own",
+        ),
+        (lambda: shard(iter([1, 2]), 2), TypeError, r"not list_iterator.*MpDeviceLoader\(shard"),
+        (lambda: shard(WithoutLength(), 2), TypeError, "with __len__"),
+        (lambda: shard((torch.zeros(3), torch.zeros(3)), 2), TypeError, r"TensorDataset\(x, y\)"),
+        (lambda: shard(range(4), 2, groups=[1, 2]), ValueError, r"shape \[2\].* 4 samples"),
+        (lambda: shard(Stream(4), 2, groups=[1] * 4), ValueError, "a dataset with a length"),
+        (lambda: shard(Stream(4), 2, shuffle=True), ValueError, "its own order"),
+        (
+            lambda: shard(DataLoader(Stream(4), 2, num_workers=2)),
+            ValueError,
+            "2 workers would each read the whole Stream",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(
+    make: Callable[[], Any], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        make()
+
+
+def test_a_subset_is_a_dataset(as_rank: As) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = of_all_ranks(lambda: shard(Subset(range(100), range(7, 20)), 3), 2, as_rank)  # type: ignore[arg-type]
+    assert real(found) == list(range(7, 20))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with warm(tmp_path_factory.mktemp("ranks")) as made:
+        yield made
+
+
+def seen(sizes: list[int], batch_size: int) -> list[tuple[list[int], int]]:
+    """How often all ranks together saw each index, and the steps of this rank."""
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader
+
+    from tests.worker.ranks import rehearse
+
+    rehearse()
+    device, found = torch_xla.device(), []
+    for workers, size in enumerate(sizes):
+        loader = DataLoader(torch.arange(size), batch_size, num_workers=workers)  # type: ignore[arg-type]
+        steps, counts = 0, torch.zeros(size, dtype=torch.int64)
+        for batch, mask in MpDeviceLoader(shard(loader), device):
+            # What a collective of a training is for: ranks with unequal steps would not meet.
+            assert int(xm.all_reduce("sum", mask.sum())) > 0
+            counts.index_add_(0, batch.cpu(), mask.cpu().long())
+            steps += 1
+        assert steps == len(shard(loader))
+        found.append((xm.all_reduce("sum", counts.to(device)).tolist(), steps))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 3])
+def test_real_ranks_meet_in_every_step_and_see_each_sample_once(ranks: Ranks, world: int) -> None:
+    sizes = [7, 100]
+    for of_rank in ranks.values(seen, world, sizes, 4):
+        for size, (counts, steps) in zip(sizes, of_rank, strict=True):
+            assert counts == [1] * size
+            assert steps == -(-size // (4 * world))

@@ -1,0 +1,60 @@
+"""The notebook's lines: their names, their text, and the statements around them."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Mapping
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from tpunb.debug.operations import Place
+
+_BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.comprehension)
+
+
+class Places:
+    """The cells that this kernel has compiled."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.files: Mapping[str, int] = shell.compile._filename_map
+        """Their files' names and their numbers. Private, the same in IPython 7.34 to 9.18."""
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def name(self, place: Place) -> str:
+        """'cell [3], line 12'."""
+        return f"cell [{self.files[place.file]}], line {place.line}"
+
+    def source(self, place: Place) -> str:
+        """The text of the line."""
+        return linecache.getline(place.file, place.line).strip()
+
+    def branch(self, place: Place) -> Place | None:
+        """The condition or loop that decides whether a line runs: the innermost around it."""
+        tree = self._tree(place.file)
+        best: Place | None = None
+        for node in ast.walk(tree) if tree is not None else ():
+            if not isinstance(node, _BRANCHES) or isinstance(node, ast.comprehension):
+                continue
+            body: Any = node.body
+            parts = [*(body if isinstance(body, list) else [body]), *_others(node)]
+            inside = any(one.lineno <= place.line <= (one.end_lineno or 0) for one in parts)
+            if inside and (best is None or node.lineno >= best.line):
+                best = Place(place.file, node.lineno)
+        return best
+
+    def _tree(self, file: str) -> ast.Module | None:
+        if file not in self._trees:
+            lines = linecache.getlines(file)
+            text = "".join("\n" if line.startswith("%%") else line for line in lines)
+            try:
+                self._trees[file] = ast.parse(text)
+            except SyntaxError:
+                self._trees[file] = None
+        return self._trees[file]
+
+
+def _others(node: ast.AST) -> list[ast.AST]:
+    found = getattr(node, "orelse", [])
+    return found if isinstance(found, list) else [found]

@@ -1,0 +1,370 @@
+"""Notes what a cell does with XLA, as it happens: operations, programs, values that are read.
+
+A function mode sees every call of torch's functions that Python makes, and the line of the
+notebook that it comes from; torch_xla's counters, read before and after, say what it led to.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tpunb.debug import operations, xla
+from tpunb.debug.causes import (
+    ALIKE,
+    Cause,
+    Window,
+    alike,
+    compare,
+    is_variant,
+    varying,
+)
+from tpunb.debug.operations import Op, Place
+from tpunb.debug.watching import StepsDone
+from tpunb.debug.xla import Counts
+
+_PROPERTIES = frozenset(("__get__", "__set__", "is_complex", "is_floating_point", "requires_grad_"))
+_KEPT = 12
+"""Programs of one line that a new one is compared with."""
+_LONGEST = 50_000
+"""Operations that are kept of a program that does not end."""
+
+
+@dataclass
+class Compiled:
+    """A program that XLA compiled."""
+
+    place: Place | None
+    """The line that started it."""
+    step: int
+    seconds: float
+    size: int
+    """Operations of its graph."""
+    cause: Cause
+    since: int = 0
+    """The step that it was compared with."""
+
+
+@dataclass
+class Tally:
+    """How often something happened at one line, and what it took."""
+
+    name: str
+    place: Place | None
+    count: int = 0
+    seconds: float = 0.0
+    steps: set[int] = field(default_factory=set)
+
+    def add(self, step: int, seconds: float, count: int = 1) -> None:
+        self.count += count
+        self.seconds += seconds
+        self.steps.add(step)
+
+
+@dataclass
+class _Site:
+    """A line that starts programs."""
+
+    last: Window | None = None
+    last_step: int = 0
+    begin: int = 0
+    """Where its next window begins, as a number of operations."""
+    known: list[tuple[int, Window]] = field(default_factory=list)
+    """Its programs, and the steps that had them first."""
+    harmless: set[tuple[object, ...]] = field(default_factory=set)
+
+    def remember(self, step: int, window: Window) -> None:
+        """Keep a program to compare others with."""
+        self.known = [*self.known, (step, window)][-_KEPT:]
+
+
+class Recorder(TorchFunctionMode):
+    """What the cell does, from `__enter__` to `__exit__`.
+
+    `files`: the names under which the notebook's cells were compiled. `stop_after`: the number
+    of steps after which StepsDone is raised.
+    """
+
+    def __init__(self, files: Container[str], stop_after: int | None = None) -> None:
+        super().__init__()
+        self._files = files
+        self._stop_after = stop_after
+        self.compilations: list[Compiled] = []
+        self.variants: list[Compiled] = []
+        """Programs that would have been compiled, but for cells that ran before."""
+        self.reads: dict[tuple[str, Place | None], Tally] = {}
+        self.fallbacks: dict[tuple[str, Place | None], Tally] = {}
+        self.started = 0
+        self.marks = 0
+        """Step markers that started a program."""
+        self.optimizer_steps = 0
+        self.in_optimizer = False
+        self.intervals: list[float] = []
+        """Seconds from one step's end to the next one's, those that compiled left out."""
+        self.used_xla = False
+        self.before_mark: list[Callable[[], None]] = []
+        self.after_mark: list[Callable[[], None]] = []
+        self.before_backward: list[Callable[[object], None]] = []
+        self._stepped = False
+        self._quiet = 0
+        self._ops: list[Op] = []
+        self._dropped = 0
+        self._sites: dict[tuple[str, Place | None], _Site] = {}
+        self._compile_seconds = xla.compile_seconds() if xla.running() else 0.0
+        self._own = 0.0
+        self._last_mark: float | None = None
+        self._compiled_since = False
+        self._stopping = False
+        self._tail_ops = 0
+        """So many of the operations belong to the body of the step that has ended."""
+        self._tail: list[tuple[CodeType, int]] = []
+        """After a step's end: the lines of it, until the next step begins."""
+
+    # -- operations
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if torch.compiler.is_compiling():  # else torch.compile takes this for a part of the model
+            return func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if self._quiet or name in _PROPERTIES:
+            return func(*args, **(kwargs or {}))
+        return self._call(func, name, args, kwargs or {})
+
+    def _call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        begun = time.perf_counter()
+        given = operations.describe(args, kwargs)
+        if self._tail:
+            self._leave_tail()
+        place = self.place()
+        if name == "backward":
+            for act in self.before_backward:
+                act(args[0])
+        before = xla.counts() if xla.running() else Counts()
+        called = time.perf_counter()
+        result = func(*args, **kwargs)
+        ended = time.perf_counter()
+        made = operations.result(result)
+        taken = operations.on_xla(given)
+        self.used_xla = self.used_xla or taken
+        if taken or operations.on_xla(made) or name == "backward":
+            after = xla.counts() if xla.running() else Counts()
+            op = Op(name, place, self.in_optimizer, given, made)
+            read = taken and not operations.on_xla(made)
+            read = read and (operations.on_cpu(made) or after.read > before.read)
+            if not read:
+                self._add(op)
+            self._look(op, before, after, ended - called, read)
+        self._own += time.perf_counter() - ended + called - begun
+        return result
+
+    def _add(self, op: Op) -> None:
+        self._ops.append(op)
+        if self._tail:
+            self._tail_ops = len(self._ops)
+        if len(self._ops) > 2 * _LONGEST:
+            del self._ops[:_LONGEST]
+            self._dropped += _LONGEST
+
+    def _look(self, op: Op, before: Counts, after: Counts, seconds: float, read: bool) -> None:
+        """What the operation led to. `read`: its result is on the host."""
+        compiling = 0.0
+        if after.started > before.started:
+            compiling = self._program(op.name, op.place, after.compiled > before.compiled)
+        spent = max(seconds - compiling, 0.0)
+        if after.fallen > before.fallen:
+            tally = self.fallbacks.setdefault(op.key, Tally(op.name, op.place))
+            tally.add(self.step, spent, after.fallen - before.fallen)
+        elif read and not self._in_closure():
+            self.reads.setdefault(op.key, Tally(op.name, op.place)).add(self.step, spent)
+
+    def place(self) -> Place | None:
+        """The innermost line of the notebook that runs."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename in self._files:
+                return Place(frame.f_code.co_filename, frame.f_lineno)
+            frame = frame.f_back
+        return None
+
+    @staticmethod
+    def _in_closure() -> bool:
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            if frame.f_code.co_name == xla.CLOSURES:
+                return True
+            frame = frame.f_back
+        return False
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """A block whose operations are not the cell's."""
+        begun = time.perf_counter()
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+            self._own += time.perf_counter() - begun
+
+    # -- programs
+
+    @property
+    def step(self) -> int:
+        """The number of the step that runs, from 1."""
+        begun = 0 if self._tail else 1
+        if self.optimizer_steps:
+            return self.optimizer_steps + (0 if self._stepped else begun)
+        return self.marks + begun
+
+    def _program(self, name: str, place: Place | None, compiled: bool) -> float:
+        """A program was started, from a line; the seconds of its compilation."""
+        self.started += 1
+        site = self._sites.setdefault((name, place), _Site())
+        begin = max(site.begin - self._dropped, 0)
+        tail = max(self._tail_ops - begin, 0)
+        window = Window(tuple(self._ops[begin:]), tail, first=site.last is None)
+        site.begin = self._dropped + len(self._ops)
+        seconds = 0.0
+        if compiled:
+            self._compiled_since = True
+            total = xla.compile_seconds()
+            seconds, self._compile_seconds = max(total - self._compile_seconds, 0.0), total
+            since, cause = self._cause(site, window)
+            size = xla.graph_size()
+            self.compilations.append(Compiled(place, self.step, seconds, size, cause, since))
+            site.remember(self.step, window)
+        elif site.last is not None:
+            site.harmless |= varying(window, site.last)
+            self._variant(site, window, place)
+        else:
+            site.remember(self.step, window)
+        site.last, site.last_step = window, self.step
+        return seconds
+
+    def _cause(self, site: _Site, window: Window) -> tuple[int, Cause]:
+        last = [] if site.last is None else [(site.last_step, site.last)]
+        known = [*last, *reversed(site.known)]
+        best = max(known, key=lambda one: alike(window, one[1]), default=None)
+        if best is None or alike(window, best[1]) < ALIKE:
+            return 0, Cause("other")
+        return best[0], compare(window, best[1], site.harmless)
+
+    def _variant(self, site: _Site, window: Window, place: Place | None) -> None:
+        """A program that this cell has not had, but the kernel has: compiled for another cell."""
+        assert site.last is not None
+        known = [site.last, *(one for _, one in site.known)]
+        if not all(is_variant(window, one) for one in known):
+            return
+        since, cause = self._cause(site, window)
+        if cause.kind in ("shape", "dtype", "data", "branch"):
+            self.variants.append(Compiled(place, self.step, 0.0, 0, cause, since))
+        site.remember(self.step, window)
+
+    # -- steps
+
+    def mark(self, marker: Callable[..., Any]) -> Callable[..., Any]:
+        """torch_xla's step marker, noted."""
+
+        def marking(*args: Any, **kwargs: Any) -> Any:
+            if self._quiet:
+                return marker(*args, **kwargs)
+            if self._tail:
+                self._leave_tail()
+            for act in self.before_mark:
+                act()
+            before = xla.counts()
+            result = marker(*args, **kwargs)
+            after = xla.counts()
+            place = self.place()
+            if after.started > before.started:
+                self._program("torch_xla.sync", place, after.compiled > before.compiled)
+                self._end_step()
+                for act in self.after_mark:
+                    act()
+            return result
+
+        return marking
+
+    def _end_step(self) -> None:
+        """A step's program was started."""
+        self.marks += 1
+        self._time()
+        self._stepped = False
+        self._dropped += len(self._ops)
+        self._ops.clear()
+        self._tail_ops = 0
+        for site in self._sites.values():
+            site.begin = self._dropped
+        self._tail = self._where_it_ended()
+        done = self.optimizer_steps or self.marks
+        self._stopping = self._stop_after is not None and done >= self._stop_after
+        if self._stopping and not self._tail:
+            raise StepsDone
+
+    def _where_it_ended(self) -> list[tuple[CodeType, int]]:
+        """The notebook's lines that run now, the outermost first; none if a loader ends the step.
+
+        Below them the body of the loop still belongs to the step that has ended; a loader ends it
+        when it is asked for the next batch.
+        """
+        found = []
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            if frame.f_code.co_filename in self._files:
+                found.append((frame.f_code, frame.f_lineno))
+            elif frame.f_code.co_name == "__next__" and not found:
+                return []
+            frame = frame.f_back
+        return found[::-1]
+
+    def _leave_tail(self) -> None:
+        """See whether the next step has begun: a line above those at which the last one ended."""
+        now = []
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename in self._files:
+                now.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        for (code, line), (same, ended) in zip(now[::-1], self._tail, strict=False):
+            if code is not same or line < ended:
+                break
+            if line > ended:
+                return
+        else:
+            return
+        self._tail = []
+        if self._stopping:
+            raise StepsDone
+
+    def optimizer_stepped(self, count: int) -> None:
+        """An optimizer has made its step; `count`: the most that any has made."""
+        if self._stepped and count > self.optimizer_steps:
+            # The loop has no step marker: this is where its steps end.
+            self._unmarked(count)
+        self.optimizer_steps = count
+        self._stepped = True
+
+    def _unmarked(self, count: int) -> None:
+        self._time()
+        if self._stop_after is not None and count > self._stop_after:
+            raise StepsDone
+
+    def _time(self) -> None:
+        now = time.perf_counter()
+        if self._last_mark is not None and not self._compiled_since:
+            self.intervals.append(max(now - self._last_mark - self._own, 0.0))
+        self._last_mark, self._own, self._compiled_since = now, 0.0, False

@@ -1,0 +1,97 @@
+"""Means over what counts, on the device: nothing here reads a value or waits for one."""
+
+from __future__ import annotations
+
+import torch
+
+from tpunb.training.place import rank_and_world
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """The mean of the values where `mask` is true: of all, or along a dimension.
+
+    `masked_mean(words, mask, dim=1)`: of (rows, words, features) a mean for each row. `mask`
+    has the shape of `values`, or of its first dimensions (a row mask for values of each token).
+    Numbers in it are weights. Where nothing counts the mean is 0. What does not count may be
+    inf or NaN, and gets the gradient 0. Sums are float32 at least, for bfloat16 too.
+
+    Of one rank: for a loss over ranks with unequal masks see `masked_loss`, for a metric
+    `MaskedMean`.
+    """
+    total, weight = _sums(values, mask, dim)
+    return total / _not_zero(weight)
+
+
+def masked_loss(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The loss of a step, in which every sample of all ranks weighs the same.
+
+    `losses`: one for each sample or token (`reduction='none'`), `mask` as for `masked_mean`.
+    `xm.optimizer_step` gives the mean of the ranks' gradients, so each rank's loss is its sum,
+    divided by the mean of all ranks' weights: the mean over ranks of these losses, and of their
+    gradients, is that of all that counts, also where a rank has little or nothing. On one core
+    it is `masked_mean`. Every rank must call it: it sums the weights of all ranks.
+    """
+    total, weight = _sums(losses, mask)
+    world = rank_and_world()[1]
+    if world > 1:
+        weight = _over_ranks(weight) / world
+    return total / _not_zero(weight)
+
+
+class MaskedMean:
+    """A mean over a loop and over all ranks, for metrics; kept on the device.
+
+    `accuracy.add(guess == labels, mask)` in each step, `accuracy.mean()` after the loop, in
+    every rank.
+    """
+
+    def __init__(self) -> None:
+        self._sums: torch.Tensor | None = None
+
+    def add(self, values: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Take values (bool counts as 0 and 1), those where `mask` is true; see `masked_mean`."""
+        if mask is None:
+            mask = torch.ones((), dtype=torch.bool, device=values.device)
+        if self._sums is None:
+            # Moved there, not made there: the first step is to be the program of all others.
+            self._sums = torch.zeros(2).to(values.device)
+        self._sums = self._sums + torch.stack(_sums(values.detach(), mask)).float()
+
+    def mean(self) -> torch.Tensor:
+        """The mean of all that ranks have added: the same tensor on all, 0 if it is nothing."""
+        if self._sums is None:
+            raise ValueError("MaskedMean: nothing was added yet")
+        sums = self._sums
+        if rank_and_world()[1] > 1:
+            sums = _over_ranks(sums)
+        return sums[0] / _not_zero(sums[1])
+
+
+def _sums(
+    values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted sum of values, and the sum of weights."""
+    if mask.shape != values.shape[: mask.dim()]:
+        raise ValueError(
+            f"a mask of shape {list(mask.shape)} for values of shape {list(values.shape)}: it "
+            "needs their shape, or that of their first dimensions"
+        )
+    if not values.is_floating_point() or values.dtype.itemsize < 4:
+        values = values.float()
+    weights = mask.to(values.dtype)
+    weights = weights.reshape(mask.shape + (1,) * (values.dim() - mask.dim())).expand_as(values)
+    # Not a product alone: 0 * nan is nan, in the value and in the gradient.
+    counted = torch.where(weights != 0, values, torch.zeros_like(values)) * weights
+    return counted.sum(dim), weights.sum(dim)
+
+
+def _not_zero(weight: torch.Tensor) -> torch.Tensor:
+    return torch.where(weight == 0, torch.ones_like(weight), weight)
+
+
+def _over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    import torch_xla.core.xla_model as xm
+
+    total = xm.all_reduce(xm.REDUCE_SUM, tensor)
+    assert isinstance(total, torch.Tensor)  # of a tensor, not of a list
+    return total

@@ -1,0 +1,31 @@
+"""Which rank this process is, and of how many: the same question in kernel, rank and script."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This core's number, and how many cores work together; 0 and 1 outside of a run.
+
+    Where the XLA runtime is in use, its own number: results of collectives are in this order,
+    and on a pod it need not be RANK. It is not started by this question, which may be asked in
+    a prelude that each rank runs. (`_xla_runtime_is_initialized` is private: see
+    `checkpoint_device`.) Cells above the train cell mostly run in no rank yet, so helpers ask
+    when a loop begins, not when they are made.
+    """
+    if "RANK" not in os.environ:
+        return 0, 1
+    xla: Any = sys.modules.get("torch_xla")
+    if xla is None or not xla._XLAC._xla_runtime_is_initialized():
+        return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
+    import torch_xla.runtime as xr
+
+    return xr.global_ordinal(), xr.world_size()
+
+
+def is_first() -> bool:
+    """Whether this is the process whose values `--returns` brings back."""
+    return os.environ.get("RANK", "0") == "0"
