@@ -35,7 +35,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 
-model = torch.nn.Linear(1000, 1000).to("xla")
+model = torch.nn.Linear(1000, 100).to("xla")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for step in range(len(data)):
     optimizer.zero_grad()
