@@ -77,6 +77,7 @@ def main(task: Assignment, report: Reporter) -> NoReturn:
         except BaseException as error:
             # Only what goes wrong before or after the cells: their own exceptions end in _work.
             _tell(error, task)
+        pulse.settle()
         tally.save(task.run.collectives(task.attempt, task.rank), task.rank)
         _exit_like_an_interpreter()
     finally:
