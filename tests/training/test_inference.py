@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.worker.ranks import Ranks, warm
 from tpunb.training import inference, predict, shard, sharding
 from tpunb.training.inference import _Results
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as made:
-        yield made
 
 
 @dataclass
@@ -117,59 +110,6 @@ class Numbers(IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.size))
-
-
-def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
-    """Predictions for data of several sizes, and how many programs each has compiled."""
-    import torch_xla
-
-    from tests.worker.ranks import rehearse
-    from tpunb.training import compilations
-
-    rehearse()
-    model = Model().to(torch_xla.device())
-    found, compiled = [], []
-    for size in sizes:
-        before = compilations()
-        found.append(predict(model, data(size), batch_size))
-        compiled.append(compilations() - before)
-    stream = predict(nn.Identity(), Numbers(sizes[-1]), batch_size)
-    half = predict(model, data(sizes[-1]), batch_size, bf16=True)
-    import torch_xla.debug.metrics as met
-
-    return {
-        "found": found,
-        "compiled": compiled,
-        "stream": stream,
-        "half": half,
-        "shapes": set(model.calls),
-        "collectives": met.counter_value("xla::AllGather"),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_ranks_share_the_work_and_rank_0_has_all(ranks: Ranks, world: int) -> None:
-    sizes = [70, 0, 1, 5, 6, 211]
-    first, *others = ranks.values(on_ranks, world, sizes, 5)
-    for size, found in zip(sizes, first["found"], strict=True):
-        if size:
-            check(found, size)
-        else:
-            assert found is None
-    check(first["half"], sizes[-1], tolerance=0.03)
-    assert not torch.equal(first["half"].logits, first["found"][-1].logits)
-    assert torch.equal(first["stream"], torch.arange(sizes[-1]))
-    for other in others:
-        assert other["found"] == [None] * len(sizes)
-        assert other["stream"] is other["half"] is None
-    for each in [first, *others]:
-        assert each["shapes"] == {(5, 4)}  # every batch is full, so …
-        assert each["compiled"][0] >= 1
-        assert not any(each["compiled"][1:])  # … one size compiles, and no other after it
-        if world > 1:
-            steps = sum(-(-size // (5 * world)) for size in [*sizes, sizes[-1]])
-            assert each["collectives"] == 3 * steps + -(-sizes[-1] // (5 * world))
 
 
 def test_a_loader_keeps_its_collate_and_dicts_are_keywords() -> None:

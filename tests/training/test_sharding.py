@@ -23,7 +23,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from tests.worker.ranks import Ranks, warm
 from tpunb.training import shard, sharding
 from tpunb.training.dealing import RESTS, Rest
 
@@ -322,42 +321,3 @@ def test_a_subset_is_a_dataset(as_rank: As) -> None:
         warnings.simplefilter("error")
         found = of_all_ranks(lambda: shard(Subset(range(100), range(7, 20)), 3), 2, as_rank)  # type: ignore[arg-type]
     assert real(found) == list(range(7, 20))
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as made:
-        yield made
-
-
-def seen(sizes: list[int], batch_size: int) -> list[tuple[list[int], int]]:
-    """How often all ranks together saw each index, and the steps of this rank."""
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    from torch_xla.distributed.parallel_loader import MpDeviceLoader
-
-    from tests.worker.ranks import rehearse
-
-    rehearse()
-    device, found = torch_xla.device(), []
-    for workers, size in enumerate(sizes):
-        loader = DataLoader(torch.arange(size), batch_size, num_workers=workers)  # type: ignore[arg-type]
-        steps, counts = 0, torch.zeros(size, dtype=torch.int64)
-        for batch, mask in MpDeviceLoader(shard(loader), device):
-            # What a collective of a training is for: ranks with unequal steps would not meet.
-            assert int(xm.all_reduce("sum", mask.sum())) > 0
-            counts.index_add_(0, batch.cpu(), mask.cpu().long())
-            steps += 1
-        assert steps == len(shard(loader))
-        found.append((xm.all_reduce("sum", counts.to(device)).tolist(), steps))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 3])
-def test_real_ranks_meet_in_every_step_and_see_each_sample_once(ranks: Ranks, world: int) -> None:
-    sizes = [7, 100]
-    for of_rank in ranks.values(seen, world, sizes, 4):
-        for size, (counts, steps) in zip(sizes, of_rank, strict=True):
-            assert counts == [1] * size
-            assert steps == -(-size // (4 * world))

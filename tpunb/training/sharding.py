@@ -7,17 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from tpunb.training.dealing import RESTS, Deal, Rest, deal, share
+from tpunb.training.orders import Order
 from tpunb.training.place import rank_and_world
 from tpunb.training.streams import RankStream
 
@@ -143,7 +136,7 @@ class MapShard(Shard):
         super().__init__(loader, rest)
         dataset: Any = loader.dataset
         self.size = len(dataset)
-        self._order = _Order(loader.sampler, self.size, seed)
+        self._order = Order(loader.sampler, self.size, seed)
         self._groups = None if groups is None else torch.as_tensor(groups)
         if self._groups is not None and self._groups.shape != (self.size,):
             raise ValueError(
@@ -245,62 +238,6 @@ class _Batches(BatchSampler):
         assert self.chosen is not None
         dealt, rank = self.chosen  # those of now, also when another epoch has begun
         return (dealt.of_rank(step, rank).tolist() for step in range(len(dealt.steps)))
-
-
-class _Order:
-    """The order of a sampler: the same on every rank."""
-
-    def __init__(self, sampler: Any, size: int, seed: int) -> None:
-        self._sampler = sampler
-        self._size = size
-        self._seed = seed
-        self._epoch = 0
-        self._drawn: torch.Tensor | None = None
-        distributed = isinstance(sampler, DistributedSampler)
-        self.is_sequential = isinstance(sampler, SequentialSampler) or (
-            distributed and not sampler.shuffle
-        )
-        # Of one permutation of everything. Others are drawn from the sampler itself.
-        self._is_plain = distributed or (
-            isinstance(sampler, RandomSampler)
-            and not sampler.replacement
-            and sampler.num_samples == size
-        )
-        if distributed:
-            self._seed += sampler.seed
-
-    def set_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._drawn = None
-        self._epoch = epoch
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self._seed + self._epoch)
-
-    def draw(self) -> torch.Tensor:
-        """The order of this epoch."""
-        if self.is_sequential:
-            return torch.arange(self._size)
-        if self._is_plain:
-            return torch.randperm(self._size, generator=self.generator())
-        if self._drawn is None:
-            # Once in an epoch: a sampler may have a state of its own, and `len` asks too.
-            self._drawn = torch.tensor(self._of_sampler(), dtype=torch.int64)
-        return self._drawn
-
-    def _of_sampler(self) -> list[int]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed + self._epoch)
-            own = getattr(self._sampler, "generator", None)
-            if own is None:
-                return list(self._sampler)
-            self._sampler.generator = self.generator()
-            try:
-                return list(self._sampler)
-            finally:
-                self._sampler.generator = own
 
 
 def _loader(data: Any, batch_size: int | None, shuffle: bool) -> DataLoader[Any]:
