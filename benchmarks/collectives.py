@@ -21,30 +21,39 @@ PAIRS = {
     "… of 100 × 10 kB, 100 calls": ("calls", "calls bare", 3.0),
     "ZeRO-1 of MNIST, beside plain": ("zero1", "zero1 plain", 3.0),
 }
-WORDS = "private memory"
+WORDS = "megabytes:"
 DATA = """\
 import torch
 
 data = torch.ones({batches}, 2500, 1000)"""
 TRAIN = f"""\
 %%tpu_train --cores {{ranks}}
+import os
 import re
 
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 
-model = torch.nn.Linear(1000, 1000).to("xla")
+model = torch.nn.Linear(1000, 100).to("xla")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for step in range(len(data)):
     optimizer.zero_grad()
     model(data[step].to("xla")).square().mean().backward()
     xm.optimizer_step(optimizer)
     torch_xla.sync()
-rollup = open("/proc/self/smaps_rollup").read()
-private = [int(size) for size in re.findall(r"Private_(?:Clean|Dirty): +(\\d+)", rollup)]
+
+
+def megabytes(pid, kind):
+    rollup = open(f"/proc/{{pid}}/smaps_rollup").read()
+    return sum(int(size) for size in re.findall(rf"^{{kind}}: +(\\d+)", rollup, re.M)) / 1000
+
+
+xm.rendezvous("trained")
+own = megabytes("self", "Private_(?:Clean|Dirty)"), megabytes("self", "Pss")
+agent = megabytes(os.getppid(), "Pss")
 xm.rendezvous("measured")
-print("{WORDS}", sum(private) / 1000)"""
+print("{WORDS}", *own, agent)"""
 
 
 def measure(folder: Path, rounds: int) -> str:
@@ -101,18 +110,31 @@ def _memory(folder: Path, rounds: int, megabytes: int) -> str:
     notebook = folder / "memory.ipynb"
     nb = v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
     nbformat.write(nb, notebook)
-    rows = [("ranks", "private megabytes of a rank", "goal")]
+    rows = [("ranks", "private of a rank", "agent and ranks", "each more rank", "goal")]
+    first = Samples()
     with Kernel(notebook) as kernel:
         kernel.cell(0)
         kernel.cell(1)
-        for ranks in (1, 2):
-            samples = Samples()
+        for ranks in (1, 2, 4):
+            private, together = Samples(), Samples()
             for _ in range(rounds):
                 kernel.do(f"ranks = {ranks}")
-                lines = kernel.cell(2).text.splitlines()
-                samples.add([float(line.split()[-1]) for line in lines if WORDS in line])
-            rows.append((str(ranks), samples.text(0), f"≤ 400: {met(samples, most=400)}"))
+                lines = [line for line in kernel.cell(2).text.splitlines() if WORDS in line]
+                told = [
+                    [float(word) for word in line.partition(WORDS)[2].split()] for line in lines
+                ]
+                private.add([own for own, _, _ in told])
+                together.add([sum(pss for _, pss, _ in told) + told[0][2]])
+            row = [str(ranks), private.text(0), together.text(0), "", ""]
+            if ranks == 1:
+                first = together
+            else:
+                rounds_more = together.minus(first).rounds
+                more = Samples([[value / (ranks - 1) for value in each] for each in rounds_more])
+                row[3:] = more.text(0), f"≤ 400: {met(more, most=400)}"
+            rows.append(tuple(row))
     return (
-        f"Memory: what ranks have of their own after training on {megabytes / 1000:g} GB that\n"
-        "the prelude has loaded.\n\n" + table(rows)
+        f"Memory: megabytes after training on {megabytes / 1000:g} GB that the prelude has\n"
+        "loaded. In those of agent and ranks together each page counts once (PSS).\n\n"
+        + table(rows)
     )

@@ -101,12 +101,14 @@ class Step:
         self._optimizer.zero_grad()
         self._model(self._batch).square().mean().backward()
         update(self._optimizer)
-        torch_xla.sync(wait=True)
+        torch_xla.sync()
+        xm.wait_device_ops()  # sync(wait=True) only waits until XLA has begun
 
 
 def _cut(optimizer: torch.optim.Optimizer) -> None:
     """Two programs, as with a collective between them."""
     torch_xla._XLAC._xla_sync_live_tensors("", [], True)  # type: ignore[attr-defined]
+    xm.wait_device_ops()
     optimizer.step()
 
 

@@ -123,6 +123,32 @@ class TestATrainCell:
         until(lambda: list(folder.glob("events.out.tfevents.*")), "TensorBoard's file")
         until(lambda: curves(folder) == {"loss": [(1, 0.5)]}, "its one value")
 
+    def test_what_stays_at_the_end(self, nb: Kernel) -> None:
+        ran = train(
+            nb,
+            """
+            import torch, torch_xla, tpunb
+            for step in range(3):
+                x = torch.ones(64, 64, device="xla") * step
+                for _ in range(20):  # so that compiling takes a moment
+                    x = (x @ x).sin()
+                tpunb.log(step=step, loss=x.sum(), tokens=4, reduce={"tokens": "sum"})
+                torch_xla.sync()
+                tpunb.save({"x": x, "pad": torch.zeros(10_000_000)}, step)
+            """,
+            "--cores 2",
+        ).good()
+        assert " · last tokens 8\n" in ran.status
+        assert "\nbest loss " in ran.status
+        [spent] = [line for line in ran.status.splitlines() if line.startswith("time: ")]
+        parts = re.findall(r"([a-z ]+?) (\d+\.\d) s", spent)
+        assert {"compiling", "checkpoints", "steps and all else"} <= {
+            what.strip() for what, _ in parts
+        }
+        assert spent in ran.shown
+        [bundle] = ran.displays.values()
+        assert spent in bundle["text/html"]
+
     def test_no_raise(self, nb: Kernel) -> None:
         ran = train(nb, "1 / 0", "--no-raise --cores 2").good()
         assert ran.shown.startswith("RunResult rank ")

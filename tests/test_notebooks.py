@@ -16,6 +16,7 @@ SHOWS = {
     "11_static_shapes": r"\d+ compilations became \d+, .* of 250 paragraphs told right",
     "12_inference_on_all_cores": r"one core: .* 2 cores: (.|\n)* gave all 1797, in order",
     "13_big_batches": r"by hand +\d.*\nAccumulation +\d.* 8 +\d",
+    "14_resume": r"not stopped: 0\.\d*[1-9]\d* with the weights alone, 0\.000 with everything",
 }
 """What a notebook prints at its end: the figures before and after."""
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from tpunb import control, rundir, vitals
+from tpunb import accounts, control, rundir, vitals
 from tpunb.board import Board
 from tpunb.errors import TpunbError
 from tpunb.events import Ended, Event, Metric, Note, RanksStarted
@@ -158,7 +158,8 @@ class Attached:
 
 
 def explained(result: RunResult) -> RunResult:
-    """The same with what its log says about the causes, if the run has failed or hung."""
+    """The same, summed up, and with what its log says about the causes of a failure."""
+    result = replace(result, summary=accounts.of(result))
     if result.state not in ("failed", "hung"):
         return result
     from tpunb.diagnosis.runs import of_run  # the rules are read only when they are needed

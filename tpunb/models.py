@@ -17,6 +17,7 @@ from tpunb import records, telling
 from tpunb.communication import Collective
 from tpunb.price import Price
 from tpunb.profile import Profile
+from tpunb.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -288,11 +289,13 @@ class RunResult:
     """How many cores the one rank drove, in torch_xla's SPMD mode; None: each rank had one."""
     diagnoses: tuple[Diagnosis, ...] = ()
     """What is known about the causes of a failure, the likeliest first."""
+    summary: Summary = field(default_factory=Summary)
+    """Best metrics, where the time went, and what is odd."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of `result.json`: of returns the names, without the folder itself."""
-        data = asdict(replace(self, returns={}, diagnoses=()))
-        del data["dir"], data["returns_failed"], data["diagnoses"]
+        data = asdict(replace(self, returns={}, diagnoses=(), summary=Summary()))
+        del data["dir"], data["returns_failed"], data["diagnoses"], data["summary"]
         return {**data, "returns": list(self.returns), "cost": self.cost}
 
     @classmethod

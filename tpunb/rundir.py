@@ -138,6 +138,10 @@ class RunDir:
         """Where a rank says how far its loops have come (tpunb.training.track)."""
         return self.attempt(attempt, rank) / "progress.json"
 
+    def saving(self, attempt: int, rank: int) -> Path:
+        """Where a rank notes the seconds of each of its checkpoints (tpunb.training.timing)."""
+        return self.attempt(attempt, rank) / "saving.txt"
+
     def recompiled(self, attempt: int, rank: int) -> Path:
         """Where a rank tells of programs that were compiled again (tpunb.worker.marks)."""
         return self.attempt(attempt, rank) / "recompiled.jsonl"

@@ -46,6 +46,7 @@ def explain(result: RunResult, *, traceback: bool = True) -> str:
             "run it again on another machine; with tpunb.save(state, step) in the train cell "
             "a run goes on from where it was"
         )
+    lines += result.summary.lines()
     if result.price is not None:
         lines.append(result.price.tell(result.duration))
     lines.append(f"log: {result.dir / 'run.log'}")
@@ -80,7 +81,8 @@ def text(result: RunResult) -> str:
     back = f" · back in the kernel: {', '.join(result.returns)}" if result.returns else ""
     missing = "".join(f"\n{name}: {why}" for name, why in result.returns_failed.items())
     where = " · rehearsal on CPU" if result.device == "CPU" else ""
-    told = f"\n{communication.in_words(result.collectives)}" if result.collectives else ""
+    told = "".join(f"\n{line}" for line in result.summary.lines())
+    told += f"\n{communication.in_words(result.collectives)}" if result.collectives else ""
     told += f"\n{result.price.tell(result.duration)}" if result.price is not None else ""
     return (
         f"RunResult succeeded on {result.cores()} after {result.duration:.1f} s{back}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tpunb.best import Best
 from tpunb.diagnosis import Diagnosis
 from tpunb.display.status import LONGEST_STATE, Status, span
 from tpunb.events import (
@@ -26,6 +27,7 @@ from tpunb.events import (
 )
 from tpunb.models import Failure, RunResult, RunSpec
 from tpunb.price import Price
+from tpunb.summary import Advice, Summary
 
 PLACE = "runs/20260102-030405-digits"
 
@@ -158,6 +160,28 @@ def test_what_stays_at_the_end(
     assert " · ended " in status.text()
     assert "99%" not in status.text()
     assert not status.running
+
+
+def test_the_summary_stays(
+    make: Callable[..., Status], make_result: Callable[..., RunResult]
+) -> None:
+    status = make(STARTED, life(4, 4, compilations=3, compile_seconds=1.0))
+    summary = Summary(
+        (Best("loss", 0.25, 40), Best("lr", 0.01, 50, last=True)),
+        (("prelude", 1.0), ("compiling", 2.04)),
+        (Advice("x <is> odd", "do y"),),
+    )
+    lines = [
+        "best loss 0.25 (step 40) · last lr 0.01", "time: prelude 1.0 s · compiling 2.0 s",
+        "note: x <is> odd → do y",
+    ]  # fmt: skip
+    result = make_result(summary=summary)
+    status.end(result)
+    assert status.text().splitlines()[1:] == ["compiled 3 graphs, 1.0 s", *lines]
+    assert "<div>note: x &lt;is&gt; odd → do y</div>" in status.html()
+    assert repr(result).splitlines()[1:] == lines
+    failed = make_result("failed", summary=summary).explain().splitlines()
+    assert failed[-len(lines) - 1 : -1] == lines
 
 
 def test_what_it_cost_is_said_at_the_end(

@@ -753,6 +753,12 @@ if xm.is_master_ordinal():
         [(IMPORTS, "s = DistributedSampler(data)  # <-", loop(), TRAIN)],
         [
             (IMPORTS, "s = DistributedSampler(data)\ns.set_epoch(0)", loop(), TRAIN),
+            (
+                IMPORTS + "from tpunb.training import Position",
+                "s = DistributedSampler(data)\nbatches = Position(DataLoader(data, sampler=s))",
+                loop(),
+                TRAIN,
+            ),
             (IMPORTS, "s = DistributedSampler(data, shuffle=False)", loop(), TRAIN),
             (IMPORTS, "s = DistributedSampler(val_data)", loop(), TRAIN),
         ],

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.worker.ranks import Ranks, warm
 from tpunb.training import inference, predict, shard, sharding
 from tpunb.training.inference import _Results
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as made:
-        yield made
 
 
 @dataclass
@@ -81,6 +74,12 @@ def test_in_the_kernel_it_is_the_model_on_each_batch(size: int) -> None:
     assert set(model.calls) == {(8, 4)}
 
 
+def test_bfloat16_is_for_computing_and_not_for_what_comes_back() -> None:
+    model = Model()
+    check(predict(model, data(50), 8, bf16=True), 50, tolerance=0.03)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 64), st.integers(1, 8), st.booleans(), st.booleans())
 def test_rows_of_all_ranks_come_into_the_order_of_the_data(
@@ -113,59 +112,6 @@ class Numbers(IterableDataset[int]):
         return iter(range(self.size))
 
 
-def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
-    """Predictions for data of several sizes, and how many programs each has compiled."""
-    import torch_xla
-
-    from tests.worker.ranks import rehearse
-    from tpunb.training import compilations
-
-    rehearse()
-    model = Model().to(torch_xla.device())
-    found, compiled = [], []
-    for size in sizes:
-        before = compilations()
-        found.append(predict(model, data(size), batch_size))
-        compiled.append(compilations() - before)
-    stream = predict(nn.Identity(), Numbers(sizes[-1]), batch_size)
-    half = predict(model, data(sizes[-1]), batch_size, bf16=True)
-    import torch_xla.debug.metrics as met
-
-    return {
-        "found": found,
-        "compiled": compiled,
-        "stream": stream,
-        "half": half,
-        "shapes": set(model.calls),
-        "collectives": met.counter_value("xla::AllGather"),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_ranks_share_the_work_and_rank_0_has_all(ranks: Ranks, world: int) -> None:
-    sizes = [70, 0, 1, 5, 6, 211]
-    first, *others = ranks.values(on_ranks, world, sizes, 5)
-    for size, found in zip(sizes, first["found"], strict=True):
-        if size:
-            check(found, size)
-        else:
-            assert found is None
-    check(first["half"], sizes[-1], tolerance=0.03)
-    assert not torch.equal(first["half"].logits, first["found"][-1].logits)
-    assert torch.equal(first["stream"], torch.arange(sizes[-1]))
-    for other in others:
-        assert other["found"] == [None] * len(sizes)
-        assert other["stream"] is other["half"] is None
-    for each in [first, *others]:
-        assert each["shapes"] == {(5, 4)}  # every batch is full, so …
-        assert each["compiled"][0] >= 1
-        assert not any(each["compiled"][1:])  # … one size compiles, and no other after it
-        if world > 1:
-            steps = sum(-(-size // (5 * world)) for size in [*sizes, sizes[-1]])
-            assert each["collectives"] == 3 * steps + -(-sizes[-1] // (5 * world))
-
-
 def test_a_loader_keeps_its_collate_and_dicts_are_keywords() -> None:
     def collate(samples: list[int]) -> dict[str, torch.Tensor]:
         return {"x": torch.tensor(samples), "plus": torch.ones(len(samples))}
@@ -173,6 +119,10 @@ def test_a_loader_keeps_its_collate_and_dicts_are_keywords() -> None:
     loader: Any = DataLoader(range(11), 4, collate_fn=collate)  # type: ignore[arg-type]
     found = predict(lambda x, plus: x + plus, loader)
     assert found.tolist() == [at + 1.0 for at in range(11)]
+
+
+def test_a_function_of_torch_is_a_model_too() -> None:
+    assert torch.equal(predict(torch.sigmoid, torch.arange(9.0), 4), torch.arange(9.0).sigmoid())
 
 
 def test_a_step_chooses_what_goes_in_and_what_comes_out() -> None:
@@ -191,6 +141,18 @@ def test_a_model_in_bfloat16_gives_what_it_gives() -> None:
     found = predict(model, data(9).tensors[0].bfloat16(), 4)
     assert found.dtype == torch.bfloat16
     assert found.shape == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (data(8), "too many positional arguments"),
+        ([{"x": torch.zeros(4)}] * 8, "missing a required argument: 'input'"),
+    ],
+)
+def test_a_batch_that_does_not_fit_the_model_is_told(samples: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=rf"predict: .*{said}.* step=lambda batch: model"):
+        predict(nn.Linear(4, 3), samples, 4)
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.ranks import Ranks, warm
 from tpunb.training import MaskedMean, masked_loss, masked_mean
-
-ROWS, FEATURES, CLASSES = 12, 5, 3
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as made:
-        yield made
 
 
 @settings(deadline=None)
@@ -94,72 +82,3 @@ def test_what_fits_nothing_is_told() -> None:
         masked_mean(torch.zeros(2, 3), torch.ones(3))
     with pytest.raises(ValueError, match="nothing was added yet"):
         MaskedMean().mean()
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(ROWS, FEATURES, generator=generator)
-    y = torch.randint(CLASSES, (ROWS,), generator=generator)
-    weight = torch.randn(CLASSES, FEATURES, generator=generator)
-    return x, y, weight
-
-
-def train(counts: list[int]) -> dict[str, Any]:
-    """One step on ranks that have so many samples each; the rest of each batch is masked."""
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.debug.metrics as met
-
-    from tests.worker.ranks import rehearse
-
-    rank, _ = rehearse()
-    device = torch_xla.device()
-    x, y, weight = batch()
-    first = sum(counts[:rank])
-    rows = torch.arange(first, first + ROWS).clamp(max=ROWS - 1)
-    mask = (torch.arange(ROWS) < counts[rank]).to(device)
-    x, y = x[rows].to(device), y[rows].to(device)
-    x[~mask] = float("nan")  # what fills a batch is of no account
-    model = torch.nn.Linear(FEATURES, CLASSES, bias=False).to(device)
-    with torch.no_grad():
-        model.weight.copy_(weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    metric = MaskedMean()
-    reads = met.counter_value("xla::_local_scalar_dense") or 0
-    compiled = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        guess = model(torch.where(mask[:, None], x, 0))
-        losses = torch.nn.functional.cross_entropy(guess, y, reduction="none")
-        loss = masked_loss(losses, mask)
-        loss.backward()
-        xm.optimizer_step(optimizer)
-        metric.add(guess.argmax(1) == y, mask)
-        torch_xla.sync()
-        compiled.append(met.metric_data("CompileTime")[0])
-    assert (met.counter_value("xla::_local_scalar_dense") or 0) == reads
-    assert compiled[1] == compiled[2]
-    assert model.weight.grad is not None
-    return {
-        "loss": xm.all_reduce("sum", loss.detach()).item() / len(counts),
-        "gradient": model.weight.grad.cpu(),
-        "accuracy": metric.mean().item(),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("counts", [[12], [7, 5], [3, 0, 9]])
-def test_ranks_with_unequal_masks_learn_from_every_sample_alike(
-    ranks: Ranks, counts: list[int]
-) -> None:
-    x, y, weight = batch()
-    weight = weight.double().requires_grad_()
-    guess = x.double() @ weight.T
-    loss = torch.nn.functional.cross_entropy(guess, y)
-    loss.backward()
-    assert weight.grad is not None
-    for found in ranks.values(train, len(counts), counts):
-        assert found["loss"] == pytest.approx(loss.item(), rel=1e-5)
-        torch.testing.assert_close(found["gradient"].double(), weight.grad, rtol=1e-4, atol=1e-6)
-        accuracy = (guess.argmax(1) == y).double().mean().item()
-        assert found["accuracy"] == pytest.approx(accuracy, rel=1e-6)

@@ -183,6 +183,27 @@ def test_other_samplers_are_drawn_alike_on_all_ranks(
     assert torch.initial_seed() == before
 
 
+class Wandering:
+    """A sampler that is somewhere else each time it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.asked += 1
+        return iter([at + self.asked for at in range(6)])
+
+
+def test_a_sampler_is_asked_once_in_an_epoch() -> None:
+    sampler: Any = Wandering()
+    dealt = shard(DataLoader(range(20), 6, sampler=sampler))  # type: ignore[arg-type]
+    for epoch in (1, 2):
+        dealt.set_epoch(epoch)
+        assert len(dealt) == 1
+        assert [batch.tolist() for batch, _ in dealt] == [list(range(epoch, epoch + 6))]
+    assert sampler.asked == 2
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_distributed_sampler_shuffles_and_deals_no_more(shuffle: bool, as_rank: As) -> None:
     def made() -> Any:
@@ -213,11 +234,14 @@ def test_groups_are_of_the_samples_that_the_sampler_gives(as_rank: As) -> None:
 def test_its_length_is_that_of_the_world_in_which_it_is_asked(as_rank: As) -> None:
     dealt = shard(range(100), 8)
     assert len(dealt) == 13
-    assert repr(dealt) == "100 samples in 13 steps of 8 on 1 rank (rest='pad', 4 fillers)"
+    assert (
+        repr(dealt)
+        == "100 samples in 13 steps of 8 on 1 rank, rest='pad': 4 of 104 places are filled up"
+    )
     as_rank(3, 4)
     assert len(dealt) == 4 == len(list(dealt))
     dealt = shard(range(100), 5, rest="drop")
-    assert repr(dealt) == "100 samples in 5 steps of 5 on 4 ranks (rest='drop')"
+    assert repr(dealt) == "100 samples in 5 steps of 5 on 4 ranks, rest='drop'"
 
 
 @pytest.mark.parametrize("data", [[], torch.empty(0, 3), Stream(0)])

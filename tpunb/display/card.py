@@ -105,6 +105,8 @@ class Card:
     """What is left out of the metrics."""
     marks: Sequence[Mark] = ()
     speeds: Sequence[str] = ()
+    summary: Sequence[str] = ()
+    """At the end: what came out best, where the time went."""
     lines: Sequence[str] = ()
     """Progress bars and lines without an end."""
     why: Why | None = None
@@ -123,6 +125,7 @@ class Card:
             parts.append(f'<div style="margin-top:6px">{strip.html(self.marks)}</div>')
         if self.speeds:
             parts.append(f"<div>{escape(' · '.join(self.speeds))}</div>")
+        parts += [f"<div>{escape(line)}</div>" for line in self.summary]
         if self.lines:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"

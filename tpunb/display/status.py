@@ -74,8 +74,6 @@ class Status:
         self._compiling: float | None = None
         """Since when every rank that lives compiles, or waits for those that do."""
         self._bars: Sequence[Bar] = ()
-        self._phases: list[tuple[str, float]] = [("starting", self._started)]
-        """What the run did, and since when."""
         self._blamed = ""
         """How the rank that failed first did."""
         self._folds = self._links = False
@@ -91,7 +89,6 @@ class Status:
         match event:
             case Phase():
                 self._phase = event.text
-                self._phases.append((event.text, self._clock()))
             case RanksStarted():
                 self._attempt = event.attempt
                 self._alive = set(range(len(event.pids)))
@@ -150,7 +147,6 @@ class Status:
         """
         self._result = result
         self._folds, self._links = folds, links
-        self._phases.append(("", self._clock()))
         self._colour = _ENDED[result.state]
         self.unfinished = {}
 
@@ -196,6 +192,7 @@ class Status:
             more=f"and {left_out} more" if left_out > 0 else "",
             marks=self._marks(),
             speeds=self._speeds(),
+            summary=[] if self._result is None else self._result.summary.lines(),
             lines=lines,
             why=self._why(),
         ).html()
@@ -215,7 +212,8 @@ class Status:
         marks = self._marks()
         parts = [self._progress_words(), " · ".join(curves), strip.in_words(marks) if marks else "",
                  " · ".join(self._speeds())]  # fmt: skip
-        return [*filter(None, parts), *self._progress()[1]]
+        summary = [] if self._result is None else self._result.summary.lines()
+        return [*filter(None, parts), *summary, *self._progress()[1]]
 
     def _state(self) -> str:
         result = self._result
@@ -286,9 +284,9 @@ class Status:
 
     def _speeds(self) -> list[str]:
         there = [one for one in self._life.ranks if one is not None]
-        found = [] if self._result is None else self._spent()
         if not there:
-            return found
+            return []
+        found = []
         if self._result is None:
             samples, steps = self._samples_speed.per_second(), self._steps_speed.per_second()
             if samples:
@@ -305,15 +303,6 @@ class Status:
             share = " a rank" if len(there) > 1 else ""
             found.append(f"memory {max(held) / 1e9:.1f} GB{share}")
         return found
-
-    def _spent(self) -> list[str]:
-        """Where the time went."""
-        seconds: dict[str, float] = {}
-        for (text, since), (_, until) in zip(self._phases, self._phases[1:], strict=False):
-            kind = text.partition(",")[0]
-            if kind in ("prelude", "training"):
-                seconds[kind] = seconds.get(kind, 0.0) + until - since
-        return [f"{kind} {took:.1f} s" for kind, took in seconds.items()]
 
     def _reduced(self, name: str) -> float:
         """Of all ranks."""

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from tpunb.training.accumulation import Accumulation, Update
     from tpunb.training.buckets import Buckets, choose_buckets
     from tpunb.training.counting import compilations
+    from tpunb.training.filecache import FileCache
     from tpunb.training.gradients import optimizer_step
     from tpunb.training.inference import predict
+    from tpunb.training.loading import LoaderCheck, Loading, check_loader
     from tpunb.training.loops import masked_while
     from tpunb.training.masks import MaskedMean, masked_loss, masked_mean
     from tpunb.training.padding import pad_images, pad_sequences
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
 _MODULES = {
     "Accumulation": "accumulation",
     "Buckets": "buckets",
+    "FileCache": "filecache",
+    "LoaderCheck": "loading",
+    "Loading": "loading",
     "MaskedMean": "masks",
     "Position": "position",
     "Throughput": "throughput",
     "TrainingState": "resuming",
     "Update": "accumulation",
     "bf16": "precision",
+    "check_loader": "loading",
     "choose_buckets": "buckets",
     "compilations": "counting",
     "masked_loss": "masks",
@@ -51,12 +57,16 @@ _MODULES = {
 __all__ = [
     "Accumulation",
     "Buckets",
+    "FileCache",
+    "LoaderCheck",
+    "Loading",
     "MaskedMean",
     "Position",
     "Throughput",
     "TrainingState",
     "Update",
     "bf16",
+    "check_loader",
     "choose_buckets",
     "compilations",
     "masked_loss",

@@ -22,6 +22,7 @@ from tpunb.errors import CheckpointError
 from tpunb.rundir import RunDir
 from tpunb.training import checkpoint_device, checkpoint_files, checkpoint_format
 from tpunb.training.checkpoint_files import Found, Place, place
+from tpunb.training.timing import counted_as_saving
 
 KEEP = 3
 """Checkpoints that stay when a new one is whole, itself among them."""
@@ -48,6 +49,7 @@ class Checkpoint:
         return iter((self.state, self.step))
 
 
+@counted_as_saving()
 def save(state: Any, step: int, *, per_rank: bool = False, to: str | Path | None = None) -> None:
     """Write a checkpoint: dicts, lists, tensors, numbers, state_dict()s, as torch.save takes it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -79,13 +80,24 @@ class _Call:
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
+        takes = model.forward if isinstance(model, nn.Module) else model
+        try:
+            self._takes: inspect.Signature | None = inspect.signature(takes)
+        except ValueError:  # a function written in C, such as torch.sigmoid
+            self._takes = None
 
     def __call__(self, batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            return self._model(**batch)
-        if isinstance(batch, (tuple, list)):
-            return self._model(*batch)
-        return self._model(batch)
+        named = dict(batch) if isinstance(batch, Mapping) else {}
+        parts = [] if named else batch if isinstance(batch, (tuple, list)) else [batch]
+        try:
+            if self._takes is not None:
+                self._takes.bind(*parts, **named)
+        except TypeError as error:
+            raise TypeError(
+                f"predict: a batch is no argument list of the model ({error}): choose from it, "
+                "for example step=lambda batch: model(batch[0])"
+            ) from None
+        return self._model(*parts, **named)
 
 
 class _Shapes:
@@ -152,7 +164,7 @@ class _Results:
                 whole[step.positions] = rows
 
     def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        value = tensor.detach().cpu()
+        value = tensor.cpu()
         return value.float() if self._widen and value.is_floating_point() else value
 
     def _room(self, rows: torch.Tensor) -> torch.Tensor:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def rank_and_world() -> tuple[int, int]:
     """This core's number, and how many cores work together; 0 and 1 outside of a run.
 
-    Where torch_xla is loaded, its own number: results of collectives are in this order, and on
-    a pod it need not be RANK. Cells above the train cell run in no rank yet, so helpers ask
+    Where the XLA runtime is in use, its own number: results of collectives are in this order,
+    and on a pod it need not be RANK. It is not started by this question, which may be asked in
+    a prelude that each rank runs. (`_xla_runtime_is_initialized` is private: see
+    `checkpoint_device`.) Cells above the train cell mostly run in no rank yet, so helpers ask
     when a loop begins, not when they are made.
     """
     if "RANK" not in os.environ:
         return 0, 1
-    xr = sys.modules.get("torch_xla.runtime")
-    if xr is None:
+    xla: Any = sys.modules.get("torch_xla")
+    if xla is None or not xla._XLAC._xla_runtime_is_initialized():
         return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
+    import torch_xla.runtime as xr
+
     return xr.global_ordinal(), xr.world_size()
 
 

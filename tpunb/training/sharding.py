@@ -7,17 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from tpunb.training.dealing import RESTS, Deal, Rest, deal, share
+from tpunb.training.orders import Order
 from tpunb.training.place import rank_and_world
 from tpunb.training.streams import RankStream
 
@@ -143,7 +136,7 @@ class MapShard(Shard):
         super().__init__(loader, rest)
         dataset: Any = loader.dataset
         self.size = len(dataset)
-        self._order = _Order(loader.sampler, self.size, seed)
+        self._order = Order(loader.sampler, self.size, seed)
         self._groups = None if groups is None else torch.as_tensor(groups)
         if self._groups is not None and self._groups.shape != (self.size,):
             raise ValueError(
@@ -184,12 +177,12 @@ class MapShard(Shard):
         world = rank_and_world()[1]
         steps = self.deal(world).steps
         ranks = "1 rank" if world == 1 else f"{world} ranks"
-        text = (
-            f"{self.size} samples in {len(steps)} steps of {self.batch_size} on {ranks} "
-            f"(rest={self.rest!r}"
+        places = len(steps) * self.batch_size * world
+        filled = places - sum(end - first for first, end in steps)
+        return (
+            f"{self.size} samples in {len(steps)} steps of {self.batch_size} on {ranks}, "
+            f"rest={self.rest!r}" + (f": {filled} of {places} places are filled up" * bool(filled))
         )
-        missing = len(steps) * self.batch_size * world - sum(end - first for first, end in steps)
-        return text + (f", {missing} fillers)" if missing else ")")
 
     def dealt(self) -> Iterator[Dealt]:
         rank, world = rank_and_world()
@@ -200,7 +193,7 @@ class MapShard(Shard):
                 stacklevel=3,
             )
         dealt = self.deal(world)
-        self._batches.next = [dealt.of_rank(step, rank) for step in range(len(dealt.steps))]
+        self._batches.chosen = dealt, rank
         for step, batch in enumerate(self._loader):
             yield Dealt(batch, dealt.count(step), dealt.of_step(step))
         self._complete = self.epoch
@@ -236,62 +229,15 @@ class StreamShard(Shard):
 
 
 class _Batches(BatchSampler):
-    """The indices of the batches of one epoch, which is chosen before it begins."""
+    """The indices of this rank's batches of one epoch, which is chosen before it begins."""
 
     def __init__(self) -> None:
-        self.next: Sequence[torch.Tensor] = []
+        self.chosen: tuple[Deal, int] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
-        return map(torch.Tensor.tolist, self.next)
-
-    def __len__(self) -> int:
-        return len(self.next)
-
-
-class _Order:
-    """The order of a sampler: the same on every rank."""
-
-    def __init__(self, sampler: Any, size: int, seed: int) -> None:
-        self._sampler = sampler
-        self._size = size
-        self._seed = seed
-        self._epoch = 0
-        distributed = isinstance(sampler, DistributedSampler)
-        self.is_sequential = isinstance(sampler, SequentialSampler) or (
-            distributed and not sampler.shuffle
-        )
-        # Of one permutation of everything. Others are drawn from the sampler itself.
-        self._is_plain = distributed or (
-            isinstance(sampler, RandomSampler)
-            and not sampler.replacement
-            and sampler.num_samples == size
-        )
-        if distributed:
-            self._seed += sampler.seed
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self._seed + self._epoch)
-
-    def draw(self) -> torch.Tensor:
-        if self.is_sequential:
-            return torch.arange(self._size)
-        if self._is_plain:
-            return torch.randperm(self._size, generator=self.generator())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed + self._epoch)
-            own = getattr(self._sampler, "generator", None)
-            if own is None:
-                return torch.tensor(list(self._sampler), dtype=torch.int64)
-            self._sampler.generator = self.generator()
-            try:
-                return torch.tensor(list(self._sampler), dtype=torch.int64)
-            finally:
-                self._sampler.generator = own
+        assert self.chosen is not None
+        dealt, rank = self.chosen  # those of now, also when another epoch has begun
+        return (dealt.of_rank(step, rank).tolist() for step in range(len(dealt.steps)))
 
 
 def _loader(data: Any, batch_size: int | None, shuffle: bool) -> DataLoader[Any]:

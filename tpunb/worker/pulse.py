@@ -32,6 +32,8 @@ class Pulse:
         self._beat = Beat()
         self._pid = os.getpid()
         self._watching = False
+        self._looking = threading.Lock()
+        self._last: Counts = (0, 0, 0, 0)
         with open(path, "wb+") as file:
             file.truncate(beat.SIZE)
             self._memory = mmap.mmap(file.fileno(), beat.SIZE)
@@ -64,17 +66,25 @@ class Pulse:
             threading.Thread(target=self._follow, name="tpunb-pulse", daemon=True).start()
 
     def _follow(self) -> None:
-        last: Counts = (0, 0, 0, 0)
         while True:
+            self._look()
+            _pause.wait(INTERVAL)
+
+    def _look(self) -> None:
+        with self._looking:
             now = self._count()
-            new = [b - a if b >= a else b for a, b in zip(last, now, strict=True)]
-            last = now
+            new = [b - a if b >= a else b for a, b in zip(self._last, now, strict=True)]
+            self._last = now
             self._beat.steps += new[0]
             self._beat.compilations_begun += new[1]
             self._beat.compilations_ended += new[2]
             self._beat.compile_nanoseconds += new[3]
             self._write()
-            _pause.wait(INTERVAL)
+
+    def settle(self) -> None:
+        """Count what has happened since the last look, or at all: no more comes."""
+        if os.getpid() == self._pid:
+            self._look()
 
 
 _pause = threading.Event()
@@ -91,6 +101,12 @@ def begin() -> None:
     """The train cell of this rank begins."""
     if _mine is not None:
         _mine.begin()
+
+
+def settle() -> None:
+    """The cells of this rank have ended: its counts are whole."""
+    if _mine is not None:
+        _mine.settle()
 
 
 def collective() -> contextlib.AbstractContextManager[None]:

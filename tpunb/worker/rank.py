@@ -21,6 +21,7 @@ from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
 from tpunb.worker import (
     autograd,
+    bars,
     cells,
     counters,
     device,
@@ -77,6 +78,7 @@ def main(task: Assignment, report: Reporter) -> NoReturn:
         except BaseException as error:
             # Only what goes wrong before or after the cells: their own exceptions end in _work.
             _tell(error, task)
+        pulse.settle()
         tally.save(task.run.collectives(task.attempt, task.rank), task.rank)
         _exit_like_an_interpreter()
     finally:
@@ -113,6 +115,7 @@ def _become(task: Assignment, report: Reporter) -> None:
     loaders.tell_of_errors()
     _watch_steps(task)
     launchers.install(task.rank)
+    bars.install()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
 

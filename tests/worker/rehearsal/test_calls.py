@@ -17,14 +17,14 @@ def test_a_call_in_words() -> None:
 def test_what_must_be_equal_on_all_ranks() -> None:
     call = Call("all_reduce sum", ("float32[3]",), "scale 0.5")
     same = Call("all_reduce sum", ("float32[3]",), "scale 0.5", label="other", place="elsewhere")
-    assert call.digest() == same.digest()
+    assert call.digest == same.digest
     for other in (
         Call("all_reduce min", ("float32[3]",), "scale 0.5"),
         Call("all_reduce sum", ("float32[4]",), "scale 0.5"),
         Call("all_reduce sum", ("float32[3]", "float32[3]"), "scale 0.5"),
         Call("all_reduce sum", ("float32[3]",), "scale 0.25"),
     ):
-        assert call.digest() != other.digest()
+        assert call.digest != other.digest
 
 
 def test_a_description_arrives_whole_with_the_users_line() -> None:

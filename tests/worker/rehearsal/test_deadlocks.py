@@ -137,6 +137,15 @@ def says(seen: Seen, *texts: str) -> None:
             [r"rank 0: .*groups \[\[0\], \[1, 2\]\]", r"ranks 1, 2: .*groups \[\[0, 1\], \[2\]\]"],
             id="other groups",
         ),
+        pytest.param(
+            "xm.collective_permute(ones(3), [[0, 1], [1, 2]] if rank else [[0, 2]])",
+            [
+                r"CrossedError: the ranks called different collectives at the same time",
+                r"rank 0: .*pairs \[\[0, 2\]\]\n +cell \[2\], line 2: xm\.collective_permute\(",
+                r"ranks? (1, )?2: .*pairs \[\[0, 1\], \[1, 2\]\]\n +cell \[2\], line 2: ",
+            ],
+            id="other pairs",
+        ),
     ],
 )
 def test_each_is_named(driver: Driver, train: str, texts: list[str]) -> None:
@@ -157,7 +166,7 @@ def test_within_a_function_that_is_launched(driver: Driver) -> None:
 
 
 def gone(early: bool) -> str:
-    from tpunb.worker.rehearsal import gloo, install
+    from tpunb.worker.rehearsal import errors, install
 
     rank, _ = rehearse()
     import torch
@@ -170,7 +179,7 @@ def gone(early: bool) -> str:
     if rank == 2:
         install.leave()
         return ""
-    with pytest.raises(gloo.PeerLostError) as raised:
+    with pytest.raises(errors.PeerLostError) as raised:
         xm.all_reduce("sum", [x])
     return str(raised.value)
 

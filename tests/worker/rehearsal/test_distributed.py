@@ -75,7 +75,7 @@ def meets_nobody(way: str) -> str:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal.gloo import CollectiveError
+    from tpunb.worker.rehearsal.errors import CollectiveError
 
     if way == "env://":
         os.environ["MASTER_PORT"] = "1"  # nobody could serve it

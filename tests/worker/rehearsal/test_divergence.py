@@ -108,8 +108,18 @@ def trained(*kinds: str) -> list[str]:
             loss.item()
         if "pending" in alone:
             kept = loss.detach() * 2  # noqa: F841 - not computed when the gradients are read
-        xm.optimizer_step(optimizer)
+        xm.reduce_gradients(optimizer)
+        if "decay" in kinds and last:
+            optimizer.param_groups[0]["weight_decay"] = 0.3
+        if "sync in between" in kinds and last:
+            torch_xla.sync()
+        if not ("no step" in kinds and last):
+            optimizer.step()
         torch_xla.sync()
+        if "fine-tune" in alone:
+            model(torch.rand(9, 6).to(device)).sum().backward()
+            torch.optim.Adam(model.parameters(), lr=0.0).step()
+            torch_xla.sync()
         if "evaluate" in alone:
             with torch.no_grad():
                 model.eval()
@@ -132,7 +142,7 @@ def trained(*kinds: str) -> list[str]:
     "kinds",
     [
         ["ordinal", "load", "read after backward", "pending", "save", "gather"],
-        ["read before backward", "evaluate", "read metric", "slice"],
+        ["read before backward", "evaluate", "read metric", "slice", "fine-tune"],
     ],
     ids=" ".join,
 )
@@ -154,8 +164,31 @@ def test_a_rank_that_leaves_the_others_is_named_once(ranks: Ranks, kind: str, wo
     (told,), *others = ranks.values(trained, 3, kind)
     assert others == [[], []]  # one rank says it for all
     assert words in told
-    assert re.search(r"ranks 0, 1: at line \d+ of .*: xm.optimizer_step\(optimizer\)\n", told)
-    assert re.search(r"rank 2: at line \d+ of .*: xm.optimizer_step\(optimizer\)\n", told)
+    assert re.search(r"ranks 0, 1: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
+    assert re.search(r"rank 2: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "decay",
+            r"at line \d+ of .*: optimizer.step\(\)\n +reads .* has in addition 2 × aten::add",
+        ),
+        ("no step", r"no step, or one behind torch_xla.sync\(\)\n"),
+        ("sync in between", r"no step, or one behind torch_xla.sync\(\)\n"),
+    ],
+)
+def test_a_rank_whose_optimizer_steps_otherwise_is_named(
+    ranks: Ranks, kind: str, words: str
+) -> None:
+    (told,), *others = ranks.values(trained, 3, kind)
+    assert others == [[], []]
+    assert told.startswith("in the optimizer's step before rendezvous 'saved' the ranks run")
+    assert re.search(r"ranks 0, 1: at line \d+ of .*: optimizer.step\(\)\n", told)
+    assert re.search(rf"rank 2: {words}", told), told
+    assert "This is collective 3 (after " in told
 
 
 def looked(count: int) -> tuple[int, int]:

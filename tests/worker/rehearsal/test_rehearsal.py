@@ -417,7 +417,7 @@ def disagreeing(how: str) -> tuple[str, float]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal.gloo import MismatchError
+    from tpunb.worker.rehearsal.errors import MismatchError
 
     device = torch_xla.device()
     x = torch.ones(3, device=device)
@@ -487,7 +487,7 @@ def leaving(how: str) -> tuple[str, str, str]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal import gloo
+    from tpunb.worker.rehearsal import errors
 
     x = torch.ones(2, device=torch_xla.device())
     xm.all_reduce("sum", x)
@@ -495,9 +495,9 @@ def leaving(how: str) -> tuple[str, str, str]:
         return "", "", ""
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(gloo.CollectiveError) as raised:
+    with pytest.raises(errors.CollectiveError) as raised:
         xm.all_reduce("min", x)
-    with pytest.raises(gloo.CollectiveError) as again:
+    with pytest.raises(errors.CollectiveError) as again:
         xm.rendezvous("later")
     return type(raised.value).__name__, str(raised.value), str(again.value)
 
@@ -523,10 +523,10 @@ def wait_for(*files: str) -> None:
 
 
 def late(when: str, folder: str) -> tuple[str, str]:
-    from tpunb.worker.rehearsal import gloo
+    from tpunb.worker.rehearsal import errors, gloo, waiting
 
     assert gloo.TIMEOUT == 300.0
-    gloo.INQUIRY = 0.5
+    waiting.INQUIRY = 0.5
     rank, _ = rehearse(timeout=1.0)
     import torch
     import torch_xla
@@ -540,7 +540,7 @@ def late(when: str, folder: str) -> tuple[str, str]:
         return "", ""
     if rank == 2:
         time.sleep(0.6)  # its own time is not over when that of rank 0 is
-    with pytest.raises(gloo.CollectiveError) as raised:
+    with pytest.raises(errors.CollectiveError) as raised:
         xm.all_reduce("min", x)
     Path(folder, str(rank)).touch()
     return type(raised.value).__name__, str(raised.value)
@@ -564,7 +564,7 @@ def interrupted(when: str, folder: str) -> str:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal import gloo
+    from tpunb.worker.rehearsal import errors
 
     x = torch.ones(2, device=torch_xla.device())
     if when == "later":
@@ -576,7 +576,7 @@ def interrupted(when: str, folder: str) -> str:
     with pytest.raises(KeyboardInterrupt):
         xm.all_reduce("min", x)
     Path(folder, "out").touch()
-    with pytest.raises(gloo.CollectiveError) as raised:
+    with pytest.raises(errors.CollectiveError) as raised:
         xm.rendezvous("save")
     return str(raised.value)
 
@@ -628,7 +628,7 @@ def in_a_child() -> str:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal import gloo
+    from tpunb.worker.rehearsal import errors
     from tpunb.worker.rehearsal.calls import Call
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
@@ -640,7 +640,7 @@ def in_a_child() -> str:
         try:
             with wire.together(Call("rendezvous"), [0, 1]):
                 pass
-        except gloo.CollectiveError as error:
+        except errors.CollectiveError as error:
             os.write(write, str(error).encode())
         finally:
             os._exit(0)

@@ -204,7 +204,7 @@ def disagreeing(which: str) -> list[str]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal.gloo import MismatchError
+    from tpunb.worker.rehearsal.errors import MismatchError
 
     device = torch_xla.device()
     x = torch.ones(4, 4, device=device)

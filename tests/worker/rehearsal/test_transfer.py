@@ -150,12 +150,14 @@ def of_all_sizes() -> list[float]:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    from tpunb.worker.rehearsal import gloo
+    from tpunb.worker.rehearsal import gloo, mesh
 
     device = torch_xla.device()
-    most = gloo.SMALL // 4
+    peers = xm.xla_rendezvous.__self__.peers
+    inline = (mesh.INLINE - gloo.HEADER.size) // 4
+    room = mesh.Mesh(rank, peers.world).room // 4
     found = []
-    for count in (1, most - 1, most, most + 1, 100_000):
+    for count in (1, inline - 1, inline, inline + 1, room // world, room, room + 1):
         value = (torch.arange(count) % 100.0 + rank).to(device)
         wanted = world * (torch.arange(count) % 100.0) + sum(range(world))
         assert torch.equal(xm.all_reduce("sum", value).cpu(), wanted)

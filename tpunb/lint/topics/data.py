@@ -209,6 +209,8 @@ def _sampler_and_shuffle(book: Book) -> Iterator[Hit]:
 def _set_epoch(book: Book) -> Iterator[Hit]:
     if "set_epoch" in book.called or book.managed or not book.loops:
         return
+    if book.mentions("tpunb.training.Position"):  # it tells samplers the epoch
+        return
     for site in book.calls_of(*sorted(SAMPLERS)):
         node = call(site)
         shuffle = argument(node, "shuffle", 3)

@@ -43,6 +43,7 @@ class Call:
             text += f" of {len(self.tensors)} tensors ({self.tensors[0]}, …)"
         return f"{text}, {self.detail}" if self.detail else text
 
+    @functools.cached_property
     def digest(self) -> bytes:
         """16 bytes that are equal on all ranks that make the same call."""
         content = "\n".join((self.operation, self.detail, *self.tensors))

@@ -9,7 +9,8 @@ own (evaluate, save, print a loss) is not compared, because no other core takes 
 Compared is the graph that leads to the tensors of a collective: its operations, their shapes and
 types, not the data. torch_xla's hash tells which graphs were seen before. Numbers from Python are
 data as well, but for 0 and 1, which torch_xla writes into the program (XLA_NO_SPECIAL_SCALARS=1
-turns that off). What follows the last collective of a step, the optimizer most often, is not seen.
+turns that off). Of what follows the last collective of a step, and is in one program with it on a
+TPU, the optimizer's step is compared, at the next collective.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 
-from tpunb.worker.rehearsal.calls import Call, users_line
+from tpunb.worker.rehearsal.calls import Call, Where, users_line, where
 
 SHARE = 0.01
 """Of a rank's time, the most that is spent on hashes: then only every 2nd, 4th, … is taken."""
@@ -58,6 +59,13 @@ class Outline:
     """'f32[32,784]' and how many of that shape."""
     results: Mapping[str, int] = field(default_factory=dict)
     """'aten::mul f32[32,784]' and how many of these."""
+
+    def __add__(self, other: Outline) -> Outline:
+        """Two programs, one after the other."""
+        mine, theirs = vars(self).values(), vars(other).values()
+        return Outline(
+            *(Counter(one) + Counter(two) for one, two in zip(mine, theirs, strict=True))
+        )
 
     @classmethod
     def of(cls, text: str) -> Outline:
@@ -111,28 +119,61 @@ def _beyond(one: Mapping[str, int], other: Mapping[str, int], most: int = 4) -> 
     return ", ".join(named) + (f" and {left} more kinds" if left else "")
 
 
+class Marks(NamedTuple):
+    """What ranks compare at a collective: each 0 where it was not looked at, 1 for nothing."""
+
+    program: int
+    """What led to it."""
+    step: int
+    """The optimizers' steps between the collective before, or its end of the program, and it."""
+
+
 class Programs:
     """The programs of one rank, and what it knows about those of the others."""
 
     def __init__(self) -> None:
         self.calls = 0
         """Collectives so far."""
+        self._is_open = False
+        """Whether on a TPU what comes is in one program with the last collective."""
+        self._steps: list[bytes] = []
+        self._stepped: Where | None = None
+        self._told_of = 0
         self._looks = 0
         self._spent = 0.0
         self._begun = 0.0
         self._period = 1
         self._current = 0
-        self._latest = 0
+        self._latest = Marks(0, 0)
         self._marks: dict[bytes, int] = {}
         self._outlines: dict[int, Outline] = {}
         self._same = ""
-        self._told: set[tuple[bytes, tuple[int, ...]]] = set()
+        self._told: set[tuple[bytes, int, tuple[int, ...]]] = set()
 
     def look(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take the hash of what computes these tensors. To be called before it is computed."""
         self._current = 0
         if self.calls % self._period or any(t.device.type != "xla" for t in tensors):
             return
+        graph = self._hash(tensors)
+        self._current = self._mark((graph,), tensors)
+
+    def step(self, optimizer: torch.optim.Optimizer, args: object, options: object) -> None:
+        """After an optimizer's step: a hook for torch.optim."""
+        if torch.compiler.is_compiling() or not self._is_open or self.calls % self._period:
+            return
+        groups = optimizer.param_groups
+        tensors = [p for group in groups for p in group["params"] if p.device.type == "xla"]
+        if tensors:
+            self._stepped = where()
+            self._steps.append(self._hash(tensors))
+            self._mark(self._steps, tensors)
+
+    def end(self) -> None:
+        """torch_xla.sync(): what comes is in another program."""
+        self._is_open = False
+
+    def _hash(self, tensors: Sequence[torch.Tensor]) -> bytes:
         begun = time.perf_counter()
         self._begun = self._begun or begun
         graph: bytes = _XLAC._get_graph_hash(tensors)
@@ -142,45 +183,61 @@ class Programs:
         if self._looks > ALWAYS:
             every = self._period * self._spent / (ended - self._begun) / SHARE
             self._period = 1 << max(0, int(every).bit_length())
-        if graph not in self._marks:
+        return graph
+
+    def _mark(self, graphs: Sequence[bytes], tensors: Sequence[torch.Tensor]) -> int:
+        """That of some programs, one after the other; the last computes these tensors."""
+        key = b"".join(graphs)
+        if key not in self._marks:
             # XLA compiles a program that is new, which takes a hundred times as long as this.
             if len(self._marks) == _MOST_KEPT:
                 self._marks.clear()
                 self._outlines.clear()
             outline = Outline.of(_XLAC._get_xla_tensors_text(tensors))
-            self._marks[graph] = outline.mark()
+            if before := self._marks.get(b"".join(graphs[:-1])):
+                outline = self._outlines[before] + outline
+            self._marks[key] = outline.mark()
             self._outlines[outline.mark()] = outline
-        self._current = self._marks[graph]
+        return self._marks[key]
 
-    def take(self) -> int:
-        """A collective begins: the mark of the program that leads to it, 0 if it is not known."""
+    def take(self) -> Marks:
+        """A collective begins: the marks of what led to it, and of the steps before."""
+        looked = self.calls % self._period == 0 and self.calls > 0
+        step = self._marks.get(b"".join(self._steps), 0) if self._steps else int(looked)
+        self._latest = Marks(self._current, step)
         self.calls += 1
-        current, self._current = self._current, 0
-        self._latest = current
-        return current
+        self._current = 0
+        self._steps.clear()
+        self._is_open = True
+        return self._latest
 
-    def differ(self, call: Call, graphs: Sequence[int]) -> bool:
+    def differ(self, call: Call, marks: Sequence[Marks]) -> bool:
         """Whether the ranks' programs differ in a way not told yet. The same on all ranks."""
-        looked = [graph for graph in graphs if graph]
-        if len(looked) < 2:
-            return False
-        if len(set(looked)) == 1:
-            if len(looked) == len(graphs):
-                self._same = f"collective {self.calls} ({_steps()})"
-            return False
-        pattern = tuple(graphs.index(graph) for graph in graphs)
-        known = (call.digest(), pattern)
-        if known in self._told or len(self._told) == _MOST_TOLD:
-            return False
-        self._told.add(known)
-        return True
+        for which, graphs in enumerate(zip(*marks, strict=True)):
+            looked = [graph for graph in graphs if graph]
+            if len(looked) < 2:
+                continue
+            if len(set(looked)) == 1:
+                if which == 0 and len(looked) == len(graphs):
+                    self._same = f"collective {self.calls} ({_steps()})"
+                continue
+            pattern = tuple(graphs.index(graph) for graph in graphs)
+            known = (call.digest, which, pattern)
+            if known in self._told or len(self._told) == _MOST_TOLD:
+                continue
+            self._told.add(known)
+            self._told_of = which
+            return True
+        return False
 
     def described(self) -> bytes:
         """This rank's program and place, for the others, in ROOM bytes."""
-        outline = self._outlines.get(self._latest, Outline())
+        mark = self._latest[self._told_of]
+        outline = self._outlines.get(mark, Outline())
+        place = str(self._stepped or "") if self._told_of else users_line()
         for most in (None, 40, 0):
             parts = [dict(Counter(part).most_common(most)) for part in vars(outline).values()]
-            text = json.dumps([self._latest, users_line()[:500], *parts]).encode()
+            text = json.dumps([mark, place[:500], *parts]).encode()
             if len(text) <= ROOM:
                 break
         return text.ljust(ROOM)
@@ -195,12 +252,21 @@ class Programs:
                 groups.setdefault(graph, []).append(rank)
                 outlines[rank] = Outline(*parts)
         most, *others = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
-        lines = [f"in {call} the ranks run different programs (a warning, once for each kind):"]
-        lines.append(f"  {_ranks(most)}: at {places[most[0]]}")
-        for ranks in others:
+        what = "in the optimizer's step before" if self._told_of else "in"
+        lines = [f"{what} {call} the ranks run different programs (a warning, once for each kind):"]
+        for ranks in (most, *others):
+            if self._told_of and not outlines[ranks[0]].operations:
+                lines.append(f"  {_ranks(ranks)}: no step, or one behind torch_xla.sync()")
+                continue
             lines.append(f"  {_ranks(ranks)}: at {places[ranks[0]]}")
-            lines.append(f"      {outlines[ranks[0]].difference(outlines[most[0]])}")
-        since = f"they were the same at {self._same}" if self._same else "it is the first compared"
+            if ranks is not most:
+                lines.append(f"      {outlines[ranks[0]].difference(outlines[most[0]])}")
+        if self._told_of:
+            since = "the step is in one program with the collective before"
+        elif self._same:
+            since = f"they were the same at {self._same}"
+        else:
+            since = "it is the first compared"
         lines.append(f"  This is collective {self.calls} ({_steps()}); {since}.")
         lines.append(_WHY)
         return "\n".join(lines)

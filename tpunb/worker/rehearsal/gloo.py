@@ -14,57 +14,23 @@ import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch._C._distributed_c10d import (
-    PrefixStore,
-    Store,
-    TCPStore,
-    Work,
-)
 
-from tpunb.errors import TpunbError
 from tpunb.worker import pulse
 from tpunb.worker.rehearsal import divergence, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement, where
-from tpunb.worker.rehearsal.group import Group
-from tpunb.worker.rehearsal.trail import Farewell, Trail, departed
+from tpunb.worker.rehearsal.errors import CollectiveError, MismatchError
 from tpunb.worker.rehearsal.transfer import memory
+from tpunb.worker.rehearsal.waiting import Others
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
-STEP = timedelta(seconds=0.2)
-"""How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
-FAREWELLS = 0.3
-"""Seconds in which others follow a rank that has left the train cell."""
-INQUIRY = 2.0
-"""Seconds that the ranks of a collective that failed have to say that they are in it."""
-
 _NOTHING = torch.empty(0, dtype=torch.uint8)
-_HEADER = struct.Struct("<16sqQI28x")
-"""Digest of the call, bytes that the rank brings, hash of the program, the line; 64 in all, so
+HEADER = struct.Struct("<16sqQQI20x")
+"""Digest of the call, bytes that the rank brings, what it computes, the line; 64 in all, so
 that what follows is aligned for any type."""
-SMALL = (1 << 14) - _HEADER.size
-"""Bytes that travel with the header: gloo takes about as long for 16 kB as for one byte."""
-
-
-class CollectiveError(TpunbError):
-    """A collective operation between rehearsal ranks did not take place."""
-
-
-class MismatchError(CollectiveError):
-    """The ranks called different collectives, or the same with different tensors."""
-
-
-class PeerLostError(CollectiveError):
-    """A rank that should take part has ended."""
-
-
-class WaitedTooLongError(CollectiveError):
-    """A rank that should take part did not come within the time-out."""
 
 
 class Wire:
@@ -76,19 +42,13 @@ class Wire:
 
     def __init__(self, rank: int, address: str, port: int, attempt: int, timeout: float) -> None:
         self.rank = rank
-        self._address = address
-        self._port = port
-        self._prefix = f"tpunb/rehearsal/{attempt}"
-        self._timeout = timeout
+        self._others = Others(rank, address, port, attempt, timeout)
         self._pid = os.getpid()
-        self._groups: dict[tuple[int, ...], Group] = {}
-        self._store: Store | None = None
         self._broken: str | None = None
         self._brought: torch.Tensor | None = None
         """What this rank brings to the present collective, if it has travelled already."""
         self._parts: dict[int, torch.Tensor] = {}
         """Then, the bytes that each rank has brought."""
-        self.trail = Trail()
 
     @contextlib.contextmanager
     def together(
@@ -100,7 +60,8 @@ class Wire:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
         Waits for all of them. `brought` is a flat tensor that will be exchanged in the block:
-        if it is small, it travels with the agreement, and the exchange takes no more time.
+        if it is no more than some megabytes, it travels with the agreement, and the exchange
+        takes no more time.
         Gives how many bytes each one brings. Whoever leaves the block in the middle takes part
         in no later collective: the ranks no longer agree on what comes next.
 
@@ -137,39 +98,35 @@ class Wire:
 
     def leave(self) -> None:
         """Say that this rank makes no collective call any more: others need not wait for it."""
-        exchanges = {group.name: group.exchanges for group in self._groups.values()}
-        trail = self.trail
-        farewell = Farewell(trail.calls, trail.last, trail.apart, exchanges)
-        with contextlib.suppress(RuntimeError):  # there is no store any more: so is the run
-            self._open_store().set(f"left/{self.rank}", farewell.to_json())
+        self._others.leave()
 
     def _agree(self, call: Call, members: Sequence[int], brought: torch.Tensor | None) -> list[int]:
         size = _size(brought)
-        program, line = divergence.mine.take(), where()
+        programs, line = divergence.mine.take(), where()
         mark = line.mark() if line else 0
-        message = torch.empty(_HEADER.size + SMALL, dtype=torch.uint8)
-        _HEADER.pack_into(message.numpy().data, 0, call.digest(), size, program, mark)
-        if brought is not None and size <= SMALL:
-            message[_HEADER.size : _HEADER.size + size] = brought.view(torch.uint8)
         self._brought = None
-        messages = self.all_gather(message, members, call)
-        headers = [_HEADER.unpack_from(part.numpy().data) for part in messages]
+        if len(members) == 1:
+            self._others.trail.add(line, [mark])
+            return [size]
+        header = HEADER.pack(call.digest, size, *programs, mark)
+        mesh = self._others.tell(header, brought, members, call)
+        headers = [HEADER.unpack_from(mesh.header(member)) for member in members]
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
-        self.trail.add(line, [mark for *_, mark in headers])
-        if divergence.mine.differ(call, [program for *_, program, _ in headers]):
+        self._others.trail.add(line, [mark for *_, mark in headers])
+        if divergence.mine.differ(call, [divergence.Marks(*marks) for _, _, *marks, _ in headers]):
             self._tell_of_programs(call, members)
         sizes = [length for _, length, *_ in headers]
-        if max(sizes) <= SMALL:
+        if max(sizes) <= mesh.room:
             self._brought = brought
             self._parts = {
-                member: part[_HEADER.size : _HEADER.size + length]
-                for member, part, length in zip(members, messages, sizes, strict=True)
+                member: mesh.part(member, length, HEADER.size)
+                for member, length in zip(members, sizes, strict=True)
             }
         return sizes
 
     def _explain_mismatch(self, call: Call, members: Sequence[int]) -> NoReturn:
-        described = call.described(self.trail.apart)
+        described = call.described(self._others.trail.apart)
         lengths = self.all_gather(torch.tensor([len(described)]), members, call)
         padded = described.ljust(int(max(lengths)), b"\0")
         parts = self.all_gather(_tensor(padded), members, call)
@@ -198,8 +155,8 @@ class Wire:
                 flat.add_(other)
             self._brought = None
             return
-        group = self._group(members, call)
-        self._wait(group.backend.allreduce([flat]), group, call)
+        backend, group = self._others.gloo(members, call)
+        self._others.wait(backend.allreduce([flat]), group, call)
 
     def all_gather(
         self, flat: torch.Tensor, members: Sequence[int], call: Call
@@ -211,9 +168,9 @@ class Wire:
             return [self._parts[member].view(flat.dtype) for member in members]
         if flat.numel() == 0:
             return [flat] * len(members)
-        group = self._group(members, call)
+        backend, group = self._others.gloo(members, call)
         gathered = memory.empty(len(members) * flat.numel(), flat.dtype)
-        self._wait(group.backend._allgather_base(gathered, flat), group, call)
+        self._others.wait(backend._allgather_base(gathered, flat), group, call)
         return list(gathered.split(flat.numel()))
 
     def all_to_all(
@@ -233,9 +190,9 @@ class Wire:
         if flat is self._brought and len({*sent, *received}) == 1:
             parts = [part.split(sent[0]) for part in self.all_gather(flat, members, call)]
             return torch.cat([part[list(members).index(self.rank)] for part in parts])
-        group = self._group(members, call)
+        backend, group = self._others.gloo(members, call)
         result = memory.empty(sum(received), flat.dtype)
-        self._wait(group.backend.alltoall_base(result, flat, received, sent), group, call)
+        self._others.wait(backend.alltoall_base(result, flat, received, sent), group, call)
         return result
 
     def all_gather_bytes(self, data: bytes, members: Sequence[int], call: Call) -> list[bytes]:
@@ -246,138 +203,6 @@ class Wire:
                 brought = _tensor(data.ljust(max(sizes), b"\0"))
             parts = self.all_gather(brought, members, call)
         return [_bytes(part)[:size] for part, size in zip(parts, sizes, strict=True)]
-
-    def _group(self, members: Sequence[int], call: Call) -> Group:
-        key = tuple(members)
-        if key not in self._groups:
-            self._groups[key] = self._meet(key, call)
-        return self._groups[key]
-
-    def _meet(self, members: tuple[int, ...], call: Call) -> Group:
-        """Wait until all members are here, then connect them: that takes milliseconds.
-
-        Waiting here and not in gloo: it can be interrupted, and knows who has not come.
-        """
-        name = "-".join(str(member) for member in members)
-        store = PrefixStore(name, self._open_store())
-        store.set(f"pid/{self.rank}", str(self._pid))
-        absent = [member for member in members if member != self.rank]
-        deadline = time.monotonic() + self._timeout
-        pause = 0.001
-        while absent := [member for member in absent if not store.check([f"pid/{member}"])]:
-            if time.monotonic() > deadline:
-                raise WaitedTooLongError(self._waited(call, absent))
-            self._look_for_departed(name, 1, absent, call)
-            time.sleep(pause)
-            pause = min(0.01, 2 * pause)
-        pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = Group(name, members, pids, store)
-        try:
-            group.connect(self.rank, self._timeout)
-        except RuntimeError as error:
-            self._explain(group, call, error)
-        return group
-
-    def _open_store(self) -> Store:
-        if self._store is None:
-            store = TCPStore(
-                self._address, self._port, is_master=False, timeout=timedelta(seconds=30)
-            )
-            self._store = PrefixStore(self._prefix, store)
-        return self._store
-
-    def _look_for_departed(
-        self, group: str, exchange: int, absent: Sequence[int], call: Call
-    ) -> None:
-        """Raise if one of those that are waited for has said that it will not come."""
-        if self._departed(group, exchange, absent):
-            time.sleep(FAREWELLS)  # ranks that end alike end a moment apart
-            left = self._departed(group, exchange, absent)
-            raise PeerLostError(departed(self.rank, self.trail, call, left))
-
-    def _departed(self, group: str, exchange: int, absent: Sequence[int]) -> dict[int, Farewell]:
-        store = self._open_store()
-        left = {
-            member: Farewell.from_json(store.get(f"left/{member}"))
-            for member in absent
-            if member != self.rank and store.check([f"left/{member}"])
-        }
-        return {r: word for r, word in left.items() if word.exchanges.get(group, 0) < exchange}
-
-    def _wait(self, work: Work, group: Group, call: Call) -> None:
-        group.exchanges += 1
-        known = False
-        while True:
-            try:
-                work.wait(STEP)
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    break
-                if not known:
-                    self._tell_that_here(group)
-                    known = True
-                self._look_for_departed(group.name, group.exchanges, group.members, call)
-        try:
-            work.wait()  # at once: it failed, or has completed since
-        except RuntimeError as error:
-            self._explain(group, call, error)
-
-    def _tell_that_here(self, group: Group) -> None:
-        """For the ranks that come out of a failed exchange earlier than this one."""
-        group.store.set(f"here/{self.rank}", str(group.exchanges))
-
-    def _explain(self, group: Group, call: Call, error: RuntimeError) -> NoReturn:
-        """Say which rank is missing from an exchange that failed."""
-        ended, absent = self._missing(group)
-        if ended:
-            self._look_for_departed(group.name, group.exchanges, ended, call)
-            raise PeerLostError(
-                f"{_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
-                "failed, and its own error says why, or it makes fewer collective calls than "
-                "the others (one batch less?)"
-            ) from error
-        if absent:
-            raise WaitedTooLongError(self._waited(call, absent)) from error
-        raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
-
-    def _missing(self, group: Group) -> tuple[list[int], list[int]]:
-        """The members that ended, and those that live but are not in this exchange."""
-        self._tell_that_here(group)
-        absent = [member for member in group.members if member != self.rank]
-        deadline = time.monotonic() + INQUIRY
-        while True:
-            # In this order: a rank that was here, too, says so before it ends.
-            ended = [member for member in absent if _has_ended(group.pids[member])]
-            absent = [member for member in absent if not self._is_here(group, member)]
-            ended = [member for member in ended if member in absent]
-            if ended or not absent or time.monotonic() > deadline:
-                return ended, absent
-            time.sleep(0.02)
-
-    @staticmethod
-    def _is_here(group: Group, member: int) -> bool:
-        key = f"here/{member}"
-        return group.store.check([key]) and int(group.store.get(key)) >= group.exchanges
-
-    def _waited(self, call: Call, absent: Sequence[int]) -> str:
-        return (
-            f"rank {self.rank} waited {self._timeout:.0f} s in {call}, and {_ranks(absent)} did "
-            "not come. Every rank must make the same collective calls in the same order"
-        )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    plural = "s" if len(ranks) > 1 else ""
-    return f"rank{plural} {', '.join(str(rank) for rank in ranks)}"
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def _tensor(data: bytes) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Some ranks, connected with each other over gloo."""
+"""Some ranks, connected with each other: by sockets, and over gloo for what is large."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
+from tpunb.worker.rehearsal.mesh import Mesh
+
 _GLOO: Any = ProcessGroupGloo
 """Its type stubs do not describe what it has (torch 2.9)."""
 
@@ -18,18 +20,25 @@ class Group:
     """Some ranks, connected with each other."""
 
     def __init__(
-        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store
+        self,
+        name: str,
+        members: tuple[int, ...],
+        pids: dict[int, int],
+        store: Store,
+        mesh: Mesh,
     ) -> None:
         self.name = name
         self.members = members
         self.pids = pids
         self.store = store
+        self.mesh = mesh
         self.backend: Any = None
+        """gloo's, once it was needed."""
         self.exchanges = 0
         """How many there have been: the same number on all ranks."""
 
     def connect(self, rank: int, timeout: float) -> None:
-        """Once all members are there: milliseconds. RuntimeError after `timeout` seconds."""
+        """Over gloo, when all members do: milliseconds. RuntimeError after `timeout` seconds."""
         options = _GLOO._Options()
         options._devices = [_GLOO.create_device(hostname="127.0.0.1")]
         options._threads = 1

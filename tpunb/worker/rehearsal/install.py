@@ -17,11 +17,12 @@ import torch_xla
 import torch_xla.core.xla_env_vars as xenv
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_xla.version import __version__
 
 from tpunb.errors import SetupError
 from tpunb.worker import xla_patches
-from tpunb.worker.rehearsal import compiled, machine
+from tpunb.worker.rehearsal import compiled, divergence, machine
 from tpunb.worker.rehearsal.collectives import collectives
 from tpunb.worker.rehearsal.distributed import Meetings, warn_of_bucket_views
 from tpunb.worker.rehearsal.gloo import TIMEOUT, Wire
@@ -71,6 +72,7 @@ def install(
     compiled.install()
     Meetings(wire, world_size, address, port, attempt).install()
     warn_of_bucket_views()
+    register_optimizer_step_post_hook(divergence.mine.step)
     _replace_operators(rehearsed.operators | _refused(OPS))
 
 

@@ -52,4 +52,5 @@ class Layouts:
         """`_XLAC._set_all_reduce_token`: torch_xla.sync() sets none, and a program ends."""
         if token is None:
             self._first = None
+            divergence.mine.end()
         _set_token(device, token)

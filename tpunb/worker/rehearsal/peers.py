@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -57,25 +58,31 @@ class Peers:
 
 
 def describe(
-    operation: str, tensors: Iterable[torch.Tensor], detail: str = "", groups: Groups = ()
+    operation: str, tensors: Sequence[torch.Tensor], detail: str = "", groups: Groups = ()
 ) -> Call:
-    """The call, as the ranks compare it."""
+    """The call, as the ranks compare it.
+
+    Raises RuntimeError for a CPU tensor, as torch_xla does on a TPU.
+    """
+    for tensor in tensors:
+        if not tensor.is_xla:  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"Expected XLA tensor. Got: {tensor.type()}. torch_xla's collectives take tensors "
+                "of the device only, and so does a torch.distributed group 'xla' or "
+                "'cpu:gloo,xla:xla', which also sends objects as CPU tensors. For these make a "
+                "group beside it, `cpu = dist.new_group(backend='gloo')`, and pass group=cpu"
+            )
     if groups:
         named = f"groups {[list(group) for group in groups]}"
         detail = f"{detail}, {named}" if detail else named
-    return Call(operation, tuple(map(kind, tensors)), detail)
+    return _call(operation, tuple((tensor.dtype, tensor.shape) for tensor in tensors), detail)
 
 
-def kind(tensor: torch.Tensor) -> str:
-    """'float32[3, 4]'. Raises RuntimeError for a CPU tensor, as torch_xla does on a TPU."""
-    if tensor.device.type != "xla":
-        raise RuntimeError(
-            f"Expected XLA tensor. Got: {tensor.type()}. torch_xla's collectives take tensors of "
-            "the device only, and so does a torch.distributed group 'xla' or 'cpu:gloo,xla:xla', "
-            "which also sends objects as CPU tensors. For these make a group beside it, "
-            "`cpu = dist.new_group(backend='gloo')`, and pass group=cpu"
-        )
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+@functools.lru_cache(maxsize=512)
+def _call(operation: str, kinds: Sequence[tuple[torch.dtype, torch.Size]], detail: str) -> Call:
+    """Kept: a training step makes the same calls, of as many tensors as the model has, again."""
+    named = (f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in kinds)
+    return Call(operation, tuple(named), detail)
 
 
 def by_type(values: Sequence[torch.Tensor]) -> dict[torch.dtype, list[int]]:

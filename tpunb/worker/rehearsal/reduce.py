@@ -72,7 +72,8 @@ class AllReduce:
             flat = reductions.scaled(flat, scale, message.dtype)
             parts = flat.split_with_sizes(message.sizes)[::2]
             for index, part in zip(message.indexes, parts, strict=True):
-                values[index] = part.view(values[index].shape)
+                shape = values[index].shape
+                values[index] = part if len(shape) == 1 else part.view(shape)
         return values
 
     def _reduced(

@@ -35,12 +35,12 @@ def check(call: Call, reduce_type: str, tensors: Sequence[torch.Tensor]) -> str:
     """What XLA refuses about this reduction, or ''. Raises NotRehearsedError."""
     if reduce_type not in _OPERATIONS:
         return f"there is no reduce type {reduce_type!r}"
-    for tensor in tensors:
-        if tensor.dtype not in _REDUCED_AS:
-            raise NotRehearsedError(f"{call.operation} of {tensor.dtype}")
-        if reduce_type in ("and", "or") and (tensor.is_floating_point() or tensor.is_complex()):
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        if dtype not in _REDUCED_AS:
+            raise NotRehearsedError(f"{call.operation} of {dtype}")
+        if reduce_type in ("and", "or") and (dtype.is_floating_point or dtype.is_complex):
             return f"{reduce_type!r} needs bool or integer tensors"
-        if reduce_type in ("min", "max") and tensor.is_complex():
+        if reduce_type in ("min", "max") and dtype.is_complex:
             return f"complex numbers have no {reduce_type}"
     return ""
 

@@ -6,6 +6,7 @@ the kernel clears every page of it first. So memory for large messages is used a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -50,15 +51,21 @@ def flatten(values: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.T
     type. So behind each there is a part of zeros, which may be empty.
     """
     unit = ALIGNMENT // min(dtype.itemsize, values[0].itemsize)
-    zeros = torch.zeros(unit, dtype=values[0].dtype)
     pieces: list[torch.Tensor] = []
     sizes: list[int] = []
     for value in values:
+        pieces.append(value if value.dim() == 1 else value.reshape(-1))
         count = value.numel()
         gap = -count % unit
-        pieces += value.reshape(-1), zeros[:gap]
+        if gap:
+            pieces.append(_zeros(gap, value.dtype))
         sizes += count, gap
     return torch.cat(pieces, out=memory.empty(sum(sizes), dtype)), sizes
+
+
+@functools.lru_cache(maxsize=512)
+def _zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(count, dtype=dtype)
 
 
 def as_bytes(values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -53,9 +53,11 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
     replica). Autograd does not see the change. The memory of the values becomes the
     tensors': do not use it again.
     """
+    plain: list[torch.Tensor] = []
+    theirs: list[torch.Tensor] = []
     for tensor, value in zip(tensors, values, strict=True):
         new = transfer.to_xla(value)
-        if new.shape != tensor.shape:
+        if value.shape != tensor.shape:
             tensor.data = new.to(tensor.dtype)
         elif tensor._is_view() and torch._is_functional_tensor(tensor):
             torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
@@ -63,4 +65,7 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
         else:
             # Not as above: a gradient that was accumulated is no view, but torch's wrapper of it
             # has a base of its own, whose old value would come back with the next change.
-            tensor.data.copy_(new)
+            plain.append(tensor.data)
+            theirs.append(new)
+    if plain:
+        torch._foreach_copy_(plain, theirs)
