@@ -71,8 +71,13 @@ def explain(result: RunResult, *, traceback: bool = True) -> str:
     lines += [f"{name} did not come back: {why}" for name, why in result.returns_failed.items()]
     if result.diagnoses:
         lines += [str(result.diagnoses[0]), ""]
-    if traceback and result.state == "failed" and failure is not None and failure.traceback:
-        lines += [*([""] if lines[-1] else []), failure.traceback.rstrip(), ""]
+    if result.state == "failed" and failure is not None and failure.traceback:
+        if traceback:
+            lines += [*([""] if lines[-1] else []), failure.traceback.rstrip(), ""]
+        else:
+            lines.append(
+                "traceback: folded in the card; print(tpunb.last_run.explain()) has it too"
+            )
     if result.state != "succeeded" and any(result.dir.glob("checkpoints/*.pt")):
         lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {result.dir.name}")
     elif result.state == "interrupted" and result.reason.startswith("this machine"):
