@@ -114,7 +114,8 @@ class Wire:
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
         self._others.trail.add(line, [mark for *_, mark in headers])
-        if divergence.mine.differ(call, [divergence.Marks(*marks) for _, _, *marks, _ in headers]):
+        marks = [divergence.Marks(*marks) for _, _, *marks, _ in headers]
+        if divergence.mine.differ(call, members, marks):
             self._tell_of_programs(call, members)
         sizes = [length for _, length, *_ in headers]
         if max(sizes) <= mesh.room:
