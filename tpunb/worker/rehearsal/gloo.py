@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 
 from tpunb.worker import pulse
-from tpunb.worker.rehearsal import divergence, tally
+from tpunb.worker.rehearsal import divergence, heap, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement, where
 from tpunb.worker.rehearsal.errors import CollectiveError, MismatchError
 from tpunb.worker.rehearsal.transfer import memory
@@ -84,6 +84,7 @@ class Wire:
                 yield sizes
                 size = tally.size_of(call.tensors) if call.tensors else _size(brought)
                 tally.mine.add(call.operation, size, met - begun, time.perf_counter() - met)
+            heap.mine.tidy()
         except MismatchError:
             raise  # every rank has got it: they are together still
         except CollectiveError as error:
