@@ -4,13 +4,14 @@
 #   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too)
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
+#   make picture docs/quickstart.png anew, from a run in JupyterLab (needs chromium)
 #   make matrix  the quickstart in Colab's and Kaggle's environments, the newest and the oldest
 
 PYTHON ?= python3
 # libtpu is large, and of use only where there is a TPU.
 XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
 
-.PHONY: demo test check bench matrix
+.PHONY: demo test check bench picture matrix
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -30,6 +31,9 @@ check: .venv/.ready
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks $(ARGS)
+
+picture: .venv/.ready
+	.venv/bin/python -m tests.picture
 
 matrix: .venv/.ready
 	.venv/bin/python tests/matrix.py $(ARGS)

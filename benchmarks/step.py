@@ -1,4 +1,7 @@
-"""How long a step of the quickstart takes in a rank, and in the same script under torchrun."""
+"""How long a step of the quickstart takes in a rank, and in the same script under torchrun.
+
+And what watching it costs: with tpunb.log and tpunb.track, and without.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,38 @@ from benchmarks.kernel import Kernel
 from benchmarks.table import Samples, met, table
 
 QUICKSTART = Path(__file__).parent.parent / "notebooks" / "00_quickstart.ipynb"
-WARM_UP = 2
-"""Epochs that are not counted: they compile, with tpunb.log and without."""
+WARM_UP = 3
+"""Epochs that are not counted: they compile, of each of KINDS one."""
 WORDS = "steps took"
 
-# The train cell with a clock. Every second epoch does without tpunb.log, which prints under
-# torchrun and writes a file in a run: what the processes themselves cost is seen there.
+# The train cell with a clock. Of three epochs one does without tpunb.log, which prints under
+# torchrun and writes a file in a run: what the processes themselves cost is seen there. Another
+# one has tpunb.track as well.
 BEGIN = """\
 %%tpu_train --cores {ranks}
 import statistics
 import time
 
-times = {"logged": [], "bare": []}
+kinds = ["logged", "bare", "tracked"]
+times = {kind: [] for kind in kinds}
 """
 LOG = "        tpunb.log(step=step, loss=loss)\n"
 COUNT = "        step += 1\n"
+LOOP = "    for x, y in batches(order, rank, world):\n"
 REPLACED = {
-    LOG: f"        if epoch % 2 == 0:\n    {LOG}",
+    LOOP: """\
+    kind = kinds[epoch % 3]
+    loop = batches(order, rank, world)
+    if kind == "tracked":
+        loop = tpunb.track(loop, total=len(order) // batch_size)
+    for x, y in loop:
+""",
+    LOG: f"        if kind != 'bare':\n    {LOG}",
     # What is between two epochs is no part of a step.
     COUNT: f"""{COUNT}\
         now = time.perf_counter()
         if epoch >= {WARM_UP} and step % (len(order) // batch_size) != 1:
-            times["bare" if epoch % 2 else "logged"].append(1000 * (now - before))
+            times[kind].append(1000 * (now - before))
         before = now
 """,
 }
@@ -44,7 +57,7 @@ if rank == 0:
     for kind, each in times.items():
         print("{WORDS}", kind, statistics.median(each), statistics.fmean(each), flush=True)"""
 
-KINDS = {"logged": "as it is", "bare": "without tpunb.log"}
+KINDS = {"logged": "as it is", "bare": "without tpunb.log", "tracked": "with tpunb.track too"}
 Taken = dict[str, tuple[float, float]]
 """For each of KINDS, median and mean of the steps of one process, in milliseconds."""
 
@@ -130,7 +143,19 @@ def _report(
                     of_means.text(3), met(ratio, most=1.02),
                 )
             )  # fmt: skip
+    watched = [("ranks", "in a run", "over bare code", "of means", "goal ≤ 1.02")]
+    for size in sizes:
+        bare, bare_mean = found["run", "bare", size]
+        for kind, label in (("logged", "tpunb.log"), ("tracked", "tpunb.log and tpunb.track")):
+            mine, my_mean = found["run", kind, size]
+            ratio, of_means = mine.over(bare), my_mean.over(bare_mean)
+            watched.append(
+                (str(size), label, ratio.text(3), of_means.text(3), met(ratio, most=1.02))
+            )
     return (
         "Step: milliseconds of a step of the quickstart's training, in a rank of a run and in\n"
-        "the same script under torchrun.\n\n" + table(rows)
+        "the same script under torchrun.\n\n"
+        + table(rows)
+        + "\n\nWhat tpunb.log in every step and tpunb.track around them cost, in a run.\n\n"
+        + table(watched)
     )

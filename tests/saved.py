@@ -40,9 +40,9 @@ def check(path: Path) -> None:
     told = re.match(r"… the newest of ([\d,]+) lines \(", text)
     assert told
     assert 0 <= int(told[1].replace(",", "")) - LINES * RANKS <= 2 * RANKS  # and tqdm's bars
-    lines = text.splitlines()
-    for rank in range(RANKS):
-        assert f"[{rank}] rank {rank} step {LINES - 1} of many" in lines
+    # Whoever ended last: the others' last lines may have made room for theirs.
+    last = [f"[{rank}] rank {rank} step {LINES - 1} of many" for rank in range(RANKS)]
+    assert set(last) & set(text.splitlines())
     streams = [out for out in train.outputs if out.output_type == "stream"]
     assert {out.name for out in streams} == {"stdout"}
     assert "\r" not in "".join(out.text for out in streams)
@@ -54,5 +54,5 @@ def check(path: Path) -> None:
 
     page, _ = HTMLExporter(embed_images=True).from_notebook_node(book)
     assert "<b>succeeded</b>" in page
-    assert f"[0] rank 0 step {LINES - 1} of many" in page
+    assert any(line in page for line in last)
     assert "jupyter-widgets" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

@@ -40,6 +40,9 @@ ROOT = Path(__file__).parents[1]
             [
                 r"2 {2,}as it is {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
                 r"2 {2,}without tpunb\.log {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
+                r"2 {2,}with tpunb\.track too {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
+                r"2 {2,}tpunb\.log {2,}N {2,}N {2,}(met|missed)",
+                r"2 {2,}tpunb\.log and tpunb\.track {2,}N {2,}N {2,}(met|missed)",
             ],
         ),
         (

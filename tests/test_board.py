@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -103,3 +104,11 @@ def test_without_metrics_there_is_no_file_and_no_thread(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     made = write(RunDir(tmp_path / "removed"), 1, [Metric(0, 1, {"loss": 1.0})])
     assert made.problem == "No such file or directory"
+
+
+def test_a_library_that_does_not_fit_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    made = write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss": 1.0})])
+    assert made.problem.startswith("ModuleNotFoundError: ")

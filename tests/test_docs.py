@@ -13,7 +13,14 @@ import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/rehearsal.md", "docs/training.md"]
+PAGES = [
+    "README.md",
+    "docs/guide.md",
+    "docs/rehearsal.md",
+    "docs/watching.md",
+    "docs/training.md",
+    "docs/debugging.md",
+]
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat import v4
-from playwright.sync_api import Browser, Error, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
-from tests.kernels import PATIENCE, ROOT, until
+from tests import browsers, saved
+from tests.browsers import APPS, CHROMIUM, Opened
 from tpunb.rundir import RunDir, runs_in
 from tpunb.worker import processes
-
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-APPS = {"jupyterlab": "lab/tree/small.ipynb?reset", "notebook": "notebooks/small.ipynb"}
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,153 +46,16 @@ except KeyboardInterrupt:
 }
 
 
-@dataclass
-class Opened:
-    """A notebook that is open in a browser."""
-
-    page: Page
-    folder: Path
-
-    def cell(self, name: str) -> Locator:
-        return self.page.locator(".jp-CodeCell").nth(list(CELLS).index(name))
-
-    def output(self, name: str) -> Locator:
-        return self.cell(name).locator(".jp-OutputArea").first
-
-    def shows(self, name: str, text: str | re.Pattern[str]) -> None:
-        expect(self.output(name)).to_contain_text(text, timeout=PATIENCE * 1000)
-
-    def edit(self, name: str, text: str) -> None:
-        self.cell(name).locator(".cm-content").click()
-        self.page.keyboard.press("ControlOrMeta+a")
-        self.page.keyboard.insert_text(text)
-
-    def run_all(self) -> None:
-        """Until the first cell has run: both drop it while they connect to a new kernel."""
-        asked = self.cell("load").locator(".jp-InputPrompt")
-
-        def taken() -> bool:
-            self.page.get_by_role("menuitem", name="Run", exact=True).click()
-            self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-            try:
-                expect(asked).to_have_text(re.compile(r"^\[\d+\]:$"), timeout=30_000)
-            except AssertionError:
-                return False
-            return True
-
-        until(taken, "the cells run")
-
-    def run(self, name: str) -> None:
-        """Run one cell."""
-        self.cell(name).locator(".cm-content").click()
-        self.page.keyboard.press("ControlOrMeta+Enter")
-
-    def rename(self, name: str) -> None:
-        """Give the file that is open another name, as the menu does it."""
-        self.page.get_by_role("menuitem", name="File", exact=True).click()
-        self.page.get_by_role("menuitem", name=re.compile("^Rename(…| Notebook…)$")).click()
-        dialog = self.page.locator(".jp-Dialog")
-        dialog.locator("input").fill(name)
-        dialog.get_by_role("button", name=re.compile("^Rename")).click()
-        until((self.folder / name).exists, "it is renamed")
-
-    def stop(self) -> None:
-        self.page.get_by_role("button", name="Interrupt the kernel").click()
-
-    def save(self) -> None:
-        path = self.folder / "small.ipynb"
-        before = path.stat().st_mtime_ns
-
-        def saved() -> bool:
-            if path.stat().st_mtime_ns == before:
-                return False
-            try:  # the server writes it in its place: it is cut off for a moment
-                return bool(json.loads(path.read_text()))
-            except json.JSONDecodeError:
-                return False
-
-        self.page.keyboard.press("ControlOrMeta+s")
-        until(saved, "it is saved")
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET.split())
+    with browsers.chromium() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture(params=list(APPS))
 def opened(browser: Browser, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    cells = [v4.new_code_cell(source) for source in CELLS.values()]
-    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    nbformat.write(notebook, folder / "small.ipynb")
-    # No question about news, which would stand in front of the notebook.
-    news = tmp_path / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True)
-    news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
-    env = {name: value for name, value in os.environ.items() if name[:4] != "JPY_"}
-    env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
-    env |= {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    env |= {"JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings")}
-    env |= {"JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces")}
-    options = ["--no-browser", "--allow-root", "--ServerApp.port=0", "--IdentityProvider.token="]
-    with (
-        open(tmp_path / "server.log", "w") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", request.param, *options, f"--ServerApp.root_dir={folder}"],
-            env=env,
-            cwd=folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        ) as server,
-    ):
-        page = browser.new_page(viewport={"width": 1200, "height": 1400})
-        try:
-            where = until(lambda: _address(tmp_path / "RUNTIME"), "the server's address")
-            until(lambda: _goes_to(page, f"{where}{APPS[request.param]}"), "the server's answer")
-            until(lambda: _has_kernel(page, where), "a kernel")
-            idle = page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first
-            idle.wait_for(timeout=PATIENCE * 1000)
-            yield Opened(page, folder)
-        finally:
-            page.close()
-            server.terminate()
-            server.wait(PATIENCE)
-
-
-def _goes_to(page: Page, url: str) -> bool:
-    """Whether the page opens: the server tells its address a moment before it listens."""
-    try:
-        page.goto(url, timeout=PATIENCE * 1000)
-    except Error as error:
-        if "ERR_CONNECTION_REFUSED" not in error.message:
-            raise
-        return False
-    return True
-
-
-def _has_kernel(page: Page, where: str) -> bool:
-    """Whether the notebook is connected to an idle kernel. On a slow machine Lab asks which."""
-    select = page.locator(".jp-Dialog").get_by_role("button", name="Select", exact=True)
-    if select.count():
-        select.click()
-    sessions = page.request.get(f"{where}api/sessions").json()
-    kernels = [session["kernel"] for session in sessions]
-    return any(kernel["execution_state"] == "idle" and kernel["connections"] for kernel in kernels)
-
-
-def _address(folder: Path) -> str | None:
-    for path in folder.glob("jpserver-*.json"):
-        try:
-            return str(json.loads(path.read_text())["url"])
-        except json.JSONDecodeError:  # it is being written
-            return None
-    return None
+    with browsers.opened(browser, request.param, CELLS, tmp_path) as made:
+        yield made
 
 
 def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
@@ -263,6 +116,15 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.run("below")
     opened.shows("below", f"notebook: {opened.folder / 'renamed.ipynb'} (from the Jupyter server)")
     assert "factor = 3" in opened.output("below").inner_text()
+
+
+def test_a_run_of_100000_lines_is_saved_small(browser: Browser, tmp_path: Path) -> None:
+    cells = dict(zip(("load", "train", "below"), saved.CELLS, strict=True))
+    with browsers.opened(browser, "jupyterlab", cells, tmp_path) as opened:
+        opened.run_all()
+        opened.shows("below", "goes on")
+        opened.save()
+        saved.check(opened.folder / "small.ipynb")
 
 
 def test_closing_the_server_during_a_run_leaves_nothing(opened: Opened) -> None:

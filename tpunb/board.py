@@ -70,6 +70,8 @@ class Board:
                 _Curves(self._run, self._ranks).write(self._queue)
         except OSError as error:  # the disk is full, or the folder was removed
             self.problem = error.strerror or str(error)
+        except Exception as error:  # the library, or protobuf below it, does not fit: it is told
+            self.problem = f"{type(error).__name__}: {error}"
 
 
 def _taken(lock: IO[str]) -> bool:

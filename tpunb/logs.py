@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=("warning", "error"),
                         help="only warnings and errors, or only errors with their "
                         "tracebacks")  # fmt: skip
-    parser.add_argument("--grep", type=_pattern, metavar="PATTERN",
+    parser.add_argument("--grep", type=pattern, metavar="PATTERN",
                         help="only lines that match this regular expression; small letters "
                         "match capitals too")  # fmt: skip
     parser.add_argument("--context", type=whole, default=0, metavar="N",
@@ -84,7 +84,8 @@ def _ranks(text: str) -> str:
     return text
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def pattern(text: str) -> re.Pattern[str]:
+    """What is searched for; small letters match capitals too. Raises ArgumentTypeError."""
     try:
         # A capital is meant as one; without any, most people do not care.
         return re.compile(text, 0 if re.search(r"(?<!\\)[A-Z]", text) else re.IGNORECASE)
@@ -235,6 +236,25 @@ def _newest(lines: Iterable[str], most: int) -> tuple[str, int]:
             size -= kept.popleft()[1]
             left_out += 1
     return "".join(f"{line}\n" for line, _ in kept), left_out
+
+
+class Live:
+    """The newest lines of a log that grows, of those that are wanted."""
+
+    def __init__(self, run: RunDir, search: Search, most: int) -> None:
+        """Raises TpunbError for a rank that the run has not."""
+        self._sieve = _Sieve(search, control.read_spec(run), colours=False)
+        self._lines = LineTail(run.log)
+        self.newest: deque[str] = deque(maxlen=most)
+
+    def read(self) -> bool:
+        """Take in what has come, at most some megabytes at once; whether there is a new line."""
+        found = list(self._sieve.take(self._lines.read()))
+        self.newest.extend(found)
+        return bool(found)
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 def follow(run: RunDir, search: Search, *, colours: bool = False) -> Iterator[list[str]]:

@@ -13,7 +13,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from tpunb import debug, listings, logs, options, rundir
 from tpunb.data import command
-from tpunb.display import frontend
+from tpunb.display import frontend, shown
 from tpunb.session import Session
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -118,6 +118,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext tpunb.magics`. Loading it again changes nothing."""
     if _loaded(shell) is None:
         shell.register_magics(TpuMagics(shell))
+        shown.register(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
@@ -125,6 +126,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     magics = _loaded(shell)
     if magics is not None:
         magics.session.close()
+        shown.unregister(shell)
         for kind in ("line", "cell"):
             table = shell.magics_manager.magics[kind]
             for name in [n for n in table if getattr(table[n], "__self__", None) is magics]:

@@ -50,8 +50,8 @@ class Cell:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Snapshot:
+@dataclass(frozen=True, repr=False)
+class Snapshot(telling.Told):
     """The notebook as it was at the moment the train cell ran."""
 
     cells: tuple[Cell, ...]
@@ -73,6 +73,10 @@ class Snapshot:
     content: str | None = field(default=None, repr=False)
     """The notebook as JSON text, without outputs, where a front end sent it and no file holds
     it."""
+
+    def told(self) -> str:
+        """What was captured, in a few lines."""
+        return telling.snapshot(self)
 
     def called(self, cell: Cell) -> str:
         """What to call a cell, of those left out too: 'cell [7]', or 'code cell 3' (from 1, all
@@ -251,8 +255,8 @@ class Failure:
         return f"{who} failed{place}: {self.type}: {first}".rstrip(": ")
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(telling.Told):
     """How a run ended and what it left. `result.json` holds the same."""
 
     state: State
@@ -378,7 +382,7 @@ class RunResult:
         """
         return telling.explain(self, traceback=traceback)
 
-    def __repr__(self) -> str:
+    def told(self) -> str:
         """The result as text, as a person reads it at the end of a cell."""
         return telling.text(self)
 

@@ -1,14 +1,48 @@
-"""How a run ended, in words."""
+"""How a run ended, and what was captured of a notebook, in words."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpunb import communication
 
 if TYPE_CHECKING:
-    from tpunb.models import Failure, RunResult
+    from rich.text import Text
+
+    from tpunb.models import Failure, RunResult, Snapshot
+
+
+class Told(ABC):
+    """Shows itself as it tells of itself: to `print`, to a terminal, and to rich."""
+
+    @abstractmethod
+    def told(self) -> str:
+        """Itself in words; the first line says the most."""
+
+    def __repr__(self) -> str:
+        return self.told()
+
+    def __str__(self) -> str:
+        return self.told()
+
+    def __rich__(self) -> Text:
+        from rich.text import Text  # who calls this has it
+
+        first, end, rest = self.told().partition("\n")
+        return Text.assemble((first, "bold"), end, rest)
+
+
+def snapshot(of: Snapshot) -> str:
+    """What was captured, in a few lines."""
+    code = sum(cell.kind == "code" for cell in of.cells)
+    where = f" ({of.path})" if of.path else ""
+    lines = [f"Snapshot of {of.name}{where}, from {of.origin}: {code} code cells"]
+    if of.train is not None:
+        lines.append(f"the train cell is {of.called(of.cells[of.train])}")
+    lines += [f"left out: {of.called(cell)}, {why}" for cell, why in of.left_out]
+    return "\n".join([*lines, *of.notes])
 
 
 def explain(result: RunResult, *, traceback: bool = True) -> str:
@@ -37,8 +71,13 @@ def explain(result: RunResult, *, traceback: bool = True) -> str:
     lines += [f"{name} did not come back: {why}" for name, why in result.returns_failed.items()]
     if result.diagnoses:
         lines += [str(result.diagnoses[0]), ""]
-    if traceback and result.state == "failed" and failure is not None and failure.traceback:
-        lines += [*([""] if lines[-1] else []), failure.traceback.rstrip(), ""]
+    if result.state == "failed" and failure is not None and failure.traceback:
+        if traceback:
+            lines += [*([""] if lines[-1] else []), failure.traceback.rstrip(), ""]
+        else:
+            lines.append(
+                "traceback: folded in the card; print(tpunb.last_run.explain()) has it too"
+            )
     if result.state != "succeeded" and any(result.dir.glob("checkpoints/*.pt")):
         lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {result.dir.name}")
     elif result.state == "interrupted" and result.reason.startswith("this machine"):

@@ -1,4 +1,4 @@
-"""Bars as tqdm really writes them."""
+"""Bars as tqdm and fastprogress really write them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def test_what_tqdm_writes_is_read_back(options: dict[str, object], expected: Bar
     assert recognise(line) == expected
     assert without_times(line).endswith(line.partition("[")[0].rstrip().rpartition(" ")[2])
     assert "[" not in without_times(line)
+
+
+def test_what_fastprogress_writes_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    from fastprogress.fastprogress import ConsoleProgressBar
+
+    bar = ConsoleProgressBar(range(8), total=8)
+    bar.prefix = "Epoch 1/2 :"
+    for count in range(4):
+        bar.update(count)
+    lines = capsys.readouterr().out.split("\r")
+    found = [read for line in lines if (read := recognise(line)) is not None]
+    assert found[-1].name == "Epoch 1/2"
+    assert found[-1].total == 8
+    assert [one.done for one in found] == sorted({one.done for one in found})
+    assert "[" not in without_times(lines[-1])
 
 
 @pytest.mark.parametrize("line", ["", "loss 45% of 12/13", "[1/2] 45%", "60it [00:12, 4.8it/s]"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +177,24 @@ def test_the_mode_of_a_model_that_failed_is_what_it_was() -> None:
         predict(model, data(8).tensors[0], 4)
     assert model.training
     assert torch.is_grad_enabled()
+
+
+def test_in_a_run_it_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TPUNB_RUN": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(inference, "rank_and_world", lambda: (0, 1))
+    told = tmp_path / "attempts/0/0/progress.json"
+    told.parent.mkdir(parents=True)
+    seen = []
+
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        seen.append(json.loads(told.read_text()))
+        return batch[0]
+
+    predict(nn.Identity(), data(10), 4, step=step)
+    # Written at once, then a few times a second.
+    assert seen[0]["bars"] == [{"name": "predict", "done": 0, "total": 3}]
+    assert json.loads(told.read_text())["bars"] == [{"name": "predict", "done": 3, "total": 3}]
 
 
 def test_data_in_random_order_is_refused() -> None:

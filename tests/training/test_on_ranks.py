@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,26 @@ ROWS, FEATURES, CLASSES = 12, 5, 3
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     with warm(tmp_path_factory.mktemp("ranks")) as made:
         yield made
+
+
+def asked() -> list[tuple[int, int, bool]]:
+    """Who this is in the eyes of the helpers, before and after the XLA runtime is in use."""
+    import torch_xla
+
+    from tpunb.training.place import is_first, rank_and_world
+
+    os.environ.update(RANK="2", WORLD_SIZE="4")  # no rehearsal: XLA knows of one rank only
+    found = []
+    for _ in range(2):
+        found.append((*rank_and_world(), torch_xla._XLAC._xla_runtime_is_initialized()))
+        assert not is_first()
+        torch_xla.device()
+    return found
+
+
+@pytest.mark.slow
+def test_the_runtime_is_asked_where_it_runs_and_not_started_for_it(ranks: Ranks) -> None:
+    assert ranks.values(asked, 1) == [[(2, 4, False), (0, 1, True)]]
 
 
 def seen(sizes: list[int], batch_size: int) -> list[tuple[list[int], int]]:

@@ -123,14 +123,15 @@ class Findings:
             now, before = cause.rows
             return (
                 f"{now} rows, {before} {since} ({cause.now})",
-                "give every batch the same number of rows: `DataLoader(…, drop_last=True)`, or pad "
-                "the last one and mask the loss",
+                "give every batch the same number of rows: `DataLoader(…, drop_last=True)`, or "
+                "`tpunb.training.shard(loader)`, which pads the last one and says what counts",
                 place,
             )
         if cause.kind == "shape":
             return (
                 f"{cause.now}, {cause.before} {since}",
-                "pad to one length, or to a few (buckets), and mask what was added",
+                "pad to one length or to a few, and mask what was added: `pad_sequences` and "
+                "`masked_loss` of tpunb.training",
                 place,
             )
         if cause.kind == "dtype":

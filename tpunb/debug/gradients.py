@@ -22,6 +22,8 @@ from tpunb.debug.recorder import Recorder
 
 _FIRST = 3
 """So many steps of an optimizer are looked at, then the 4th, 8th, 16th …"""
+_TORCH = ("torch.optim", "torch.utils", "torch.autograd")
+"""What stands between a call of an optimizer's step and its hooks: its wrappers, schedulers'."""
 _REDUCING = ("DistributedDataParallel", "FullyShardedDataParallel", "XlaFullyShardedDataParallel")
 
 
@@ -88,7 +90,7 @@ class Gradients:
                 stepped = Stepped(optimizer, self._recorder.place())
                 self.seen[id(optimizer)] = stepped
             stepped.steps += 1
-            stepped.reduced = stepped.reduced or self._reduced or _in_function("optimizer_step")
+            stepped.reduced = stepped.reduced or self._reduced or not self._called_here()
             self._reduced = False
             if stepped.steps <= _FIRST or stepped.steps & (stepped.steps - 1) == 0:
                 self._look(stepped)
@@ -96,6 +98,16 @@ class Gradients:
                 named = [(self.name(p), p) for p in stepped.parameters()]
                 act(named)
         self._recorder.in_optimizer = True
+
+    def _called_here(self) -> bool:
+        """Whether a line of the notebook calls the optimizer's step itself.
+
+        What else calls it reduces the gradients first: xm.optimizer_step, tpunb's, a library's.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(_TORCH):
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_filename in self._files
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._recorder.in_optimizer = False
@@ -133,15 +145,6 @@ class Gradients:
             for model in self.models.values()
             for module in model.modules()
         )
-
-
-def _in_function(name: str) -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == name:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _models(

@@ -10,6 +10,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from tpunb.debug import xla
 from tpunb.debug.places import Places
 from tpunb.debug.report import Report
 
@@ -45,10 +46,10 @@ def watching(
         gradients = Gradients(recorder, places.files, shell.user_ns)
         finite = Finite(recorder, gradients) if nan else None
         made.append(Findings(recorder, gradients, places, finite).report)
-        marker: Any = torch_xla._XLAC._xla_step_marker
-        names.set(torch_xla._XLAC, "_xla_step_marker", recorder.mark(marker))
+        xlac: Any = torch_xla._XLAC
+        names.set(xlac, xla.STEP_MARKER, recorder.mark(getattr(xlac, xla.STEP_MARKER)))
         xla_model = importlib.import_module("torch_xla.core.xla_model")
-        for name in ("reduce_gradients", "all_reduce"):
+        for name in xla.REDUCING:
             names.set(xla_model, name, gradients.reducing(getattr(xla_model, name)))
         stack.enter_context(recorder)
         stack.enter_context(gradients.watching())

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 VERSIONS = ("2.8", "2.9")
-STEP_MARKER = ("torch_xla._XLAC", "_xla_step_marker")
-"""Where torch_xla.sync(), xm.mark_step() and the loaders' next batch end: a step's program."""
-INITIALIZED = ("torch_xla._XLAC", "_xla_runtime_is_initialized")
-"""Whether there is anything to read: asking for a metric does not start the runtime."""
+STEP_MARKER = "_xla_step_marker"
+"""Of torch_xla._XLAC: where torch_xla.sync(), xm.mark_step() and loaders end a step's program."""
+INITIALIZED = "_xla_runtime_is_initialized"
+"""Of torch_xla._XLAC: whether there is anything to read."""
+REDUCING = ("reduce_gradients", "all_reduce")
+"""Of torch_xla.core.xla_model, public: what a step calls before the optimizer's own."""
 CLOSURES = "_run_step_closures"
 """The function of torch_xla.sync() that runs step closures: they may read values."""
 COMPILED = "UncachedCompile"
@@ -48,7 +50,7 @@ class Counts:
 def running() -> bool:
     """Whether the XLA runtime of this process has been started."""
     xla = sys.modules.get("torch_xla")
-    return xla is not None and bool(xla._XLAC._xla_runtime_is_initialized())
+    return xla is not None and bool(getattr(xla._XLAC, INITIALIZED)())
 
 
 def counts() -> Counts:
@@ -69,11 +71,6 @@ def fallback_names() -> list[str]:
     return [name for name in _metrics().executed_fallback_ops() if name != SCALAR]
 
 
-def fallback_counts() -> dict[str, int]:
-    """How often each has."""
-    return {name: _metrics().counter_value(name) or 0 for name in fallback_names()}
-
-
 def compile_seconds() -> float:
     """Seconds of all compilations so far."""
     data = _metrics().metric_data(COMPILE_TIME)
@@ -90,7 +87,7 @@ def memory() -> tuple[int, int] | None:
     """Bytes of the device in use (the most, where it says so) and in all; None on a CPU."""
     xm: Any = sys.modules["torch_xla.core.xla_model"]
     try:
-        told = xm.get_memory_info()
+        told = xm.get_memory_info(sys.modules["torch_xla"].device())
     except RuntimeError:
         return None
     if "bytes_limit" not in told:

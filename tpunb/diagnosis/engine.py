@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tpunb.diagnosis.finding import Diagnosis, Evidence, Facts, exit_name
+from tpunb.diagnosis.finding import Causes, Diagnosis, Evidence, Facts, exit_name
 from tpunb.diagnosis.log import Log
 from tpunb.diagnosis.table import Rule, Sign, rules
 
@@ -53,7 +53,7 @@ def diagnose(
         for rule in (rules() if table is None else table)
         if (match := _match(rule, log, ending)) is not None
     ]
-    return _ranked(found, facts)
+    return Causes(_ranked(found, facts))
 
 
 @dataclass(frozen=True)

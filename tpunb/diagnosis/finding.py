@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpunb.models import signal_name
+from tpunb.telling import Told
 
 WIDTH = 96
 """Columns of the text form."""
@@ -69,8 +70,8 @@ class Evidence:
         return f"{', '.join(where)}: {self.text}" if where else self.text
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Told):
     """One possible cause of a failure, with what speaks for it and what to do."""
 
     id: str
@@ -93,12 +94,19 @@ class Diagnosis:
             "confidence": self.confidence,
         }
 
-    def __str__(self) -> str:
+    def told(self) -> str:
         """Cause, evidence, fix and link: never more than 20 lines."""
         cause = _wrapped(f"{self.cause} [{self.id}]", "", 5)
         rest = [*_wrapped(self.fix, "  fix: ", 8), _cut(f"  see {self.link}")]
         evidence = [part for line in self.evidence for part in _wrapped(str(line), "  | ", 2)]
         return "\n".join([*cause, *evidence[: _HEIGHT - len(cause) - len(rest)], *rest])
+
+
+class Causes(list[Diagnosis]):
+    """Possible causes, the likeliest first. A list that shows itself as they do."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self)) or "[]"
 
 
 def exit_name(code: int) -> str:

@@ -9,7 +9,7 @@ opens or types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -17,7 +17,7 @@ from tpunb import telling
 from tpunb.display import strip
 from tpunb.display.curve import HEIGHT, WIDTH, Curve
 from tpunb.display.strip import Mark
-from tpunb.models import Failure
+from tpunb.models import Failure, RunResult
 
 STOP = (
     '<button data-commandlinker-command="notebook:interrupt-kernel" '
@@ -68,10 +68,10 @@ class Why:
                 f"<b>{escape(text)}</b>" if number == failure.line else escape(text)
                 for (number, _), text in zip(failure.source, numbered, strict=True)
             ]
-            parts.append(_pre("\n".join(lines)))
+            parts.append(pre("\n".join(lines)))
         parts += [f"<div><b>{word}:</b> {escape(text)}</div>" for word, text in self._told()]
         if self.traceback:
-            folded = _pre(escape(self.traceback.rstrip()))
+            folded = pre(escape(self.traceback.rstrip()))
             parts.append(f"<details><summary>traceback</summary>{folded}</details>")
         return "".join(parts)
 
@@ -79,12 +79,32 @@ class Why:
         return [(word, text) for word, text in (("Why", self.cause), ("Fix", self.fix)) if text]
 
 
-def _pre(inner: str) -> str:
+def why(result: RunResult, *, folds: bool = False, links: bool = False) -> Why | None:
+    """Of a run that has failed. `folds`: with its traceback; `links`: a link jumps to its cell."""
+    if result.failure is None:
+        return None
+    known = result.diagnoses[0] if result.diagnoses else None
+    cause, fix = (known.cause, known.fix) if known else ("", "")
+    return Why(result.failure, cause, fix, result.failure.traceback if folds else "", links)
+
+
+def pre(inner: str) -> str:
+    """Lines as they are."""
     style = (
         "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
         "border-radius:4px;overflow:auto"
     )
     return f'<pre style="{style}">{inner}</pre>'
+
+
+def box(colour: str, parts: Iterable[str]) -> str:
+    """The frame of a card around its rows; the colour is its left border's."""
+    style = (
+        "border:1px solid rgba(128,128,128,0.35);"
+        f"border-left:4px solid {colour};border-radius:6px;padding:6px 12px;"
+        "margin:2px 0;max-width:860px;line-height:1.5"
+    )
+    return f'<div style="{style}">{"".join(parts)}</div>'
 
 
 @dataclass(frozen=True)
@@ -131,12 +151,7 @@ class Card:
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"
             parts.append(f'<pre style="{style}">{text}</pre>')
         parts.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
-        style = (
-            "border:1px solid rgba(128,128,128,0.35);"
-            f"border-left:4px solid {self.colour};border-radius:6px;padding:6px 12px;"
-            "margin:2px 0;max-width:860px;line-height:1.5"
-        )
-        return f'<div style="{style}">{"".join(parts)}</div>'
+        return box(self.colour, parts)
 
     def _progress(self) -> str:
         bar = ""

@@ -29,7 +29,7 @@ MOST_UNFINISHED = 8
 LONGEST_STATE = 200
 
 _RUNNING, _STOPPING, _GOOD, _BAD = "#2f81f7", "#bf8700", "#2da44e", "#e5534b"
-_ENDED = {
+COLOURS = {
     "succeeded": _GOOD,
     "failed": _BAD,
     "hung": _BAD,
@@ -147,7 +147,7 @@ class Status:
         """
         self._result = result
         self._folds, self._links = folds, links
-        self._colour = _ENDED[result.state]
+        self._colour = COLOURS[result.state]
         self.unfinished = {}
 
     @property
@@ -198,13 +198,9 @@ class Status:
         ).html()
 
     def _why(self) -> card.Why | None:
-        result = self._result
-        if result is None or result.failure is None:
+        if self._result is None:
             return None
-        known = result.diagnoses[0] if result.diagnoses else None
-        cause, fix = (known.cause, known.fix) if known else ("", "")
-        traceback = result.failure.traceback if self._folds else ""
-        return card.Why(result.failure, cause, fix, traceback, self._links)
+        return card.why(self._result, folds=self._folds, links=self._links)
 
     def _below(self) -> list[str]:
         curves = [f"{name} {drawn}" for name, curve in self._curves.items()
@@ -219,10 +215,7 @@ class Status:
         result = self._result
         if result is None:
             return _one_line(self._doing())
-        words = _WORDS.get(result.state, result.state)
-        if result.state == "failed" and result.failure is not None:
-            return _one_line(result.failure.headline())
-        return _one_line(f"{words} ({result.reason})" if result.reason else words)
+        return ended(result)
 
     def _doing(self) -> str:
         if self._stop is not None:
@@ -344,6 +337,14 @@ class Status:
     def _time(self) -> str:
         word = "updated" if self._result is None else "ended"
         return f"{word} {time.strftime('%H:%M:%S', time.localtime(self._wall()))}"
+
+
+def ended(result: RunResult) -> str:
+    """How a run ended, in a line."""
+    words = _WORDS.get(result.state, result.state)
+    if result.state == "failed" and result.failure is not None:
+        return _one_line(result.failure.headline())
+    return _one_line(f"{words} ({result.reason})" if result.reason else words)
 
 
 def _one_line(text: str) -> str:

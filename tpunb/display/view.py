@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpunb.display import paper
-from tpunb.display.frontend import FrontEnd, here
+from tpunb.display import paper, shown
+from tpunb.display.frontend import FrontEnd, Replaced, here
 from tpunb.display.paper import Paper
 from tpunb.display.status import Status
 from tpunb.display.stream import Stream
@@ -114,6 +114,8 @@ class View:
         self._show_newest(now)
         self._status.end(result, folds=self.folds, links=self._front.links)
         self._publish(now)
+        if isinstance(self._front.publish, Replaced):
+            shown.stands_here(result.dir)
 
     def leave(self, text: str) -> None:
         """Show what waits, and in place of the run's phase that it is followed no more."""

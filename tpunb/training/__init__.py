@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tpunb.training.accumulation import Accumulation, Update
     from tpunb.training.buckets import Buckets, choose_buckets
     from tpunb.training.counting import compilations
+    from tpunb.training.filecache import FileCache
     from tpunb.training.gradients import optimizer_step
     from tpunb.training.inference import predict
     from tpunb.training.loading import LoaderCheck, Loading, check_loader
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Accumulation": "accumulation",
     "Buckets": "buckets",
+    "FileCache": "filecache",
     "LoaderCheck": "loading",
     "Loading": "loading",
     "MaskedMean": "masks",
@@ -55,6 +57,7 @@ _MODULES = {
 __all__ = [
     "Accumulation",
     "Buckets",
+    "FileCache",
     "LoaderCheck",
     "Loading",
     "MaskedMean",

@@ -16,6 +16,7 @@ from torch import nn
 from tpunb.training.dealing import share
 from tpunb.training.place import is_first, rank_and_world
 from tpunb.training.sharding import Dealt, MapShard, Shard, shard
+from tpunb.training.track import track
 from tpunb.training.trees import leaves, map_tensors
 
 AHEAD = 8
@@ -63,7 +64,7 @@ def predict(
     shapes = _Shapes(dealt.batch_size)
     results = _Results(size, dealt.batch_size, world, widen=bf16) if is_first() else None
     with _evaluating(model), torch.no_grad(), _precision(place, bf16):
-        for number, this in enumerate(dealt.dealt()):
+        for number, this in enumerate(_shown(dealt)):
             output = call(map_tensors(lambda tensor: tensor.to(place), this.batch))
             shapes.check(output)
             if world > 1:
@@ -208,6 +209,14 @@ def _run(wait: bool) -> None:
     torch_xla.sync()
     if wait:
         xm.wait_device_ops()
+
+
+def _shown(dealt: Shard) -> Iterator[Dealt]:
+    """The steps; in a run its card says how far they are. In the kernel there is no bar to it."""
+    if "TPUNB_RUN" not in os.environ:
+        return dealt.dealt()
+    total = len(dealt) if isinstance(dealt, MapShard) else None
+    return track(dealt.dealt(), total, name="predict")
 
 
 def _device(model: Callable[..., Any]) -> torch.device:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from tpunb.training import device_loaders
 from tpunb.training.checkpoint_device import runtime
 from tpunb.training.sharding import KEPT
 
@@ -90,7 +91,8 @@ def check_loader(
     held = next(iter(loader))
     alone = _timed([held] * (batches + _WARM), step)
     loop = _timed(_endless(loader, batches + _WARM), step)
-    inner = getattr(loader, "_loader", loader)  # of MpDeviceLoader
+    inside = device_loaders.inner(loader)
+    inner = loader if inside is None else inside
     if not isinstance(inner, DataLoader):
         return LoaderCheck(alone, loop, (), None, None)
 
@@ -103,7 +105,7 @@ def check_loader(
     # Both in all ranks, whatever this one has found: their steps are collectives.
     loops = {
         prefetch: _timed(
-            _endless(_like(loader, _with(inner, best.workers, prefetch)), batches + _WARM), step
+            _endless(_in(loader, _with(inner, best.workers, prefetch)), batches + _WARM), step
         )
         for prefetch in _PREFETCH
     }
@@ -125,6 +127,8 @@ def _timed(batches: Iterable[Any], step: Callable[[Any], object]) -> float:
     count, start = 0, 0.0
     for batch in batches:
         step(batch)
+        if (xla := runtime()) is not None:
+            xla.sync()  # a loader to the device does it; what is held here comes from none
         count += 1
         if count == _WARM:
             _wait()
@@ -134,9 +138,7 @@ def _timed(batches: Iterable[Any], step: Callable[[Any], object]) -> float:
 
 
 def _wait() -> None:
-    xla = runtime()
-    if xla is not None:
-        xla.sync()
+    if runtime() is not None:
         xm: Any = sys.modules["torch_xla.core.xla_model"]
         xm.wait_device_ops()
 
@@ -171,8 +173,8 @@ def _with(loader: DataLoader[Any], workers: int, prefetch: int | None) -> DataLo
     return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **kept)
 
 
-def _like(given: Any, inner: DataLoader[Any]) -> Any:
+def _in(given: Any, loader: DataLoader[Any]) -> Any:
     """A loader to the device around another DataLoader, if the given one is one."""
-    if isinstance(given, DataLoader):
-        return inner
-    return type(given)(inner, given._device, **given._parallel_loader_kwargs)
+    if device_loaders.inner(given) is None:
+        return loader
+    return device_loaders.around(given, loader)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from typing import Any
+
+from tpunb.training.checkpoint_device import runtime
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -12,14 +12,12 @@ def rank_and_world() -> tuple[int, int]:
 
     Where the XLA runtime is in use, its own number: results of collectives are in this order,
     and on a pod it need not be RANK. It is not started by this question, which may be asked in
-    a prelude that each rank runs. (`_xla_runtime_is_initialized` is private: see
-    `checkpoint_device`.) Cells above the train cell mostly run in no rank yet, so helpers ask
-    when a loop begins, not when they are made.
+    a prelude that each rank runs. Cells above the train cell mostly run in no rank yet, so
+    helpers ask when a loop begins, not when they are made.
     """
     if "RANK" not in os.environ:
         return 0, 1
-    xla: Any = sys.modules.get("torch_xla")
-    if xla is None or not xla._XLAC._xla_runtime_is_initialized():
+    if runtime() is None:
         return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1"))
     import torch_xla.runtime as xr
 

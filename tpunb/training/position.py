@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from tpunb.training import randomness
+from tpunb.training import device_loaders, randomness
 
 
 class Position:
@@ -126,10 +125,8 @@ class _Order:
 
 def _with_order(loader: Any, order: _Order) -> Any:
     """The same loader, which asks `order` for what to read next; others as they are."""
-    if _is_device_loader(loader):
-        twin = copy.copy(loader)
-        twin._loader = _with_order(loader._loader, order)
-        return twin
+    if (inside := device_loaders.inner(loader)) is not None:
+        return device_loaders.around(loader, _with_order(inside, order))
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -148,12 +145,6 @@ def _chain(loader: Any) -> list[Any]:
         if part is None or any(part is one for one in found):
             continue
         found.append(part)
-        inner = part._loader if _is_device_loader(part) else None
-        waiting += [inner, getattr(part, "batch_sampler", None), getattr(part, "sampler", None)]
+        samplers = [getattr(part, "batch_sampler", None), getattr(part, "sampler", None)]
+        waiting += [device_loaders.inner(part), *samplers]
     return found
-
-
-def _is_device_loader(loader: Any) -> bool:
-    # `_loader` is a private name of torch_xla, the same in 2.8 and 2.9.
-    module: Any = sys.modules.get("torch_xla.distributed.parallel_loader")
-    return module is not None and isinstance(loader, module.MpDeviceLoader)

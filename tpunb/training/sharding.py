@@ -23,7 +23,6 @@ KEPT = (
     "generator",
     "prefetch_factor",
     "persistent_workers",
-    "pin_memory_device",
 )
 """What a loader is given that is made again with other batches; and its collate_fn."""
 
@@ -59,7 +58,7 @@ def shard(
     give every rank the same order.
 
     `groups`: a number for each sample of the dataset; a step has samples of one group only, on
-    all ranks (of one bucket, see `Buckets.groups`).
+    all ranks (of one bucket, see `Buckets.groups`). The end of each group is then a rest.
 
     In the kernel, and in a cell above the train cell, there is one rank with everything: the
     ranks are asked for when a loop begins. Raises TypeError and ValueError for what cannot be
@@ -146,8 +145,6 @@ class MapShard(Shard):
         self._complete: int | None = None
         self._batches = _Batches()
         kept = {name: getattr(loader, name) for name in KEPT}
-        if not kept["pin_memory_device"]:
-            del kept["pin_memory_device"]  # torch warns of it, where it is given at all
         self._loader = DataLoader(
             loader.dataset, batch_sampler=self._batches, collate_fn=loader.collate_fn, **kept
         )
@@ -222,7 +219,7 @@ class StreamShard(Shard):
         stream = RankStream(
             self.dataset, self.batch_size, self.rest, self._collate, *rank_and_world()
         )
-        kept = {name: getattr(self._given, name) for name in KEPT if name != "pin_memory_device"}
+        kept = {name: getattr(self._given, name) for name in KEPT}
         kept["persistent_workers"] = False  # it is a new stream in each epoch
         for batch, count in DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **kept):
             yield Dealt(batch, count, None)

@@ -6,20 +6,15 @@ reads; nothing is printed. Elsewhere tqdm shows it.
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tpunb.advance import Advance, file_of_this_rank
 from tpunb.events import Bar
-from tpunb.rundir import RunDir
 
 T = TypeVar("T")
-EVERY = 0.25
-"""Seconds between two writes."""
 
 
 def track(iterable: Iterable[T], total: int | None = None, *, name: str = "") -> Iterator[T]:
@@ -34,60 +29,51 @@ def track(iterable: Iterable[T], total: int | None = None, *, name: str = "") ->
             total = len(iterable)  # type: ignore[arg-type]
         except TypeError:
             total = None
-    rank, run = os.environ.get("RANK"), os.environ.get("TPUNB_RUN")
-    if run and rank is not None:
-        folder = RunDir(run)
-        path = folder.progress(int(os.environ.get("TPUNB_ATTEMPT", "0")), int(rank))
-        return _Written.of(path).follow(iterable, Bar(name or "step", 0, total))
-    if rank not in (None, "0"):
+    if (path := file_of_this_rank()) is not None:
+        return _Loops.of(path).follow(iterable, name or "step", total)
+    if os.environ.get("RANK") not in (None, "0"):
         return iter(iterable)
     from tqdm.auto import tqdm  # papermill brings it
 
     return iter(tqdm(iterable, desc=name or None, total=total))
 
 
-class _Written:
-    """The bars of this rank, outermost first, and the file that holds them."""
+class _Loops:
+    """The loops of this rank, outermost first, and the file that tells of them."""
 
-    _current: _Written | None = None
+    _current: _Loops | None = None
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._bars: list[dict[str, Any]] = []
+        self._advance = Advance(path)
+        self._bars: list[Bar] = []
         self._samples = 0
-        self._next = 0.0
 
     @classmethod
-    def of(cls, path: Path) -> _Written:
-        if cls._current is None or cls._current._path != path:
+    def of(cls, path: Path) -> _Loops:
+        if cls._current is None or cls._current._advance.path != path:
             cls._current = cls(path)
         return cls._current
 
-    def follow(self, iterable: Iterable[T], bar: Bar) -> Iterator[T]:
-        mine = asdict(bar)
-        self._bars.append(mine)
-        self._next = 0.0
+    def follow(self, iterable: Iterable[T], name: str, total: int | None) -> Iterator[T]:
+        depth, done = len(self._bars), 0
+        self._bars.append(Bar(name, done, total))
+        # Short loops within another one are written no oftener than others.
+        first = outermost = depth == 0
         try:
             for item in iterable:
-                if self._bars[-1] is mine:
+                if len(self._bars) == depth + 1:
                     self._samples += _rows(item)
-                self._write()
+                self._tell(now=first)
+                first = False
                 yield item
-                mine["done"] += 1
-            self._next = 0.0
-            self._write()
+                done += 1
+                self._bars[depth] = Bar(name, done, total)
+            self._tell(now=outermost)
         finally:
-            del self._bars[self._bars.index(mine) :]
+            del self._bars[depth:]
 
-    def _write(self) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + EVERY
-        text = json.dumps({"bars": self._bars, "samples": self._samples})
-        part = self._path.with_suffix(".part")
-        part.write_text(text)
-        part.replace(self._path)
+    def _tell(self, *, now: bool) -> None:
+        self._advance.tell(lambda: self._bars, self._samples, now=now)
 
 
 def _rows(item: Any) -> int:

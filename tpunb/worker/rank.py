@@ -21,6 +21,7 @@ from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
 from tpunb.worker import (
     autograd,
+    bars,
     cells,
     counters,
     device,
@@ -114,6 +115,7 @@ def _become(task: Assignment, report: Reporter) -> None:
     loaders.tell_of_errors()
     _watch_steps(task)
     launchers.install(task.rank)
+    bars.install()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
 
