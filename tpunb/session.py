@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import tpunb
-from tpunb import control, debug, interrupts, listings, rundir, setup
+from tpunb import control, debug, interrupts, listings, panel, rundir, setup
 from tpunb.background import BackgroundRun
 from tpunb.data.quota import Asking
 from tpunb.display.ranks import parse_ranks
@@ -327,14 +327,13 @@ class Session:
         for note in notes:
             view.show(Note(note))
         told = 0
-        for event in run.events():
-            if event is None:
-                view.tick()
-            else:
-                view.show(event)
-            if pressed[0] > told:
-                told = pressed[0]
-                run.stop("interrupt", "interrupted in the notebook", now=told > 1)
+        with panel.beside(run.spec, run.dir) as beside:
+            for event in run.events():
+                for shown in (view, beside):
+                    shown.tick() if event is None else shown.show(event)
+                if pressed[0] > told:
+                    told = pressed[0]
+                    run.stop("interrupt", "interrupted in the notebook", now=told > 1)
         result = returns.collect(run.result(), run.spec)
         view.finish(result)
         return result
@@ -375,6 +374,7 @@ def _notes(read: Reading, spec: RunSpec, one: OneProcess | None) -> tuple[str, .
 def _warm_up() -> None:
     """Import and read what the first train cell needs of the kernel, also if it fails."""
     importlib.import_module("tpunb.reading")
+    importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.script.convert").warm_up()
     importlib.import_module("tpunb.diagnosis.table").rules()
 

@@ -116,9 +116,10 @@ def train(kind: str, folder: str, stop: int | None) -> tuple[list[float], list[t
     [
         ("shuffled", 1, 6),  # in the middle of an epoch
         ("shuffled", 2, 1),
-        ("distributed", 2, 2),  # at the end of an epoch: of 3 batches
         ("device", 2, 7),
-        ("stream", 1, 8),
+        # At the end of an epoch: of 3 batches.
+        pytest.param("distributed", 2, 2, marks=pytest.mark.long),
+        pytest.param("stream", 1, 8, marks=pytest.mark.long),
     ],
 )
 def test_a_resumed_training_is_the_same(

@@ -160,7 +160,7 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
     It asks exceptions for `_render_traceback_` (7.34 to 9.18). `%tb` does so too; `%debug`
     sees all frames.
     """
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     frames: list[TracebackType] = []
     tb = error.__traceback__
     while tb is not None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-ROOM = 24_000
-"""Bytes of the file that the first lines may take."""
+ROOM = 16_000
+"""Bytes of the file that the first lines may take …"""
+FIRST = 250
+"""… and how many there may be."""
 NEWEST = 40
 """Lines that are shown once there is no more room …"""
 MOST = 8_000
@@ -32,6 +34,8 @@ class Paper:
         self.room = room
         """Bytes that are left for the first lines."""
         self._message = message
+        self._first = FIRST
+        """Lines that may still be written."""
         self.newest: deque[str] = deque(maxlen=NEWEST)
         """The newest lines, once it is full."""
 
@@ -43,7 +47,7 @@ class Paper:
     @property
     def most_lines(self) -> int:
         """There is no room for more first lines than this."""
-        return (self.room or 0) // LINE
+        return self._first if self.room else 0
 
     def say(self, text: str) -> None:
         """Write what must be read."""
@@ -68,9 +72,10 @@ class Paper:
         room, end = self.room - self._message, 0
         for line in text.split("\n")[:-1]:
             room -= len(line.encode()) + LINE
-            if room < 0:
+            if room < 0 or not self._first:
                 self.room = 0
                 return text[:end]
+            self._first -= 1
             end += len(line) + 1
         self.room = room
         return text

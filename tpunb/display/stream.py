@@ -30,6 +30,8 @@ PATIENCE = 1.0
 """Seconds after which a line without an end is shown as it is."""
 LAST_WORDS = 20
 """Lines of a failed rank's stderr that are shown whatever else was left out."""
+_FEW = 32
+"""Ranks whose lines are folded to see whether they are equal before they are cut."""
 _PREFIX = 8
 """Bytes that rank and line end add to a line; about right is enough."""
 
@@ -235,10 +237,16 @@ class Stream:
 
     def _limited(self) -> str:
         """The first lines that wait, as many as there may be room for, and the newest."""
-        each = max(1, NEWEST // max(1, len(self._waiting)))  # every rank has its share
-        for waiting in self._waiting.values():
-            del waiting.lines[self._paper.most_lines : -each]
-        return self._folded()
+        # Of few ranks as many lines as can be seen when all fold, else a share for each.
+        share = max(1, NEWEST // max(1, len(self._waiting)))
+        each = NEWEST if len(self._waiting) <= _FEW else share
+        while True:
+            for waiting in self._waiting.values():
+                del waiting.lines[self._paper.most_lines : -each]
+            lines = self._folded()
+            if each <= share or lines.count("\n") <= self._paper.most_lines + NEWEST:
+                return lines
+            each = max(share, each // 2)
 
     def _take(self, budget: int) -> tuple[str, dict[int, int]]:
         """The lines that wait as text of at most `budget` bytes; how many are left out of each."""

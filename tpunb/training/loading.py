@@ -127,6 +127,8 @@ def _timed(batches: Iterable[Any], step: Callable[[Any], object]) -> float:
     count, start = 0, 0.0
     for batch in batches:
         step(batch)
+        if (xla := runtime()) is not None:
+            xla.sync()  # a loader to the device does it; what is held here comes from none
         count += 1
         if count == _WARM:
             _wait()
@@ -136,9 +138,7 @@ def _timed(batches: Iterable[Any], step: Callable[[Any], object]) -> float:
 
 
 def _wait() -> None:
-    xla = runtime()
-    if xla is not None:
-        xla.sync()
+    if runtime() is not None:
         xm: Any = sys.modules["torch_xla.core.xla_model"]
         xm.wait_device_ops()
 

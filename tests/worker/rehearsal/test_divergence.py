@@ -10,7 +10,8 @@ import pytest
 
 from tests.support import Driver
 from tests.worker.ranks import Ranks, rehearse, warm
-from tpunb.worker.rehearsal.divergence import Outline
+from tpunb.worker.rehearsal.calls import Call
+from tpunb.worker.rehearsal.divergence import Marks, Outline, Programs
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +190,16 @@ def test_a_rank_whose_optimizer_steps_otherwise_is_named(
     assert re.search(r"ranks 0, 1: at line \d+ of .*: optimizer.step\(\)\n", told)
     assert re.search(rf"rank 2: {words}", told), told
     assert "This is collective 3 (after " in told
+
+
+def test_what_was_told_in_one_group_is_the_same_on_all_ranks_of_another() -> None:
+    first, second = Programs(), Programs()
+    differ = [Marks(2, 1), Marks(6, 1)]
+    for number in range(20):  # rank 0 meets others without rank 1
+        assert first.differ(Call("permute", (str(number),)), [0, 2], differ) == (number < 16)
+    for programs in (first, second):
+        assert programs.differ(Call("all_reduce"), [0, 1], differ)
+        assert not programs.differ(Call("all_reduce"), [0, 1], differ)
 
 
 def looked(count: int) -> tuple[int, int]:

@@ -148,7 +148,8 @@ class Programs:
         self._marks: dict[bytes, int] = {}
         self._outlines: dict[int, Outline] = {}
         self._same = ""
-        self._told: set[tuple[bytes, int, tuple[int, ...]]] = set()
+        self._told: dict[tuple[int, ...], set[tuple[bytes, int, tuple[int, ...]]]] = {}
+        """For each group of ranks: only its members have all met in the same collectives."""
 
     def look(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take the hash of what computes these tensors. To be called before it is computed."""
@@ -211,8 +212,9 @@ class Programs:
         self._is_open = True
         return self._latest
 
-    def differ(self, call: Call, marks: Sequence[Marks]) -> bool:
-        """Whether the ranks' programs differ in a way not told yet. The same on all ranks."""
+    def differ(self, call: Call, members: Sequence[int], marks: Sequence[Marks]) -> bool:
+        """Whether the programs of ranks differ in a way not told yet. The same on all of them."""
+        told = self._told.setdefault(tuple(members), set())
         for which, graphs in enumerate(zip(*marks, strict=True)):
             looked = [graph for graph in graphs if graph]
             if len(looked) < 2:
@@ -223,9 +225,9 @@ class Programs:
                 continue
             pattern = tuple(graphs.index(graph) for graph in graphs)
             known = (call.digest, which, pattern)
-            if known in self._told or len(self._told) == _MOST_TOLD:
+            if known in told or len(told) == _MOST_TOLD:
                 continue
-            self._told.add(known)
+            told.add(known)
             self._told_of = which
             return True
         return False

@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 
 from tpunb.worker import pulse
-from tpunb.worker.rehearsal import divergence, tally
+from tpunb.worker.rehearsal import divergence, heap, tally
 from tpunb.worker.rehearsal.calls import Call, disagreement, where
 from tpunb.worker.rehearsal.errors import CollectiveError, MismatchError
 from tpunb.worker.rehearsal.transfer import memory
@@ -84,6 +84,7 @@ class Wire:
                 yield sizes
                 size = tally.size_of(call.tensors) if call.tensors else _size(brought)
                 tally.mine.add(call.operation, size, met - begun, time.perf_counter() - met)
+            heap.mine.tidy()
         except MismatchError:
             raise  # every rank has got it: they are together still
         except CollectiveError as error:
@@ -114,7 +115,8 @@ class Wire:
         if len({digest for digest, *_ in headers}) > 1:
             self._explain_mismatch(call, members)
         self._others.trail.add(line, [mark for *_, mark in headers])
-        if divergence.mine.differ(call, [divergence.Marks(*marks) for _, _, *marks, _ in headers]):
+        marks = [divergence.Marks(*marks) for _, _, *marks, _ in headers]
+        if divergence.mine.differ(call, members, marks):
             self._tell_of_programs(call, members)
         sizes = [length for _, length, *_ in headers]
         if max(sizes) <= mesh.room:

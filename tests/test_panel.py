@@ -1,0 +1,174 @@
+"""The panel below the card: where nobody answers, and as it is where somebody does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import Kernel, kernel
+from tests.test_listings import made
+from tpunb import control
+from tpunb.display import comms
+from tpunb.events import Metric
+from tpunb.panel import ASK_EVERY, LOOK_EVERY, QUESTIONS, Panel
+from tpunb.rundir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = made(tmp_path, "x", cores=4)
+    run.log.write_text("[0] a\n[1] b\n[1 err] ValueError: <b>\n[2] c\n")
+    return run
+
+
+class Watched:
+    """A panel, a clock, and what it has shown."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.now = 0.0
+        self.bundles: list[dict[str, object]] = []
+        self.panel = Panel(control.read_spec(run), run, clock=lambda: self.now)
+        self.panel._output = self.bundles.append  # type: ignore[assignment]
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            self.panel.tick()
+
+    def answer(self) -> None:
+        """What a front end does with its first question."""
+        self.wait(0.1)
+        self.panel._questions[0]._to.value = 1
+        self.wait(0.1)
+
+
+@pytest.fixture
+def watched(run: RunDir) -> Iterator[Watched]:
+    watched = Watched(run)
+    yield watched
+    watched.panel.end()
+
+
+def test_who_does_not_answer_is_asked_a_few_times_and_shown_nothing(watched: Watched) -> None:
+    watched.wait((QUESTIONS + 5) * ASK_EVERY)
+    assert len(watched.panel._questions) == QUESTIONS
+    watched.panel.end()
+    assert watched.bundles == []
+    assert watched.panel._questions == []
+
+
+def test_who_answers_sees_each_ranks_log_and_searches_it(watched: Watched) -> None:
+    watched.answer()
+    [bundle] = watched.bundles
+    assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
+    shown = watched.panel._shown
+    assert shown is not None
+    assert "[0] a\n[1] b\n[1 err] ValueError: &lt;b&gt;\n[2] c" in shown._log.value
+    shown._tabs.selected_index = 3
+    watched.wait(0.1)
+    assert "[1] b\n[1 err] ValueError: &lt;b&gt;</pre>" in shown._log.value
+    shown._level.value = "error"
+    watched.wait(0.1)
+    assert ">[1 err] ValueError: &lt;b&gt;</pre>" in shown._log.value
+    shown._search.value = "nothing"
+    watched.wait(0.1)
+    assert "no line yet" in shown._log.value
+    shown._search.value = "("
+    watched.wait(0.1)
+    assert "is no regular expression" in shown._log.value
+    shown._search.value, shown._level.value = "", ""
+    with watched.panel._run.log.open("a") as log:
+        log.write("[1] later\n")
+    watched.wait(LOOK_EVERY + 0.1)
+    assert "[1] later</pre>" in shown._log.value
+
+
+def test_who_answers_sees_a_chart_of_the_mean_over_ranks(watched: Watched) -> None:
+    watched.answer()
+    shown = watched.panel._shown
+    assert shown is not None
+    shown._tabs.selected_index = 0
+    watched.wait(0.1)
+    assert "draws here" in shown._chart.value
+    for step in range(10):
+        for rank in range(2):
+            watched.panel.show(Metric(rank, step, {"loss": 10.0 * step + rank, "lr": 1.0}))
+    watched.wait(LOOK_EVERY + 0.1)
+    assert shown._metric.options == ("loss", "lr")
+    assert 'alt="loss from 0.5 to 90.5"' in shown._chart.value
+    shown._zoom.value = (50, 80)
+    watched.wait(0.1)
+    assert 'alt="loss from 50.5 to 70.5"' in shown._chart.value
+    before = shown._chart.value
+    shown._log_scale.value = True
+    watched.wait(0.1)
+    assert shown._chart.value != before
+    shown._metric.value = "lr"
+    watched.wait(0.1)
+    assert 'alt="lr from 1 to 1"' in shown._chart.value
+
+
+def test_at_the_end_a_line_stands_where_the_widgets_were(watched: Watched, run: RunDir) -> None:
+    watched.answer()
+    watched.panel.end()
+    assert watched.bundles[1:] == [{"text/plain": f"log: {run.log} (%tpu_logs searches it)"}]
+    watched.panel.end()
+    assert len(watched.bundles) == 2
+
+
+def test_many_ranks_are_in_a_list(tmp_path: Path) -> None:
+    run = made(tmp_path, "many", cores=256)
+    run.log.write_text("[0] a\n[255] b\n")
+    watched = Watched(run)
+    watched.answer()
+    shown = watched.panel._shown
+    assert shown is not None
+    assert len(shown._tabs.children) == 2
+    shown._rank.value = "255"
+    watched.wait(0.1)
+    assert ">[255] b</pre>" in shown._log.value
+    watched.panel.end()
+
+
+def test_ipykernels_own_name_is_there() -> None:
+    """What leads a click to the busy thread, in the versions that have it."""
+    from ipykernel.comm.comm import BaseComm
+
+    major, minor = map(int, version("ipykernel").split(".")[:2])
+    assert hasattr(BaseComm, "_reply_subshell_for") == ((major, minor) >= (7, 4))
+    assert comms.are_heard() == (major >= 7)
+
+
+@pytest.mark.slow
+def test_a_kernel_without_a_front_end_keeps_no_widget(tmp_path: Path) -> None:
+    with kernel(tmp_path) as nb:
+        assert _train(nb, "import time\ntime.sleep(2 * rank())") == 1
+        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
+        nb.run(SHOW, "show").good()
+        assert nb.value("most > 20") is True
+        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
+
+
+SHOW = """import tpunb
+from tpunb import control, panel
+from tpunb.rundir import RunDir
+run = RunDir(tpunb.last_run.dir)
+made = panel.Panel(control.read_spec(run), run)
+made.tick()
+made._questions[0]._to.value = 1
+made.tick()
+most = len(get_ipython().kernel.comm_manager.comms)
+made.end()"""
+
+
+def _train(nb: Kernel, body: str) -> int:
+    """Run a train cell where widgets could be made; how many outputs are replaced in place."""
+    nb.run("%load_ext tpunb\nimport ipywidgets\nfrom os import environ", "setup").good()
+    nb.run("def rank(): return int(environ['RANK'])", "prelude").good()
+    ran = nb.run(f"%%tpu_train --cores 2\n{body}", "train").good()
+    assert "widget" not in json.dumps(list(ran.displays.values()))
+    return len(ran.displays)

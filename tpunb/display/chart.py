@@ -1,0 +1,65 @@
+"""One metric over its steps, as a picture in HTML: with axes, for a panel that is looked at."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from html import escape
+
+WIDTH, HEIGHT = 680, 240
+"""Pixels."""
+MOST = 600
+"""Points that are drawn; of more, each is the mean of equally many."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 24
+_INK, _LINE = "#808080", "#2f81f7"
+_TICKS = 4
+
+Point = tuple[float, float]
+
+
+def image(points: Sequence[Point], name: str, *, log: bool) -> str:
+    """The picture of steps and values; with `log`, values of 0 and below are left out."""
+    known = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not log)]
+    if len(known) < 2:
+        return f"<i>{escape(name)}: nothing to draw yet</i>"
+    known = _fewer(known)
+    xs = [x for x, _ in known]
+    ys = [math.log10(y) if log else y for _, y in known]
+    low, high = min(ys), max(ys)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+
+    def across(x: float) -> float:
+        return _LEFT + (x - xs[0]) / ((xs[-1] - xs[0]) or 1) * (WIDTH - _LEFT - _RIGHT)
+
+    def down(y: float) -> float:
+        return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = []
+    for tick in range(_TICKS + 1):
+        y, x = low + (high - low) * tick / _TICKS, xs[0] + (xs[-1] - xs[0]) * tick / _TICKS
+        value, anchor = 10**y if log else y, ("start", "middle", "end")[(tick > 0) + (tick == 4)]
+        parts.append(
+            f'<path d="M{_LEFT} {down(y):.1f}H{WIDTH - _RIGHT}" stroke="{_INK}" opacity="0.3"/>'
+            f'<text x="{_LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+            f'<text x="{across(x):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{x:,.0f}</text>'
+        )
+    line = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in zip(xs, ys, strict=True))
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="11" fill="{_INK}">{"".join(parts)}'
+        f'<polyline points="{line}" fill="none" stroke="{_LINE}" stroke-width="1.5"/></svg>'
+    )
+    data = base64.b64encode(svg.encode()).decode()
+    said = escape(f"{name} from {known[0][1]:.3g} to {known[-1][1]:.3g}", quote=True)
+    return (
+        f'<img alt="{said}" src="data:image/svg+xml;base64,{data}" '
+        'style="max-width:100%;height:auto">'
+    )
+
+
+def _fewer(points: Sequence[Point]) -> list[Point]:
+    each = math.ceil(len(points) / MOST)
+    parts = (points[i : i + each] for i in range(0, len(points), each))
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]

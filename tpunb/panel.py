@@ -1,0 +1,253 @@
+"""Below the card, where a person can click: the log by rank, searched, and a chart to zoom into.
+
+Widgets of ipywidgets (7.7 and 8). They are made once a front end has answered while the cell
+runs, and are gone when it ends: a saved notebook holds neither a widget nor a trace of one.
+What a person clicks arrives in another thread, in which nothing can be shown: it is only noted
+there, and the cell's own thread acts on it at its next `tick`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+from tpunb import logs
+from tpunb.display import chart, comms
+from tpunb.display.frontend import FrontEnd, Replaced, here
+from tpunb.display.lines import plain
+from tpunb.events import Event, Metric
+from tpunb.models import RunSpec
+from tpunb.rundir import RunDir
+
+ASK_EVERY = 0.5
+"""Seconds between two questions to the front end: the first ones may come to nothing."""
+QUESTIONS = 6
+LOOK_EVERY = 0.5
+LINES = 200
+LONGEST = 300
+"""Characters of a line."""
+MOST_TABS = 16
+"""Ranks that have a tab of their own; more are chosen from a list."""
+_LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
+
+
+@contextmanager
+def beside(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
+    """A block in which the cell that runs now has the panel of its run, where it can be used."""
+    front = front or here()
+    # Only JupyterLab and Notebook 7, which tell the cell's id, have subshells to answer in.
+    # ipywidgets takes its time to import: %tpu_setup has it done in the background.
+    can_be = front.stops and comms.are_heard() and "ipywidgets" in sys.modules
+    made = Panel(spec, run, questions=QUESTIONS if can_be else 0)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+class _Question:
+    """Two numbers that the front end is asked to make equal: that takes its whole machinery."""
+
+    def __init__(self) -> None:
+        import ipywidgets
+
+        self._from, self._to = ipywidgets.IntText(value=1), ipywidgets.IntText(value=0)
+        link = ipywidgets.jsdlink((self._from, "value"), (self._to, "value"))
+        self._all = (self._from, self._to, link)
+        for widget in self._all:
+            comms.let_through(widget)
+
+    def is_answered(self) -> bool:
+        return bool(self._to.value == 1)
+
+    def close(self) -> None:
+        _close(self._all)
+
+
+def _close(widgets: Iterable[Any]) -> None:
+    """Take widgets out of kernel and front end, with the parts that each has made for itself."""
+    for widget in widgets:
+        for part in ("layout", "style"):
+            if hasattr(widget, part):
+                getattr(widget, part).close()
+        widget.close()
+
+
+class Panel:
+    """Asks whether somebody is there, shows itself if so, and goes without a trace."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: RunDir,
+        *,
+        questions: int = QUESTIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`questions`: how often it asks at most whether a front end is there."""
+        self._spec, self._run, self._clock = spec, run, clock
+        self._left = questions
+        self._questions: list[_Question] = []
+        self._asked = self._looked = -1.0
+        self._shown: _Shown | None = None
+        self._output = Replaced()
+        self._metrics: dict[str, dict[float, tuple[float, int]]] = {}
+
+    def show(self, event: Event) -> None:
+        """Take in an event; metrics are what the chart is of."""
+        if isinstance(event, Metric) and event.step is not None and self._may_be_shown:
+            for name, value in event.values.items():
+                points = self._metrics.setdefault(name, {})
+                total, count = points.get(event.step, (0.0, 0))
+                points[event.step] = total + value, count + 1
+
+    @property
+    def _may_be_shown(self) -> bool:
+        return bool(self._left or self._questions or self._shown)
+
+    def tick(self) -> None:
+        """Do what is due. To be called often, in the thread of the cell."""
+        now = self._clock()
+        if self._shown is None:
+            self._ask(now)
+        elif self._shown.changed or now - self._looked >= LOOK_EVERY:
+            self._looked = now
+            self._shown.look(self._metrics)
+
+    def _ask(self, now: float) -> None:
+        if any(question.is_answered() for question in self._questions):
+            self._close_questions()
+            self._shown = _Shown(self._spec, self._run)
+            self._output(self._shown.bundle())
+        elif self._left and now - self._asked >= ASK_EVERY:
+            self._asked = now
+            self._left -= 1
+            self._questions.append(_Question())
+
+    def _close_questions(self) -> None:
+        for question in self._questions:
+            question.close()
+        self._questions = []
+
+    def end(self) -> None:
+        """Take the widgets away. A line that says where the log is stands in their place."""
+        self._close_questions()
+        if self._shown is not None:
+            self._output({"text/plain": f"log: {self._run.log} (%tpu_logs searches it)"})
+            self._shown.close()
+            self._shown = None
+
+
+class _Shown:
+    """The widgets."""
+
+    def __init__(self, spec: RunSpec, run: RunDir) -> None:
+        import ipywidgets as w
+
+        self._run, self._spec = run, spec
+        self._live: logs.Live | None = None
+        self._wanted: logs.Search | None = None
+        self.changed = True
+        self._search = w.Text(
+            placeholder="search: a regular expression", continuous_update=False,
+            layout=w.Layout(width="320px"),
+        )  # fmt: skip
+        ranks = range(spec.world_size)
+        self._level = w.Dropdown(options=_LEVELS, value="", layout=w.Layout(width="180px"))
+        self._rank = w.Dropdown(
+            options=[("all ranks", "all"), *((f"rank {n}", str(n)) for n in ranks)],
+            value="all", layout=w.Layout(width="120px"),
+        )  # fmt: skip
+        self._metric = w.Dropdown(options=[], layout=w.Layout(width="240px"))
+        self._log_scale = w.Checkbox(description="log scale", indent=False)
+        self._zoom = w.FloatRangeSlider(
+            value=(0, 100), min=0, max=100, step=1, description="zoom", readout_format=".0f",
+            continuous_update=False,
+        )  # fmt: skip
+        self._log, self._chart = w.HTML(), w.HTML()
+        self._own_tabs = 1 < spec.world_size <= MOST_TABS
+        controls = [self._search, self._level]
+        if spec.world_size > MOST_TABS:
+            controls.insert(0, self._rank)
+        log = w.VBox([w.HBox(controls), self._log])
+        drawn = w.VBox([w.HBox([self._metric, self._log_scale, self._zoom]), self._chart])
+        titles = ["chart", "log"]
+        if self._own_tabs:
+            titles += [f"rank {rank}" for rank in ranks]
+        self._tabs = w.Tab([drawn, *[log] * (len(titles) - 1)], layout=w.Layout(max_width="876px"))
+        for index, title in enumerate(titles):
+            self._tabs.set_title(index, title)
+        self._tabs.selected_index = 1
+        self._asked = (self._tabs, self._search, self._level, self._rank, self._metric,
+                       self._log_scale, self._zoom)  # fmt: skip
+        for widget in self._asked:
+            comms.let_through(widget)
+            widget.observe(self._note, ["value", "selected_index"])
+        self._all = [*self._asked, self._log, self._chart, log, drawn, *log.children,
+                     *drawn.children]  # fmt: skip
+
+    def _note(self, change: Any) -> None:
+        self.changed = True
+
+    def bundle(self) -> dict[str, Any]:
+        """What a front end shows the widgets for."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._tabs.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the log, live"}
+
+    def look(self, metrics: dict[str, dict[float, tuple[float, int]]]) -> None:
+        """Show what has come, in the tab that is open."""
+        self.changed = False
+        if self._tabs.selected_index:
+            self._look_at_log(self._tabs.selected_index)
+        else:
+            self._draw(metrics)
+
+    def _look_at_log(self, tab: int) -> None:
+        rank = str(tab - 2) if self._own_tabs and tab > 1 else self._rank.value
+        text = self._search.value
+        try:
+            pattern = logs.pattern(text) if text else None
+        except argparse.ArgumentTypeError as error:
+            self._log.value = f"<i>{escape(str(error))}</i>"
+            return
+        wanted = logs.Search(ranks=rank, level=self._level.value or None, pattern=pattern)
+        if new := self._live is None or wanted != self._wanted:
+            self._close_log()
+            self._live, self._wanted = logs.Live(self._run, wanted, LINES), wanted
+        assert self._live is not None
+        if self._live.read() or new:
+            lines = "\n".join(plain(line)[:LONGEST] for line in self._live.newest)
+            # The newest is at the bottom, and in sight, however often it is replaced.
+            style = "display:flex;flex-direction:column-reverse;max-height:300px;overflow:auto"
+            text = escape(lines) or "<i>no line yet</i>"
+            self._log.value = (
+                f'<div style="{style}"><pre style="margin:0;white-space:pre-wrap;line-height:1.3">'
+                f"{text}</pre></div>"
+            )
+
+    def _draw(self, metrics: dict[str, dict[float, tuple[float, int]]]) -> None:
+        if tuple(metrics) != self._metric.options:
+            chosen = self._metric.value
+            self._metric.options = tuple(metrics)
+            self._metric.value = chosen if chosen in metrics else next(iter(metrics))
+        name = self._metric.value
+        if name is None:
+            self._chart.value = "<i>tpunb.log(step=…, loss=…) in the train cell draws here</i>"
+            return
+        points = sorted((step, total / count) for step, (total, count) in metrics[name].items())
+        first, last = (round(share / 100 * len(points)) for share in self._zoom.value)
+        self._chart.value = chart.image(points[first:last], name, log=self._log_scale.value)
+
+    def _close_log(self) -> None:
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def close(self) -> None:
+        self._close_log()
+        _close(self._all)
