@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tpunb.debug import places
-from tpunb.debug.operations import Place
+from tpunb.debug.place import Place
 from tpunb.debug.places import Places
 
 SOURCE = """%%tpu_debug

@@ -11,7 +11,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tpunb.debug.operations import Op, Place, Shape
+from tpunb.debug.operations import Op, Shape
+from tpunb.debug.place import Place
 
 Kind = Literal["shape", "dtype", "data", "constant", "branch", "start", "hidden", "other"]
 SPECIAL = (0, 1)

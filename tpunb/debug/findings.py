@@ -11,7 +11,7 @@ from tpunb.debug import xla
 from tpunb.debug.causes import Cause
 from tpunb.debug.finite import Finite
 from tpunb.debug.gradients import Gradients
-from tpunb.debug.operations import Place
+from tpunb.debug.place import Place
 from tpunb.debug.places import Places
 from tpunb.debug.recorder import Compiled, Recorder, Tally
 from tpunb.debug.report import Finding, Report, span

@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from tpunb.debug.gradients import Gradients
-from tpunb.debug.operations import Place
+from tpunb.debug.place import Place
 from tpunb.debug.recorder import Recorder
 
 

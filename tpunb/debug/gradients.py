@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from tpunb.debug import xla
-from tpunb.debug.operations import Place
+from tpunb.debug.place import Place
 from tpunb.debug.recorder import Recorder
 
 _FIRST = 3

@@ -7,16 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tpunb.debug.place import Place
+
 _MOST = 64
 """Members of a list or tuple that are looked at."""
-
-
-class Place(NamedTuple):
-    """A line of the notebook."""
-
-    file: str
-    """The name under which IPython compiled the cell."""
-    line: int
 
 
 class Shape(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpunb.debug.operations import Place
+from tpunb.debug.place import Place
 
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.comprehension)
 

@@ -27,7 +27,8 @@ from tpunb.debug.causes import (
     is_variant,
     varying,
 )
-from tpunb.debug.operations import Op, Place
+from tpunb.debug.operations import Op
+from tpunb.debug.place import Place
 from tpunb.debug.watching import StepsDone
 from tpunb.debug.xla import Counts
 
