@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from tests import browsers, saved
 from tests.browsers import APPS, CHROMIUM, Opened
+from tests.kernels import PATIENCE
 from tpunb.rundir import RunDir, runs_in
 from tpunb.worker import processes
 
@@ -141,3 +142,40 @@ def test_closing_the_server_during_a_run_leaves_nothing(opened: Opened) -> None:
 
 def _last_line(run: RunDir, kind: str) -> str:
     return [line for line in run.events.read_text().splitlines() if kind in line][-1]
+
+
+@pytest.mark.parametrize("app", ["notebook"])
+def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
+    app: str, browser: Browser, tmp_path: Path
+) -> None:
+    body = """import os, time, tpunb
+step = 0
+while not os.path.exists("go on"):
+    tpunb.log(step=step, loss=1 / (step + 1))
+    print("rank", os.environ["RANK"], "step", step)
+    step += 1
+    time.sleep(0.05)"""
+    setup = "import ipywidgets\n%load_ext tpunb\n%tpu_setup"
+    cells = {"load": setup, "train": f"%%tpu_train --cores 2\n{body}", "below": "print('on', 1)"}
+    with browsers.opened(browser, app, cells, tmp_path) as opened:
+        opened.run_all()
+        page, train = opened.page, opened.output("train")
+        page.get_by_role("tab", name="rank 1").click(timeout=PATIENCE * 1000)
+        search = train.locator("input[type=text]:visible")
+        search.fill("step [0-9]$")
+        search.press("Enter")
+        log = train.locator(".jupyter-widgets pre:visible")
+        lines = "\n".join(f"[1] rank 1 step {step}" for step in range(10))
+        expect(log).to_have_text(lines, timeout=PATIENCE * 1000)
+        page.get_by_role("tab", name="chart").click()
+        chart = train.get_by_role("img", name=re.compile("^loss from 1 to 0"))
+        expect(chart.last).to_be_visible(timeout=PATIENCE * 1000)
+
+        (opened.folder / "go on").touch()
+        opened.shows("below", "on 1")
+        expect(train.locator(".jupyter-widgets")).to_have_count(0)
+        opened.shows("train", "run.log (%tpu_logs searches it)")
+        opened.save()
+        saved_text = (opened.folder / "small.ipynb").read_text()
+        assert "widget-view" not in saved_text
+        assert '"widgets"' not in saved_text

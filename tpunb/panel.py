@@ -20,6 +20,7 @@ from tpunb import logs
 from tpunb.display import chart, comms
 from tpunb.display.frontend import FrontEnd, Replaced, here
 from tpunb.display.lines import plain
+from tpunb.display.view import short
 from tpunb.events import Event, Metric
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
@@ -138,7 +139,7 @@ class Panel:
         """Take the widgets away. A line that says where the log is stands in their place."""
         self._close_questions()
         if self._shown is not None:
-            self._output({"text/plain": f"log: {self._run.log} (%tpu_logs searches it)"})
+            self._output({"text/plain": f"log: {short(self._run.log)} (%tpu_logs searches it)"})
             self._shown.close()
             self._shown = None
 

@@ -99,7 +99,7 @@ for epoch in range(2):
     ),
     # -- results that are kept at some steps only
     "a loss in a list now and then": _loop(
-        "x = rows().to(device)\nloss = model(x).square().mean()\n"
+        "x = rows(11).to(device)\nloss = model(x).square().mean()\n"
         "if step > 3:\n    kept.append(loss)",
         before="kept = []\n",
     ).replace("torch_xla.sync()", "loss = None\n    torch_xla.sync()  #! recompiled"),

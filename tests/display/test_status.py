@@ -340,6 +340,12 @@ def test_a_failure_is_shown_with_its_lines_and_what_to_do(
         "     2  if x:", "❯    3    y(<1>)", "Why: The batch is <small>.", "Fix: Make it larger.",
         "Traceback …",
     ]  # fmt: skip
+    endless = "".join(f"line {n}\n" for n in range(5_000))
+    status.end(replace(failed, failures=(replace(failed.failure, traceback=endless),)), folds=True)
+    assert "line 0\n" in status.html()
+    assert "characters left out, which run.log has" in status.html()
+    assert "line 4999</pre>" in status.html()
+    assert len(status.html()) < 10_000
     status.end(failed)
     assert "Traceback …" not in status.html() + status.text()
     assert "href" not in status.html()

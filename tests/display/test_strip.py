@@ -43,3 +43,14 @@ def test_a_card_stays_small_when_many_ranks_are_odd() -> None:
         "ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,… behind (step 0 of 100)"
         " · ranks 1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31,33,35,37,39,41,… running"
     )
+
+
+def test_after_a_hang_the_rank_that_the_others_waited_for_stands_out() -> None:
+    waits, works = RankLife(begun=True, waiting=True), RankLife(begun=True)
+    exits = dict.fromkeys(range(4), -15)
+    found = marks(4, [waits, waits, waits, works], exits, [], hung=True)
+    assert in_words(found) == "ranks 0-2 stopped · rank 3 awaited (the others waited for it)"
+    assert "<b>▲ 3</b>" in html(found)
+    # Where nobody waits for anybody, no rank is more to blame than the others.
+    assert in_words(marks(4, [works] * 4, exits, [], hung=True)) == "ranks 0-3 stopped"
+    assert in_words(marks(4, [waits, works] * 2, exits, [])) == "ranks 0-3 stopped"

@@ -69,7 +69,17 @@ def made(step: float, loop: float, *seconds: float, best: int = 0) -> LoaderChec
     ("check", "says", "not_"),
     [
         (made(0.01, 0.03, 0.02, 0.008, best=1), "num_workers=1, prefetch_factor=2", "FileCache"),
-        (made(0.01, 0.03, 0.02, 0.015, best=1), "FileCache", "fast enough"),
+        (made(0.01, 0.03, 0.02, 0.015, best=1), "num_workers=1, prefetch_factor=2", "fast enough"),
+        (
+            made(0.01, 0.03, 0.02, 0.015, best=1),
+            "It still waits: the processors cannot",
+            "no faster",
+        ),
+        (
+            made(0.01, 0.0112, 0.02, 0.015, best=1),
+            "no faster: the processors cannot",
+            "num_workers",
+        ),
         (made(0.01, 0.0101, 0.001), "The loader is fast enough", "num_workers"),
         (made(0.01, 0.03), "It is not a DataLoader", "num_workers"),
     ],
@@ -111,3 +121,10 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
         (steps, told), (others, _) = ranks.values(checked_in_a_rank, 2)
     assert steps == others == 4 * (4 + 3)
     assert "0 workers: a batch every" in told
+
+
+def test_reading_between_two_steps_counts_though_it_is_shorter_than_a_step() -> None:
+    found = check_loader(DataLoader(Slow(0.02), 2), lambda batch: time.sleep(0.3), batches=3)
+    assert found.tried[0].seconds < found.step  # not by little
+    assert found.helps is not None
+    assert found.helps.workers > 0

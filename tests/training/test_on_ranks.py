@@ -157,7 +157,7 @@ def on_the_device() -> Any:
     for numbers in ([3, 1, 6], [27, 2, 1], [1, 1, 1]):
         state = {name: value.to(device) for name, value in begun(numbers).items()}
         before = compilations()
-        looped = masked_while(going, collatz, state, most=12)
+        looped = masked_while(going, collatz, state, most=8)  # more take XLA of 2.8 minutes
         torch_xla.sync()
         reads = met.counter_value("xla::_local_scalar_dense")
         found.append((compilations() - before, reads, looped.trips.cpu(), looped.going.cpu()))
@@ -169,7 +169,7 @@ def test_it_is_one_program_whatever_the_data(ranks: Ranks) -> None:
     [found] = ranks.values(on_the_device, 1)
     assert [compiled for compiled, *_ in found] == [1, 0, 0]
     assert {reads for _, reads, *_ in found} == {None}
-    assert [trips.tolist() for *_, trips, _ in found] == [[7, 0, 8], [12, 1, 0], [0, 0, 0]]
+    assert [trips.tolist() for *_, trips, _ in found] == [[7, 0, 8], [8, 1, 0], [0, 0, 0]]
     assert found[1][3].tolist() == [True, False, False]
 
 

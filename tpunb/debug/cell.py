@@ -16,6 +16,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb import spmd
+from tpunb.debug.places import files, remember
 from tpunb.debug.postmortem import open_debugger
 from tpunb.debug.profile import tracing
 from tpunb.debug.report import Report
@@ -95,7 +96,7 @@ def run_cell(shell: InteractiveShell, cell: str, wanted: Wanted | None = None) -
         return None
     except BaseException as error:
         if wanted.pdb and isinstance(error, Exception):
-            open_debugger(shell, error, shell.compile._filename_map)
+            open_debugger(shell, error, files(shell))
         _show_without_us(shell, error, body.co_filename)
         if _QUEUES in str(error):
             print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
@@ -140,6 +141,7 @@ def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | N
     empty = len(cell) - len(cell.lstrip())  # IPython drops empty lines at the top
     body = "\n" * cell.count("\n", 0, empty) + shell.transform_cell(cell)
     name = shell.compile.cache(f"%%tpu_debug\n{body}", number, raw_code=cell)
+    remember(name, number)
     flags = shell.compile.flags & _FUTURE  # the notebook's own __future__ imports
     value = None
     try:
@@ -160,7 +162,7 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
     It asks exceptions for `_render_traceback_` (7.34 to 9.18). `%tb` does so too; `%debug`
     sees all frames.
     """
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     frames: list[TracebackType] = []
     tb = error.__traceback__
     while tb is not None:

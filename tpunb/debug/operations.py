@@ -83,10 +83,10 @@ def _of(value: Any, depth: int) -> object:
         return Shape(tuple(value.shape), value.dtype, value.device.type)
     if value is None or isinstance(value, (int, float, str)):
         return value
+    if isinstance(value, (torch.dtype, torch.device, torch.Size)):
+        return str(value)
     if isinstance(value, (list, tuple)) and depth:
         return tuple([_of(member, depth - 1) for member in value[:_MOST]])
     if isinstance(value, slice):
         return ("slice", _of(value.start, 0), _of(value.stop, 0), _of(value.step, 0))
-    if isinstance(value, (torch.dtype, torch.device, torch.Size)):
-        return str(value)
     return type(value).__name__

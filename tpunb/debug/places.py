@@ -14,12 +14,34 @@ from tpunb.debug.operations import Place
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.comprehension)
 
 
+_debugged: dict[str, int] = {}
+
+
+def remember(name: str, number: int) -> None:
+    """A cell of %%tpu_debug was compiled under this name."""
+    _debugged[name] = number
+
+
+def files(shell: InteractiveShell) -> Mapping[str, int]:
+    """The names under which IPython compiled cells, and the cells' numbers.
+
+    `_filename_map` is private, and there from IPython 8 to 9.18. The older ones, which Colab
+    has, give a name again for the cells of their history.
+    """
+    known: Mapping[str, int] | None = getattr(shell.compile, "_filename_map", None)
+    if known is not None:
+        return known
+    history: Any = shell.history_manager
+    ran = zip(history.input_hist_raw, history.input_hist_parsed, strict=False)
+    name = shell.compile.get_code_name
+    return {name(raw, code, n): n for n, (raw, code) in enumerate(ran) if raw} | _debugged
+
+
 class Places:
     """The cells that this kernel has compiled."""
 
     def __init__(self, shell: InteractiveShell) -> None:
-        self.files: Mapping[str, int] = shell.compile._filename_map
-        """Their files' names and their numbers. Private, the same in IPython 7.34 to 9.18."""
+        self.files = files(shell)
         self._trees: dict[str, ast.Module | None] = {}
 
     def name(self, place: Place) -> str:

@@ -32,6 +32,11 @@ from tpunb.debug.watching import StepsDone
 from tpunb.debug.xla import Counts
 
 _PROPERTIES = frozenset(("__get__", "__set__", "is_complex", "is_floating_point", "requires_grad_"))
+_READING = frozenset(
+    "item tolist __bool__ __float__ __int__ __index__ __complex__ __format__ __repr__ __array__ "
+    "__contains__ equal allclose is_nonzero".split()
+)
+"""Functions whose result is no tensor, because its value is asked for."""
 _KEPT = 12
 """Programs of one line that a new one is compared with."""
 _LONGEST = 50_000
@@ -118,6 +123,7 @@ class Recorder(TorchFunctionMode):
         self._ops: list[Op] = []
         self._dropped = 0
         self._sites: dict[tuple[str, Place | None], _Site] = {}
+        self._counts = xla.counts() if xla.running() else Counts()
         self._compile_seconds = xla.compile_seconds() if xla.running() else 0.0
         self._own = 0.0
         self._last_mark: float | None = None
@@ -153,7 +159,6 @@ class Recorder(TorchFunctionMode):
         if name == "backward":
             for act in self.before_backward:
                 act(args[0])
-        before = xla.counts() if xla.running() else Counts()
         called = time.perf_counter()
         result = func(*args, **kwargs)
         ended = time.perf_counter()
@@ -161,10 +166,11 @@ class Recorder(TorchFunctionMode):
         taken = operations.on_xla(given)
         self.used_xla = self.used_xla or taken
         if taken or operations.on_xla(made) or name == "backward":
-            after = xla.counts() if xla.running() else Counts()
+            before, after = self._recount()
             op = Op(name, place, self.in_optimizer, given, made)
             read = taken and not operations.on_xla(made)
-            read = read and (operations.on_cpu(made) or after.read > before.read)
+            asked = name in _READING and after.read > before.read
+            read = read and (asked or operations.on_cpu(made))
             if not read:
                 self._add(op)
             self._look(op, before, after, ended - called, read)
@@ -190,6 +196,12 @@ class Recorder(TorchFunctionMode):
             tally.add(self.step, spent, after.fallen - before.fallen)
         elif read and not self._in_closure():
             self.reads.setdefault(op.key, Tally(op.name, op.place)).add(self.step, spent)
+
+    def _recount(self) -> tuple[Counts, Counts]:
+        """What torch_xla had counted after the last operation, and has now."""
+        before = self._counts
+        self._counts = xla.counts() if xla.running() else Counts()
+        return before, self._counts
 
     def place(self) -> Place | None:
         """The innermost line of the notebook that runs."""
@@ -218,6 +230,7 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             self._quiet -= 1
+            self._recount()
             self._own += time.perf_counter() - begun
 
     # -- programs
@@ -286,9 +299,8 @@ class Recorder(TorchFunctionMode):
                 self._leave_tail()
             for act in self.before_mark:
                 act()
-            before = xla.counts()
             result = marker(*args, **kwargs)
-            after = xla.counts()
+            before, after = self._recount()
             place = self.place()
             if after.started > before.started:
                 self._program("torch_xla.sync", place, after.compiled > before.compiled)

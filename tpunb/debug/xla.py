@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 VERSIONS = ("2.8", "2.9")
+METRICS = "torch_xla.debug.metrics"
+"""Public; so are the functions of it that are called."""
 STEP_MARKER = "_xla_step_marker"
 """Of torch_xla._XLAC: where torch_xla.sync(), xm.mark_step() and loaders end a step's program."""
 INITIALIZED = "_xla_runtime_is_initialized"
@@ -34,8 +35,7 @@ SCALAR = "aten::_local_scalar_dense"
 it were an operator that it does not have."""
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """What torch_xla has counted in this process at one moment."""
 
     compiled: int = 0
@@ -54,15 +54,15 @@ def running() -> bool:
 
 
 def counts() -> Counts:
-    """Look (2 µs). The runtime must be running."""
-    met = _metrics()
+    """Look (some µs: this is called twice for each operation). The runtime must be running."""
+    met = sys.modules.get(METRICS) or importlib.import_module(METRICS)
     value = met.counter_value
     compiled = value(COMPILED) or 0
     return Counts(
         compiled,
         compiled + (value(KNOWN) or 0),
         (value(TO_CPU) or 0) + (value(SCALAR) or 0),
-        sum(value(name) or 0 for name in fallback_names()),
+        sum([value(name) or 0 for name in met.executed_fallback_ops() if name != SCALAR]),
     )
 
 
@@ -96,4 +96,4 @@ def memory() -> tuple[int, int] | None:
 
 
 def _metrics() -> Any:
-    return importlib.import_module("torch_xla.debug.metrics")
+    return importlib.import_module(METRICS)

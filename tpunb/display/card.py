@@ -25,6 +25,8 @@ STOP = (
 )
 """JupyterLab and Notebook 7 run the command; it needs neither widgets nor JavaScript of ours."""
 _FAINT = "opacity:0.7"
+LONGEST = 4_000
+"""Characters of a traceback that a card holds."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,11 @@ def why(result: RunResult, *, folds: bool = False, links: bool = False) -> Why |
         return None
     known = result.diagnoses[0] if result.diagnoses else None
     cause, fix = (known.cause, known.fix) if known else ("", "")
-    return Why(result.failure, cause, fix, result.failure.traceback if folds else "", links)
+    traceback = result.failure.traceback if folds else ""
+    if (left_out := len(traceback) - LONGEST) > 0:  # the end of it says the most
+        left = f"… {left_out:,} characters left out, which run.log has …\n"
+        traceback = traceback[: LONGEST // 4] + left + traceback[-LONGEST * 3 // 4 :]
+    return Why(result.failure, cause, fix, traceback, links)
 
 
 def pre(inner: str) -> str:

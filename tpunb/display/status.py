@@ -273,7 +273,10 @@ class Status:
             guilty += [f.rank for f in result.failures[:1] if f.rank is not None]
             exits = {rank: exits.get(rank, -15) for rank in range(self._spec.world_size)}
         speed = self._steps_speed.per_second() or 0.0
-        return strip.marks(self._spec.world_size, self._life.ranks, exits, guilty, speed)
+        return strip.marks(
+            self._spec.world_size, self._life.ranks, exits, guilty, speed,
+            hung=result is not None and result.state == "hung",
+        )  # fmt: skip
 
     def _speeds(self) -> list[str]:
         there = [one for one in self._life.ranks if one is not None]

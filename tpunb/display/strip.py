@@ -20,14 +20,15 @@ MOST_ODD = 16
 MOST_NAMED = 60
 """Characters of the names of ranks that do the same."""
 _GLYPHS = {
-    "running": "●", "compiling": "◐", "waiting": "◦", "behind": "▲", "starting": "·",
-    "done": "✓", "failed": "✕", "stopped": "○",
+    "running": "●", "compiling": "◐", "waiting": "◦", "behind": "▲", "awaited": "▲",
+    "starting": "·", "done": "✓", "failed": "✕", "stopped": "○",
 }  # fmt: skip
 _COLOURS = {
-    "running": "#2da44e", "compiling": "#2f81f7", "waiting": "#2da44e", "behind": "#bf8700",
+    "running": "#2da44e", "compiling": "#2f81f7", "waiting": "#2da44e",
+    "behind": "#bf8700", "awaited": "#bf8700",
     "starting": "#808080", "done": "#2da44e", "failed": "#e5534b", "stopped": "#808080",
 }  # fmt: skip
-_ODD = ("failed", "behind")
+_ODD = ("failed", "behind", "awaited")
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,16 @@ def marks(
     exits: Mapping[int, int],
     failed: Iterable[int],
     speed: float = 0.0,
+    *,
+    hung: bool = False,
 ) -> list[Mark]:
     """The marks of ranks 0 to `size`. `exits`: codes of those that ended; `failed`: the guilty.
 
-    `speed`: steps a second of the quickest.
+    `speed`: steps a second of the quickest. `hung`: it ended so; then the ranks are told that the
+    others waited for.
     """
     guilty = set(failed)
+    waited = {rank for rank, one in enumerate(life) if hung and one is not None and one.waiting}
     alive = [one for rank, one in enumerate(life) if one is not None and rank not in exits]
     furthest = max((one.steps for one in alive), default=0)
     found = []
@@ -64,6 +69,8 @@ def marks(
         one = life[rank] if rank < len(life) else None
         if rank in guilty:
             mark = Mark("failed")
+        elif waited and rank not in waited:
+            mark = Mark("awaited", "the others waited for it")
         elif rank in exits:
             mark = Mark("done" if exits[rank] == 0 else "stopped")
         elif one is None or not one.begun:

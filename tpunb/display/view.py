@@ -57,7 +57,7 @@ class View:
         self._shown: tuple[float, list[str]] = (-math.inf, [])
         """When the newest lines were shown, and which."""
         self._tracebacks = Tracebacks(run)
-        self._status = Status(spec, _short(run.path), clock=clock, age=age)
+        self._status = Status(spec, short(run.path), clock=clock, age=age)
         self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class View:
         """The newest lines, where the cell has no room for more, if there are new ones."""
         if self._front.newest is None or not self._paper.newest:
             return
-        log = f"{_short(self._run.path)}/run.log"
+        log = f"{short(self._run.path)}/run.log"
         head = (
             f"… the newest of {self._stream.count:,} lines ({log} has all, %tpu_logs searches it):"
         )
@@ -157,6 +157,6 @@ class View:
         return True
 
 
-def _short(path: Path) -> str:
+def short(path: Path) -> str:
     """A path as it is read best: from the working directory, if it lies below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

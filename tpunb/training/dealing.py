@@ -50,8 +50,9 @@ class Deal:
         """
         all_ranks = self.of_step(step)
         first, end = share(len(all_ranks), rank, self.world)
-        filler = all_ranks[:1].expand(self.batch_size - (end - first))
-        return torch.cat([all_ranks[first:end], filler])
+        mine = all_ranks[first:end]
+        missing = self.batch_size - len(mine)
+        return torch.cat([mine, all_ranks[:1].expand(missing)]) if missing else mine
 
 
 def deal(

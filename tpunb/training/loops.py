@@ -34,7 +34,9 @@ def masked_while(
     `state` is a tensor, or a dict, tuple or dataclass of tensors, with a row for each sample.
     `going(state)` gives a bool tensor with an element for each row. A row for which it was
     false keeps its state for good, whatever `body` makes of it. So nothing asks the device
-    whether to go on: one program, compiled once, no wait. Its length grows with `most`.
+    whether to go on: one program, compiled once, no wait. Its length grows with `most`. (On a
+    CPU, XLA of torch_xla 2.8 takes about twice as long to compile it for each further trip of a
+    body without matrix products; measured: 5.6 s for 10 trips, 2.9 takes 0.6 s for 12.)
 
     What is still going after `most` trips is told in the result, not cut silently.
     """

@@ -78,15 +78,18 @@ def _sums(
         )
     if not values.is_floating_point() or values.dtype.itemsize < 4:
         values = values.float()
-    weights = mask.to(values.dtype)
-    weights = weights.reshape(mask.shape + (1,) * (values.dim() - mask.dim())).expand_as(values)
+    if mask.dim() < values.dim():
+        mask = mask.reshape(mask.shape + (1,) * (values.dim() - mask.dim())).expand_as(values)
     # Not a product alone: 0 * nan is nan, in the value and in the gradient.
-    counted = torch.where(weights != 0, values, torch.zeros_like(values)) * weights
-    return counted.sum(dim), weights.sum(dim)
+    if mask.dtype == torch.bool:
+        counted = torch.where(mask, values, 0)
+    else:
+        counted = torch.where(mask != 0, values, 0) * mask
+    return counted.sum(dim), mask.sum(dim, dtype=values.dtype)
 
 
 def _not_zero(weight: torch.Tensor) -> torch.Tensor:
-    return torch.where(weight == 0, torch.ones_like(weight), weight)
+    return weight + (weight == 0)
 
 
 def _over_ranks(tensor: torch.Tensor) -> torch.Tensor:

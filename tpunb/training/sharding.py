@@ -119,7 +119,9 @@ class Shard:
                 yield batch
                 continue
             first, end = share(real, rank, world)
-            yield batch, torch.arange(self.batch_size) < end - first
+            mask = torch.ones(self.batch_size, dtype=torch.bool)
+            mask[end - first :] = False
+            yield batch, mask
 
 
 class MapShard(Shard):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tpunb.rundir import RunDir, append
 
@@ -20,4 +20,6 @@ def counted_as_saving() -> Iterator[None]:
         rank, run = os.environ.get("RANK"), os.environ.get("TPUNB_RUN")
         if run and rank is not None:
             path = RunDir(run).saving(int(os.environ.get("TPUNB_ATTEMPT", "0")), int(rank))
-            append(path, f"{time.perf_counter() - began:.3f}\n")
+            # On a full disk what save says counts, and not how long it took.
+            with suppress(OSError):
+                append(path, f"{time.perf_counter() - began:.3f}\n")
