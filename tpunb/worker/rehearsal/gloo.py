@@ -1,7 +1,8 @@
-"""The wire of a rehearsal: messages between ranks over gloo, and words for what goes wrong.
+"""The wire of a rehearsal: what ranks agree on and exchange.
 
-A private gloo group, built directly on a store of the torch elastic agent, so that the
-user's own process groups are undisturbed. All ranks are on one machine: 127.0.0.1.
+What is large goes over a private gloo group, built directly on a store of the torch elastic
+agent, so that the user's own process groups are undisturbed; all else by `mesh`. All ranks are
+on one machine.
 
 Before each exchange the ranks compare what they are about to do, because gloo ends the process
 with an uncaught C++ exception when two messages differ in size (measured, torch 2.9).

@@ -1,9 +1,8 @@
 """Messages between ranks of one machine: what is small by sockets, more in memory they share.
 
 A message of gloo passes two threads of its own in each process. Where ranks share processors,
-each hand-over waits for a turn. Here a rank sends and receives by itself, so that ranks that come
-in time wait for nothing else than each other (2 ranks, 64 bytes: 0.05 ms where gloo takes 0.4).
-gloo reduces what is large in fewer steps: that stays with it.
+each hand-over waits for a turn. Here a rank sends and receives by itself (100 all-reduces of 10 kB
+take half the processor time). gloo reduces what is large in fewer steps: that stays with it.
 """
 
 from __future__ import annotations
