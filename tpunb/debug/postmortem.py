@@ -34,5 +34,5 @@ def open_debugger(shell: InteractiveShell, error: BaseException, files: Containe
     debugger.botframe = shown.tb_frame
     try:
         debugger.interaction(None, shown)
-    except StdinNotImplementedError:
+    except StdinNotImplementedError:  # what ipykernel raises where a front end takes no input
         print("--pdb: nobody can be asked here (papermill, nbclient), so no debugger was opened")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ class Dealt(NamedTuple):
     """Where these are in the order of the samples, rank after rank; None for a stream."""
 
 
-class Shard:
+class Shard(ABC):
     """What `shard` gives: iterable any number of times, one epoch each."""
 
     def __init__(self, loader: DataLoader[Any], rest: Rest) -> None:
@@ -108,9 +109,9 @@ class Shard:
         """Choose the random order of the next epoch; the same number on every rank."""
         self.epoch = epoch
 
+    @abstractmethod
     def dealt(self) -> Iterator[Dealt]:
         """The steps of an epoch with all that is known of them, for `predict`."""
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         rank, world = rank_and_world()
