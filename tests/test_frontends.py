@@ -106,8 +106,10 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.save()
     saved = nbformat.read(opened.folder / "small.ipynb", as_version=4).cells[2].outputs
     shown = [out for out in saved if out.output_type == "display_data"]
-    assert len(shown) == 1
-    assert shown[0]["data"]["text/plain"].startswith("succeeded · 3 ranks")
+    card, panel = (out["data"]["text/plain"] for out in shown)
+    assert card.startswith("succeeded · 3 ranks")
+    assert panel.startswith("log: runs/")
+    assert "widget" not in str(shown)
 
     # A new name counts at once, though the kernel was started with the old one; so does a cell
     # that was edited and not run, one that was deleted, and one that was not saved.

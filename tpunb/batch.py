@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import logging
 import os
 import re
 import sys
@@ -53,9 +54,14 @@ def run(chosen: argparse.Namespace) -> int:
                     language="python",
                     progress_bar=False,
                     log_output=False,
-                    # ipykernel 7.4 warns of its own TCP sockets, which are this machine's.
-                    extra_arguments=["--IPKernelApp.log_level=40"],
+                    # ipykernel warns of its own TCP sockets (7.4), which are this machine's, and
+                    # of the interrupt that ends it.
+                    extra_arguments=["--IPKernelApp.log_level=50"],
                 )
+            except KeyboardInterrupt:
+                # nbclient's task ends with the kernel, and nobody asks for its exception.
+                logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+                raise
             except PapermillExecutionError as error:
                 failed = True
                 where = f"{chosen.notebook}, cell [{error.exec_count}]"

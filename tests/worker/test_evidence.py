@@ -15,6 +15,7 @@ from tests.support import Driver
 from tpunb import rundir
 from tpunb.events import Note
 from tpunb.rundir import RunDir
+from tpunb.summary import Summary
 from tpunb.worker import memory
 
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -127,9 +128,11 @@ def test_a_full_disk(driver: Driver, small_disk: Path) -> None:
     assert seen.result.failure.headline().endswith(
         "failed in cell [1], line 3: OSError: [Errno 28] No space left on device"
     )
-    # What its log says of the cause is read anew each time, not kept.
+    # What its log says of the cause, and its times, are read anew each time, not kept.
     assert [diagnosis.id for diagnosis in seen.result.diagnoses] == ["disk-full"]
-    assert RunDir(seen.result.dir).read_result() == replace(seen.result, diagnoses=())
+    assert RunDir(seen.result.dir).read_result() == replace(
+        seen.result, diagnoses=(), summary=Summary()
+    )
     assert any(line.endswith("] first") for line in seen.log)
     assert any("run.log is not complete: No space left" in note.text for note in seen.of(Note))
     assert not list(seen.result.dir.rglob("*.room"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 import time
 import uuid
@@ -62,7 +63,7 @@ class Mesh:
                     peer, _ = self._listener.accept()
                     peer.settimeout(timeout)
                     self._greet(peer, own)
-        except OSError as error:
+        except (ConnectionError, TimeoutError) as error:
             raise RuntimeError(str(error)) from error
         finally:
             os.close(own)
@@ -129,23 +130,29 @@ class Arrival:
             peer.settimeout(timeout)
             try:
                 peer.send(message)
-            except OSError as error:
+            except (ConnectionError, TimeoutError) as error:
                 self._error = str(error)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Until all have come. RuntimeError if one does not come in this time, or has ended."""
+        """Until all have come. RuntimeError if one does not come in this time, or has ended.
+
+        What a signal handler of the user's raises meanwhile passes through, whatever it is: so
+        the wait is poll's, which tells of the time by no exception.
+        """
+        patience = None if timeout is None else timeout.total_seconds() * 1000
         for member, peer in list(self._missing.items()):
             if self._error:
                 break
-            peer.settimeout(None if timeout is None else timeout.total_seconds())
+            arrival = select.poll()
+            arrival.register(peer, select.POLLIN)
+            if not arrival.poll(patience):
+                if time.monotonic() > self._deadline:
+                    self._error = "timed out"
+                raise RuntimeError("not yet")
             try:
                 if not peer.recv_into(self._received[member].numpy().data):
                     self._error = f"rank {member} has closed its end"
-            except TimeoutError:
-                if time.monotonic() > self._deadline:
-                    self._error = "timed out"
-                raise RuntimeError("not yet") from None
-            except OSError as error:
+            except ConnectionError as error:
                 self._error = str(error)
             else:
                 del self._missing[member]
