@@ -413,7 +413,10 @@ except KeyboardInterrupt:
 
     @pytest.mark.parametrize(
         ("name", "words"),
-        [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
+        [
+            ("00_quickstart", ["-p", "epochs", "8"]),
+            pytest.param("01_spawn_unchanged", [], marks=pytest.mark.long),
+        ],
     )
     def test_the_notebooks_of_this_project(
         self, name: str, words: list[str], tmp_path: Path

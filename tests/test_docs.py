@@ -33,7 +33,10 @@ def notebook_of(cells: list[str]) -> nbformat.NotebookNode:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES[:2], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[2:])],
+)
 def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Path) -> None:
     cells = blocks(page, "python")
     assert cells

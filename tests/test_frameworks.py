@@ -15,6 +15,8 @@ import pytest
 
 from tests.support import Driver
 
+pytestmark = pytest.mark.long  # the libraries alone take seconds to import
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks" / "frameworks").glob("*.ipynb"))
 

@@ -53,7 +53,9 @@ def browser() -> Iterator[Browser]:
         yield made
 
 
-@pytest.fixture(params=list(APPS))
+@pytest.fixture(
+    params=[pytest.param(app, marks=[pytest.mark.long] * (app != "jupyterlab")) for app in APPS]
+)
 def opened(browser: Browser, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     with browsers.opened(browser, request.param, CELLS, tmp_path) as made:
         yield made
@@ -121,6 +123,7 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     assert "factor = 3" in opened.output("below").inner_text()
 
 
+@pytest.mark.long
 def test_a_run_of_100000_lines_is_saved_small(browser: Browser, tmp_path: Path) -> None:
     cells = dict(zip(("load", "train", "below"), saved.CELLS, strict=True))
     with browsers.opened(browser, "jupyterlab", cells, tmp_path) as opened:
@@ -146,6 +149,7 @@ def _last_line(run: RunDir, kind: str) -> str:
     return [line for line in run.events.read_text().splitlines() if kind in line][-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("app", ["notebook"])
 def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
     app: str, browser: Browser, tmp_path: Path

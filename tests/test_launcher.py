@@ -637,6 +637,7 @@ class TestLaunchers:
         launcher.close()
         assert processes.find(second.pid) is None
 
+    @pytest.mark.long
     def test_a_lost_agent_and_a_lost_guard(self, tmp_path: Path) -> None:
         """Both are told as what they are; nothing is left; the next run gets new ones."""
         driver = Driver(tmp_path)
@@ -838,7 +839,7 @@ class TestTheQueue:
             assert ended(run).reason == "the kernel has ended"
             assert not run.dir.is_running()
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_an_agent_that_is_lost_is_replaced_for_those_who_wait(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         first, _ = driver.start(["import time"], WAITING)
@@ -851,7 +852,7 @@ class TestTheQueue:
         assert ended(second).state == "succeeded"
         driver.launcher.close()
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_a_guard_that_no_later_run_can_use_ends_with_its_run(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         first, _ = driver.start(["import time"], WAITING)

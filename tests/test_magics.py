@@ -679,7 +679,10 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["restart", "shutdown", "SIGKILL"])
+@pytest.mark.parametrize(
+    "how",
+    ["SIGKILL", *(pytest.param(how, marks=pytest.mark.long) for how in ("restart", "shutdown"))],
+)
 def test_the_kernel_s_end_is_the_run_s(how: str, tmp_path: Path) -> None:
     """Ranks have their interrupt and the time to save; then nothing is left of the run."""
     source = f"""

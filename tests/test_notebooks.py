@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # each is a kernel with a training
+
 ROOT = Path(__file__).parents[1] / "notebooks"
 SHOWS = {
     "11_static_shapes": r"\d+ compilations became \d+, .* of 250 paragraphs told right",

@@ -15,6 +15,8 @@ from tests import saved
 from tests.kernels import ROOT
 from tpunb.rundir import runs_in
 
+pytestmark = pytest.mark.long  # whole notebooks that print much
+
 # Kaggle's batch runs are papermill, and its image has this variable.
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
 WAYS = {

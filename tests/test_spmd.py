@@ -125,6 +125,7 @@ def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
         assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # a kernel and two runs, on a machine that may do much else
 def test_the_notebook_of_spmd(tmp_path: Path) -> None:
     """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""

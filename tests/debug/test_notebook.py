@@ -11,6 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+pytestmark = pytest.mark.long  # a kernel with a training
+
 NAME = "10_one_core_debugging.ipynb"
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / NAME
 FAULTS = {

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tests.worker.ranks import rehearse, warm
 from tpunb.training import LoaderCheck, Loading, check_loader
 
+pytestmark = pytest.mark.long  # it measures
+
 
 class Slow(Dataset[Any]):
     """Each sample takes a while; a batch of two takes two whiles."""

@@ -17,6 +17,8 @@ from tests.worker.ranks import Ranks, rehearse, warm
 from tpunb.errors import CheckpointError
 from tpunb.training import Position, TrainingState
 
+pytestmark = pytest.mark.long  # trainings, each run twice
+
 EPOCHS = 3
 
 

@@ -12,7 +12,7 @@ import torch
 from tests.support import Driver, Seen
 from tpunb.events import Output
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CORES = 4
 SETUP = """

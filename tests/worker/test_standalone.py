@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long  # each imports torch_xla in new processes
+
 SCRIPT = """
     from tpunb.worker import standalone
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.ranks import Ranks, rehearse, warm
 
-pytestmark = pytest.mark.slow  # dynamo takes seconds to get going
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # dynamo takes seconds to get going
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ import pytest
 
 from tests.worker.ranks import Ranks, rehearse, warm
 
+pytestmark = pytest.mark.long  # trainings of each kind, on several ranks
+
 STEPS, BATCH = 4, 3
 """BATCH is that of one rank."""
 

@@ -15,6 +15,8 @@ import pytest
 from tests.support import Driver
 from tests.worker.ranks import Ranks, rehearse, warm
 
+pytestmark = pytest.mark.long  # trainings on 1 to 8 ranks
+
 BATCH, STEPS = 16, 10
 CLOSE = {
     "SGD": 1e-5,
