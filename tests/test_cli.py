@@ -82,6 +82,12 @@ def tpunb(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=280)
 
 
+def errors(done: subprocess.CompletedProcess[str]) -> str:
+    """Standard error without what ipykernel says when it is interrupted at its end."""
+    said = "[IPKernelApp] ERROR | KeyboardInterrupt caught in kernel."
+    return "".join(line for line in done.stderr.splitlines(True) if line.strip() != said)
+
+
 def test_the_surface_is_what_it_was() -> None:
     found = {}
     [commands] = [
@@ -288,13 +294,14 @@ class TestRun:
         assert re.fullmatch(
             r"nb: succeeded on 1 rehearsal core in \d+\.\d s · loss 0.25\n", done.stdout
         )
-        assert done.stderr == ""
+        assert errors(done) == ""
         [run] = runs_in(tmp_path / "runs")
         first, line = run.log.read_text().splitlines()
         assert first.startswith("[tpunb] rehearsal on CPU")
         assert line == "[0] epochs 5 b c"
         out = nbformat.read(tmp_path / "made/out.ipynb", as_version=4)
-        assert out.cells[-1].outputs[0].text == "b c\n"
+        # a kernel under load may send one print in pieces
+        assert "".join(part.text for part in out.cells[-1].outputs) == "b c\n"
         assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
 
     def test_a_failed_run_fails_even_where_the_cell_does_not(self, two_runs: Path) -> None:
@@ -310,11 +317,11 @@ class TestRun:
         write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert done.stderr.startswith(
+        assert errors(done).startswith(
             "tpunb: nb.ipynb, cell [2]: RankFailedError: rank 0 failed in cell [2], line 3: "
             "ZeroDivisionError: division by zero\n"
         )
-        assert "site-packages" not in done.stderr
+        assert "site-packages" not in errors(done)
         # Nobody can unfold one here, nor in the notebook that is left.
         assert done.stderr.count("Traceback (most recent call last)") == 1
         cells = nbformat.read(tmp_path / "nb.out.ipynb", 4).cells
@@ -326,7 +333,7 @@ class TestRun:
         write(tmp_path / "nb.ipynb", LOAD, "%%tpu_train --corse 2\npass")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
-        assert done.stderr.startswith(
+        assert errors(done).startswith(
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
 
@@ -353,14 +360,14 @@ class TestRun:
         write(tmp_path / "nb.ipynb", "print(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "tpunb: nb.ipynb: no cell ran %%tpu_train\n"
+        assert errors(done) == "tpunb: nb.ipynb: no cell ran %%tpu_train\n"
 
     def test_a_kernel_that_dies(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", "import os\nos._exit(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
         assert "tpunb: nb.ipynb: Kernel died" in done.stderr
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in errors(done)
 
     def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path) -> None:
         train = """%%tpu_train --cores 2

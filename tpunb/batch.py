@@ -54,9 +54,9 @@ def run(chosen: argparse.Namespace) -> int:
                     language="python",
                     progress_bar=False,
                     log_output=False,
-                    # ipykernel warns of its own TCP sockets (7.4), which are this machine's, and
-                    # of the interrupt that ends it.
-                    extra_arguments=["--IPKernelApp.log_level=50"],
+                    # ipykernel 7.4 warns of its own TCP sockets, which are this machine's. What
+                    # it calls an error is shown.
+                    extra_arguments=["--IPKernelApp.log_level=40"],
                 )
             except KeyboardInterrupt:
                 # nbclient's task ends with the kernel, and nobody asks for its exception.

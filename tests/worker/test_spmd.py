@@ -335,7 +335,7 @@ print(told(wrapped)[:60])
 """,
     )
     launch, group, reduced, wrapped = printed(seen)
-    # torch_xla's own words, which the rule spmd-launch quotes.
+    # Not ours and not unfinished: torch_xla's own words, which the rule spmd-launch quotes.
     assert launch == "NotImplementedError: launch function does not support SPMD at this time"
     assert group.startswith("AssertionError: XLA backend is not supported with SPMD")
     assert reduced == "1.0"

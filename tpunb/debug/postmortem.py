@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from types import TracebackType
 
-from IPython.core.error import StdinNotImplementedError
+from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 from IPython.core.interactiveshell import InteractiveShell
 
 
