@@ -301,6 +301,9 @@ class TestThatGoesWrong:
         source = """
             if rank() == 2:
                 print("apart", file=sys.stderr, flush=True)
+            import torch_xla.core.xla_model as xm
+            xm.rendezvous("all have come")
+            if rank() == 2:
                 {}["other"]
             raise ValueError("bad batch")
             """

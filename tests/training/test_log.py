@@ -236,8 +236,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def count(metric: str) -> int:
+    import torch_xla.core.xla_model as xm
     import torch_xla.debug.metrics as met
 
+    xm.wait_device_ops()  # a step is counted at its end, and sync() does not wait for it
     return (met.metric_data(metric) or (0,))[0]
 
 

@@ -66,9 +66,16 @@ def trained(device: str, short: bool) -> dict[str, Any]:
 
 
 def trained_in_a_rank() -> dict[str, Any]:
-    rank, _ = rehearse()
-    del rank
+    rehearse()
     return trained("xla", short=True)
+
+
+def trained_beside_the_device() -> dict[str, Any]:
+    rehearse()
+    import torch_xla
+
+    torch_xla.device()
+    return trained("cpu", short=True)
 
 
 def check(found: dict[str, Any]) -> None:
@@ -89,6 +96,8 @@ def test_on_the_cpu_it_trains_as_float64_does() -> None:
 def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
     for found in ranks.values(trained_in_a_rank, 2):
         check(found)
+    (found,) = ranks.values(trained_beside_the_device, 1)
+    check(found)
 
 
 def test_the_variables_that_do_more_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,16 +23,16 @@ LOST = 0.5
 _SHORT = (torch.bfloat16, torch.float16)
 
 
-def bf16() -> torch.autocast:
+def bf16() -> AbstractContextManager[None]:
     """Compute in bfloat16 where that is safe.
 
         with bf16():
             loss = F.cross_entropy(model(x), y)
         loss.backward()
 
-    It is `torch.autocast` for the device in use (XLA, in kernel, rehearsal and on a TPU; else
-    the CPU): matrix products and convolutions in bfloat16; weights, gradients, losses, sums and
-    the optimizer in float32.
+    It is `torch.autocast`, for tensors of the CPU and, once this process uses an XLA device
+    (kernel, rehearsal, TPU), for its tensors too: matrix products and convolutions in bfloat16;
+    weights, gradients, losses, sums and the optimizer in float32. A decorator too.
     """
     for name in DOWNCASTS:
         if is_yes(os.environ.get(name, "")):
@@ -39,7 +41,18 @@ def bf16() -> torch.autocast:
                 f"too, though their dtype says float32. Take it away: bf16() needs none",
                 stacklevel=2,
             )
-    return torch.autocast("cpu" if runtime() is None else "xla", dtype=torch.bfloat16)
+    return _autocast()
+
+
+@contextmanager
+def _autocast() -> Iterator[None]:
+    # Both: a notebook that has started XLA may still train on the CPU.
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        if runtime() is None:
+            yield
+        else:
+            with torch.autocast("xla", dtype=torch.bfloat16):
+                yield
 
 
 def watch_sums(optimizer: torch.optim.Optimizer) -> None:
