@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
+from tpunb import processors
 from tpunb.models import Device, Script, Snapshot
 from tpunb.platforms.environment import Change
 from tpunb.platforms.one_process import OneProcess
@@ -37,10 +39,21 @@ def describe(
         for change in changes:
             what = "removed" if change.value is None else f"= {change.value}"
             lines.append(f"  {change.name} {what}  ({change.reason})")
+    lines += _processors()
     if read.findings:
         lines.append("lint:")
         lines += [f"  {line}" for found in read.findings for line in str(found).split("\n")]
     return "\n".join([*lines, "", script.text.rstrip()])
+
+
+def _processors() -> Iterator[str]:
+    """That the ranks get more processors than this thread of the kernel has, if so."""
+    given, left = processors.allowed(), os.sched_getaffinity(0)
+    if left != given:
+        yield (
+            f"processors: the {len(given)} that the kernel was started with; its main thread is "
+            f"pinned to {len(left)}, as OpenMP does where OMP_PROC_BIND or the like is set"
+        )
 
 
 def _how(one: OneProcess | None, replicate: str | None) -> str:

@@ -13,6 +13,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from tpunb import processors
+
 _GUARD = "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.worker import guard; guard.main()"
 
 
@@ -61,7 +63,8 @@ class GuardProcess:
         self._runs: set[str] = set()
         self._ended: dict[str, dict[str, Any]] = {}
         _living.add(self)
-        self._tell({"do": "warm", "env": env, "sys_path": list(sys.path)})
+        use = sorted(processors.allowed())
+        self._tell({"do": "warm", "env": env, "sys_path": list(sys.path), "processors": use})
 
     @property
     def pid(self) -> int:

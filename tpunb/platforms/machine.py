@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpunb import processors
 from tpunb.models import Device
 from tpunb.platforms import chips, metadata, where
 from tpunb.platforms.chips import GENERATIONS, Generation
@@ -149,7 +149,7 @@ def judge(env: Mapping[str, str], root: Path, told: Metadata) -> Machine:
         device=device,
         chips=count,
         generation=generation,
-        processors=len(os.sched_getaffinity(0)),
+        processors=len(processors.allowed()),
         memory=_free_memory(root),
         kind=place.kind,
         signs=place.signs,

@@ -5,7 +5,8 @@ from its standard input, which is the kernel's lifeline: when it closes, the gua
 everything below it and then itself. Only where its run is detached it goes on until that has
 ended. It writes small state messages to its standard output:
 
-    {"do": "warm", "env": {…}, "sys_path": […]}   start the agent, which imports torch and waits
+    {"do": "warm", "env": {…}, "sys_path": […],   start the agent, which imports torch and waits,
+     "processors": […]}                           with these processors
     {"do": "run", "dir": "…", "env": {…},         run what is in that run folder, after those
      "device": null, "detached": false}           before it and those that have the device
     {"do": "stop", "dir": "…", "why": "interrupt", "reason": "…", "now": false}
@@ -139,6 +140,8 @@ class Guard:
     def _told(self, command: dict[str, Any]) -> None:
         if command["do"] == "warm":
             self._warm = command
+            # What the kernel's thread was pinned to is not what ranks are to share.
+            os.sched_setaffinity(0, command["processors"])
             self._start_agent()
         elif command["do"] == "run":
             self.waiting.append(Job(command))
