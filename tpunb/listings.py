@@ -14,6 +14,7 @@ from tpunb import control
 from tpunb.data.room import size
 from tpunb.display.status import span
 from tpunb.errors import TpunbError
+from tpunb.platforms.resources import size_of
 from tpunb.rundir import RunDir
 
 DAY = 86_400.0
@@ -93,18 +94,7 @@ def _look(run: RunDir) -> Kept:
     else:
         took = span(time.time() - started) if state in control.ALIVE else "?"
     ended = changed if result is None else result.ended
-    return Kept(run, state, cores, took, started, ended, _size(run.path))
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(path, name)).st_size
-            except FileNotFoundError:  # a run that goes on replaces files
-                continue
-    return total
+    return Kept(run, state, cores, took, started, ended, size_of(run.path))
 
 
 def table(runs: Path) -> str:

@@ -65,7 +65,7 @@ def look(
         memory=here.memory,
         needed=rank * cores,
         cache=cache,
-        cached=_size(Path(cache)) if cache else 0,
+        cached=size_of(Path(cache)) if cache else 0,
         left=None if hours is None else max(0.0, since + hours * 3600 - time.time()),
     )
 
@@ -124,7 +124,8 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _size(folder: Path) -> int:
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder, as long as they are."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
