@@ -197,6 +197,17 @@ history = []
 """
     + _loop("x = rows().to(device)\nloss = model(x).square().mean()")
     + "    note(loss)\n",
+    "in what predict calls": """\
+from tpunb.training import predict
+
+def step(batch):
+    out = model(batch[0])
+    print(out.sum().item())  #! read
+    return out
+
+model, opt = make()
+predict(model, TensorDataset(rows(100)), 16, step=step)
+""",
     # -- gradients
     "a layer that is not used": """\
 class Net(nn.Module):
@@ -463,6 +474,25 @@ for step in range(8):
     xm.optimizer_step(opt)
     xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))
     torch_xla.sync()
+""",
+    "predict, means and checkpoints": """\
+from tpunb.training import MaskedMean, predict, shard
+
+model, opt = make()
+opt.zero_grad()
+model(rows().to(device)).square().mean().backward()
+xm.optimizer_step(opt)
+torch_xla.sync()
+data = TensorDataset(rows(100))
+right = MaskedMean()
+with torch.no_grad():
+    for (x,), mask in shard(data, 16):
+        right.add(model(x.to(device)).square().sum(1), mask.to(device))
+        torch_xla.sync()
+tpunb.log(mean=right.mean())
+for number in range(4):
+    tpunb.save({"model": model, "optimizer": opt}, number)
+assert len(predict(model, data, 16)) == 100
 """,
     "nothing of XLA": "print(sum(range(10)))\n",
 }

@@ -44,6 +44,16 @@ def test_steps_end_a_loop_after_the_rest_of_its_body(nb: Kernel) -> None:
     assert ".item() reads a value from the device, at every step" in ran.status
 
 
+def test_where_it_stopped_stands_above_the_report(nb: Kernel) -> None:
+    printed = (
+        "from tpunb.debug import Wanted, run_cell\n"
+        f"run_cell(get_ipython(), {LOOP!r}, Wanted(report=print, steps=4))"
+    )
+    stopped, report = nb.run(printed).good().stdout.splitlines()[:2]
+    assert stopped == "stopped after 4 steps (--steps)"
+    assert report.startswith("%%tpu_debug: ")
+
+
 @pytest.mark.parametrize(
     ("loop", "steps"),
     [

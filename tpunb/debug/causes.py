@@ -180,10 +180,12 @@ def _shapes(op: Op, now: Shape, before: Shape) -> Cause:
 def _branch(now: Sequence[Op], before: Sequence[Op], at: int) -> Cause:
     """Other lines ran: which, by what is left when the common end is taken off."""
     back = _common(now[at:][::-1], before[at:][::-1])
-    new, old = now[at : len(now) - back], before[at : len(before) - back]
+    parts = now[at : len(now) - back], before[at : len(before) - back]
+    new, old = ([op for op in part if not op.moves] for part in parts)
     stepped, had_stepped = (any(op.optimizer for op in ops) for ops in (new, old))
     if stepped != had_stepped or all(op.optimizer for op in (*new, *old)):
         # Its first step makes its state; where gradients are accumulated, not every one has it.
+        # Or nothing differs but what was brought to the device.
         return Cause("start")
     first = next((op for op in (*new, *old) if not op.optimizer), None)
     assert first is not None

@@ -92,7 +92,6 @@ def run_cell(shell: InteractiveShell, cell: str, wanted: Wanted | None = None) -
             exec(body, shell.user_ns)
             return None if last is None else eval(last, shell.user_ns)
     except StepsDone:
-        print(f"stopped after {wanted.steps} step{'s' if wanted.steps != 1 else ''} (--steps)")
         return None
     except BaseException as error:
         if wanted.pdb and isinstance(error, Exception):
@@ -118,6 +117,7 @@ def _reporting(shell: InteractiveShell, wanted: Wanted) -> Iterator[None]:
             yield
         good = True
     except StepsDone:
+        print(f"stopped after {wanted.steps} step{'s' if wanted.steps != 1 else ''} (--steps)")
         good = True
         raise
     finally:

@@ -43,6 +43,11 @@ class Op(NamedTuple):
         """What it is, whatever it was given."""
         return self.name, self.place
 
+    @property
+    def moves(self) -> bool:
+        """It brings a tensor from the host to the device, which is no part of a program."""
+        return on_xla(self.made) and on_cpu(self.given) and not on_xla(self.given)
+
 
 def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
     """The arguments of a call."""

@@ -6,18 +6,16 @@ notebook that it comes from; torch_xla's counters, read before and after, say wh
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tpunb.debug import operations, xla
+from tpunb.debug import frames, operations, xla
 from tpunb.debug.causes import (
     ALIKE,
     Cause,
@@ -27,6 +25,7 @@ from tpunb.debug.causes import (
     is_variant,
     varying,
 )
+from tpunb.debug.frames import Line
 from tpunb.debug.operations import Op
 from tpunb.debug.place import Place
 from tpunb.debug.watching import StepsDone
@@ -132,7 +131,7 @@ class Recorder(TorchFunctionMode):
         self._stopping = False
         self._tail_ops = 0
         """So many of the operations belong to the body of the step that has ended."""
-        self._tail: list[tuple[CodeType, int]] = []
+        self._tail: list[Line] = []
         """After a step's end: the lines of it, until the next step begins."""
 
     # -- operations
@@ -195,7 +194,7 @@ class Recorder(TorchFunctionMode):
         if after.fallen > before.fallen:
             tally = self.fallbacks.setdefault(op.key, Tally(op.name, op.place))
             tally.add(self.step, spent, after.fallen - before.fallen)
-        elif read and not self._in_closure():
+        elif read and not frames.reads_on_purpose():
             self.reads.setdefault(op.key, Tally(op.name, op.place)).add(self.step, spent)
 
     def _recount(self) -> tuple[Counts, Counts]:
@@ -206,21 +205,7 @@ class Recorder(TorchFunctionMode):
 
     def place(self) -> Place | None:
         """The innermost line of the notebook that runs."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename in self._files:
-                return Place(frame.f_code.co_filename, frame.f_lineno)
-            frame = frame.f_back
-        return None
-
-    @staticmethod
-    def _in_closure() -> bool:
-        frame: FrameType | None = sys._getframe(3)
-        while frame is not None:
-            if frame.f_code.co_name == xla.CLOSURES:
-                return True
-            frame = frame.f_back
-        return False
+        return frames.place(self._files)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -322,46 +307,18 @@ class Recorder(TorchFunctionMode):
         self._tail_ops = 0
         for site in self._sites.values():
             site.begin = self._dropped
-        self._tail = self._where_it_ended()
+        self._tail = frames.step_ended(self._files)
         done = self.optimizer_steps or self.marks
         self._stopping = self._stop_after is not None and done >= self._stop_after
         if self._stopping and not self._tail:
             raise StepsDone
 
-    def _where_it_ended(self) -> list[tuple[CodeType, int]]:
-        """The notebook's lines that run now, the outermost first; none if a loader ends the step.
-
-        Below them the body of the loop still belongs to the step that has ended; a loader ends it
-        when it is asked for the next batch.
-        """
-        found = []
-        frame: FrameType | None = sys._getframe(3)
-        while frame is not None:
-            if frame.f_code.co_filename in self._files:
-                found.append((frame.f_code, frame.f_lineno))
-            elif frame.f_code.co_name == "__next__" and not found:
-                return []
-            frame = frame.f_back
-        return found[::-1]
-
     def _leave_tail(self) -> None:
-        """See whether the next step has begun: a line above those at which the last one ended."""
-        now = []
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code.co_filename in self._files:
-                now.append((frame.f_code, frame.f_lineno))
-            frame = frame.f_back
-        for (code, line), (same, ended) in zip(now[::-1], self._tail, strict=False):
-            if code is not same or line < ended:
-                break
-            if line > ended:
-                return
-        else:
-            return
-        self._tail = []
-        if self._stopping:
-            raise StepsDone
+        """See whether the next step has begun."""
+        if frames.next_began(frames.lines(self._files), self._tail):
+            self._tail = []
+            if self._stopping:
+                raise StepsDone
 
     def optimizer_stepped(self, count: int) -> None:
         """An optimizer has made its step; `count`: the most that any has made."""
