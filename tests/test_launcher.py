@@ -425,6 +425,12 @@ class TestFailures:
         assert failure is not None
         assert (failure.exitcode, failure.message, failure.line) == (4, "sys.exit(4)", 2)
 
+    def test_a_rank_that_is_ended_on_its_way_out_did_not_fail_by_that(self, driver: Driver) -> None:
+        train = "atexit.register(time.sleep, 600)\nsys.exit(4)"
+        result = driver.run(["import atexit, sys, time"], train, grace=0.1).result
+        assert [failure.type for failure in result.failures] == ["SystemExit", "SystemExit"]
+        assert {(failure.exitcode, failure.signal) for failure in result.failures} == {(None, None)}
+
     def test_os_exit_0_is_an_end_like_any_other(self, driver: Driver) -> None:
         result = driver.run(["import os"], "x = 1\nos._exit(0)", returns=("x",)).result
         assert result.state == "succeeded"

@@ -216,7 +216,7 @@ class Failure:
     pid: int | None
     exitcode: int | None
     signal: str | None
-    """'SIGKILL', … where a signal ended it."""
+    """'SIGKILL', … where it ended so. Neither is known where the stop met it on its way out."""
     type: str
     """The exception's class name, or 'Signal' / 'Exit'."""
     message: str

@@ -145,6 +145,8 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
     if told is not None:
         if stopped and told["type"] == "KeyboardInterrupt":
             return None
+        if stopped and signal in end.sent:  # by us, on its way out: it has not failed by that
+            return Failure(rank=end.rank, pid=end.pid, exitcode=None, signal=None, **told)
         return Failure(rank=end.rank, pid=end.pid, exitcode=end.code, signal=signal, **told)
     # By that only: it may have been killed a moment before the stop, and seen after it.
     if stopped and (signal in end.sent or (end.code == 130 and "SIGINT" in end.sent)):
