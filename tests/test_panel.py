@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.kernels import Kernel, kernel
 from tests.test_listings import made
 from tpunb import control
 from tpunb.display import comms
+from tpunb.display.frontend import FrontEnd
 from tpunb.events import Metric
 from tpunb.panel import ASK_EVERY, LOOK_EVERY, QUESTIONS, Panel
 from tpunb.rundir import RunDir
@@ -42,7 +44,7 @@ class Watched:
     def answer(self) -> None:
         """What a front end does with its first question."""
         self.wait(0.1)
-        self.panel._questions[0]._to.value = 1
+        self.panel._questions[0].answer.value = 1
         self.wait(0.1)
 
 
@@ -87,7 +89,7 @@ def test_who_answers_sees_each_ranks_log_and_searches_it(watched: Watched) -> No
     assert "[1] later</pre>" in shown._log.value
 
 
-def test_who_answers_sees_a_chart_of_the_mean_over_ranks(watched: Watched) -> None:
+def test_who_answers_sees_a_chart_of_what_the_ranks_have_logged(watched: Watched) -> None:
     watched.answer()
     shown = watched.panel._shown
     assert shown is not None
@@ -140,7 +142,10 @@ def test_ipykernels_own_name_is_there() -> None:
 
     major, minor = map(int, version("ipykernel").split(".")[:2])
     assert hasattr(BaseComm, "_reply_subshell_for") == ((major, minor) >= (7, 4))
-    assert comms.are_heard() == (major >= 7)
+    page = FrontEnd(print, print, stops=True)
+    assert comms.are_heard(page) == (major >= 7)
+    assert not comms.are_heard(replace(page, batch=True))
+    assert not comms.are_heard(replace(page, publish=None))
 
 
 @pytest.mark.slow
@@ -159,7 +164,7 @@ from tpunb.rundir import RunDir
 run = RunDir(tpunb.last_run.dir)
 made = panel.Panel(control.read_spec(run), run)
 made.tick()
-made._questions[0]._to.value = 1
+made._questions[0].answer.value = 1
 made.tick()
 most = len(get_ipython().kernel.comm_manager.comms)
 made.end()"""

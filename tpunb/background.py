@@ -8,12 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from IPython.core.getipython import get_ipython
-from IPython.display import display, update_display
-
 import tpunb
-from tpunb import control
-from tpunb.display.frontend import FrontEnd, here
+from tpunb import control, panel
+from tpunb.display.frontend import FrontEnd, Shared, here
 from tpunb.display.lines import plain
 from tpunb.display.view import View
 from tpunb.events import Note
@@ -27,21 +24,14 @@ LONGEST = 200
 
 
 class _Board:
-    """The one output of a handle, which may be shown in several cells: status and newest lines.
-
-    What a background thread prints lands below whatever cell runs then, so nothing is printed:
-    an output is replaced by its id, which every front end puts into its place.
-    """
+    """The one output of a handle: status and newest lines. A background thread prints nothing."""
 
     def __init__(self, name: str) -> None:
-        self._id = f"tpunb-{name}"
-        self._live = here().publish is not None
+        self._output = Shared(name)
         self._notes: deque[str] = deque(maxlen=LINES)
         self._lines: Sequence[str] = ()
         self._last_words = ""
-        self._bundle: dict[str, str] = {}
-        self._cell: int | None = None
-        """The number of the cell that it was shown in last."""
+        self.show = self._output.show
 
     def front(self) -> FrontEnd:
         return FrontEnd(self.write, self.publish, newest=self.newest, room=0)
@@ -59,27 +49,14 @@ class _Board:
         lines = self._last_words or "\n".join([*self._notes, *self._lines])
         style = "margin:0;padding:0 0 0 11px;white-space:pre-wrap;opacity:0.7"
         below = f'<pre style="{style}">{html.escape(lines)}</pre>'
-        self._bundle = {
+        self._output({
             "text/plain": "\n".join(filter(None, [bundle["text/plain"], lines])),
             "text/html": bundle["text/html"] + (below if lines else ""),
-        }
-        if self._cell is not None:
-            update_display(self._bundle, raw=True, display_id=self._id)
+        })  # fmt: skip
 
     def end(self, text: str) -> None:
         """In place of the newest lines, what there is to say about a failure."""
         self._last_words = text
-
-    def show(self) -> bool:
-        """Display it in the cell that runs now, from its thread; False in a terminal.
-
-        Once a cell: the value of the cell that made it is there already.
-        """
-        shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
-        if self._live and shell.execution_count != self._cell:
-            self._cell = shell.execution_count
-            display(self._bundle, raw=True, display_id=self._id)
-        return self._live
 
 
 class BackgroundRun:
@@ -117,7 +94,9 @@ class BackgroundRun:
         for note in notes:
             self._view.show(Note(note))
         self._view.tick()
-        self._board.show()
+        self._live = here().publish is not None
+        self._panel = panel.Aside(run.spec, run.dir)
+        self._show()
         threading.Thread(target=self._follow, name=f"tpunb-{run.dir.id}", daemon=True).start()
 
     @property
@@ -163,11 +142,12 @@ class BackgroundRun:
     def _follow(self) -> None:
         """In a thread: nothing here may print, or touch the notebook's variables."""
         try:
-            for event in self._run.events():
-                if event is None:
-                    self._view.tick()
-                else:
-                    self._view.show(event)
+            try:
+                for event in self._run.events():
+                    for shown in (self._view, self._panel.panel):
+                        shown.tick() if event is None else shown.show(event)
+            finally:
+                self._panel.panel.end()
             result = self._run.result()
             self._ended(result)
             tpunb.last_run = self._result = result
@@ -198,5 +178,12 @@ class BackgroundRun:
 
     def _ipython_display_(self) -> None:
         """Show it here too, live; in a terminal, which cannot replace an output, as text."""
-        if not self._board.show():
+        if self._live:
+            self._show()
+        else:
             print(repr(self))
+
+    def _show(self) -> None:
+        if self._live:
+            self._board.show()
+            self._panel.show()

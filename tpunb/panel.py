@@ -1,9 +1,9 @@
 """Below the card, where a person can click: the log by rank, searched, and a chart to zoom into.
 
-Widgets of ipywidgets (7.7 and 8). They are made once a front end has answered while the cell
-runs, and are gone when it ends: a saved notebook holds neither a widget nor a trace of one.
-What a person clicks arrives in another thread, in which nothing can be shown: it is only noted
-there, and the cell's own thread acts on it at its next `tick`.
+Widgets of ipywidgets (7.7 and 8). They are made once a front end has answered while the run
+goes on, and are gone when it ends: a saved notebook holds neither a widget nor a trace of one.
+What a person clicks may arrive in another thread, in which nothing can be shown: it is only
+noted there, and the thread that follows the run acts on it at its next `tick`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any
 
 from tpunb import logs
 from tpunb.display import chart, comms
-from tpunb.display.frontend import FrontEnd, Replaced, here
+from tpunb.display.frontend import FrontEnd, Replaced, Shared, here
 from tpunb.display.lines import plain
-from tpunb.display.view import short
+from tpunb.display.points import Points
+from tpunb.display.view import View, short
 from tpunb.events import Event, Metric
+from tpunb.launcher import Attached, Run
 from tpunb.models import RunSpec
 from tpunb.rundir import RunDir
 
@@ -40,15 +42,47 @@ _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "er
 @contextmanager
 def beside(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
     """A block in which the cell that runs now has the panel of its run, where it can be used."""
-    front = front or here()
-    # Only JupyterLab and Notebook 7, which tell the cell's id, have subshells to answer in.
-    # ipywidgets takes its time to import: %tpu_setup has it done in the background.
-    can_be = front.stops and comms.are_heard() and "ipywidgets" in sys.modules
-    made = Panel(spec, run, questions=QUESTIONS if can_be else 0)
+    can_be = comms.are_heard(front or here()) and _is_there()
+    made = Panel(spec, run, questions=QUESTIONS if can_be else 0, fetches=True)
     try:
         yield made
     finally:
         made.end()
+
+
+def watched(run: Run | Attached, view: View) -> Iterator[None]:
+    """Show a run in the cell that runs now until it has ended; pauses at whatever happens."""
+    with beside(run.spec, run.dir) as panel:
+        for event in run.events():
+            for shown in (view, panel):
+                shown.tick() if event is None else shown.show(event)
+            yield
+
+
+class Aside:
+    """The panel of a run in the background: the kernel is free to hear what is clicked.
+
+    A line that says where the log is holds its place, before and afterwards.
+    """
+
+    def __init__(self, spec: RunSpec, run: RunDir) -> None:
+        """In the thread of a cell."""
+        self._output = Shared(f"{run.id}-panel")
+        front = here()
+        can_be = front.publish is not None and not front.batch and _is_there()
+        if can_be:
+            self._output(_place(run))
+        self.panel = Panel(spec, run, questions=QUESTIONS if can_be else 0, output=self._output)
+        self.show = self._output.show
+
+
+def _is_there() -> bool:
+    # It takes its time to import: %tpu_setup has it done in the background.
+    return "ipywidgets" in sys.modules
+
+
+def _place(run: RunDir) -> dict[str, Any]:
+    return {"text/plain": f"log: {short(run.log)} (%tpu_logs searches it)"}
 
 
 class _Question:
@@ -57,14 +91,14 @@ class _Question:
     def __init__(self) -> None:
         import ipywidgets
 
-        self._from, self._to = ipywidgets.IntText(value=1), ipywidgets.IntText(value=0)
-        link = ipywidgets.jsdlink((self._from, "value"), (self._to, "value"))
-        self._all = (self._from, self._to, link)
+        asked, self.answer = ipywidgets.IntText(value=1), ipywidgets.IntText(value=0)
+        link = ipywidgets.jsdlink((asked, "value"), (self.answer, "value"))
+        self._all = (asked, self.answer, link)
         for widget in self._all:
             comms.let_through(widget)
 
     def is_answered(self) -> bool:
-        return bool(self._to.value == 1)
+        return bool(self.answer.value == 1)
 
     def close(self) -> None:
         _close(self._all)
@@ -88,24 +122,28 @@ class Panel:
         run: RunDir,
         *,
         questions: int = QUESTIONS,
+        fetches: bool = False,
+        output: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`questions`: how often it asks at most whether a front end is there."""
+        """`questions`: how often it asks at most whether a front end is there.
+
+        `fetches`: it is ticked by a running cell, which keeps others from hearing what is
+        clicked. `output`: where it stands; below the cell's other outputs, unless given.
+        """
         self._spec, self._run, self._clock = spec, run, clock
         self._left = questions
         self._questions: list[_Question] = []
         self._asked = self._looked = -1.0
         self._shown: _Shown | None = None
-        self._output = Replaced()
-        self._metrics: dict[str, dict[float, tuple[float, int]]] = {}
+        self._fetches = fetches
+        self._output = output or Replaced()
+        self._points = Points(spec.world_size)
 
     def show(self, event: Event) -> None:
         """Take in an event; metrics are what the chart is of."""
-        if isinstance(event, Metric) and event.step is not None and self._may_be_shown:
-            for name, value in event.values.items():
-                points = self._metrics.setdefault(name, {})
-                total, count = points.get(event.step, (0.0, 0))
-                points[event.step] = total + value, count + 1
+        if isinstance(event, Metric) and self._may_be_shown:
+            self._points.add(event)
 
     @property
     def _may_be_shown(self) -> bool:
@@ -114,11 +152,14 @@ class Panel:
     def tick(self) -> None:
         """Do what is due. To be called often, in the thread of the cell."""
         now = self._clock()
+        if self._fetches and (self._questions or self._shown):
+            answers = [question.answer for question in self._questions]
+            comms.fetch(answers if self._shown is None else self._shown.asked)
         if self._shown is None:
             self._ask(now)
         elif self._shown.changed or now - self._looked >= LOOK_EVERY:
             self._looked = now
-            self._shown.look(self._metrics)
+            self._shown.look(self._points)
 
     def _ask(self, now: float) -> None:
         if any(question.is_answered() for question in self._questions):
@@ -139,7 +180,7 @@ class Panel:
         """Take the widgets away. A line that says where the log is stands in their place."""
         self._close_questions()
         if self._shown is not None:
-            self._output({"text/plain": f"log: {short(self._run.log)} (%tpu_logs searches it)"})
+            self._output(_place(self._run))
             self._shown.close()
             self._shown = None
 
@@ -184,12 +225,12 @@ class _Shown:
         for index, title in enumerate(titles):
             self._tabs.set_title(index, title)
         self._tabs.selected_index = 1
-        self._asked = (self._tabs, self._search, self._level, self._rank, self._metric,
-                       self._log_scale, self._zoom)  # fmt: skip
-        for widget in self._asked:
+        self.asked = (self._tabs, self._search, self._level, self._rank, self._metric,
+                      self._log_scale, self._zoom)  # fmt: skip
+        for widget in self.asked:
             comms.let_through(widget)
             widget.observe(self._note, ["value", "selected_index"])
-        self._all = [*self._asked, self._log, self._chart, log, drawn, *log.children,
+        self._all = [*self.asked, self._log, self._chart, log, drawn, *log.children,
                      *drawn.children]  # fmt: skip
 
     def _note(self, change: Any) -> None:
@@ -200,13 +241,13 @@ class _Shown:
         view = {"version_major": 2, "version_minor": 0, "model_id": self._tabs.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the log, live"}
 
-    def look(self, metrics: dict[str, dict[float, tuple[float, int]]]) -> None:
+    def look(self, points: Points) -> None:
         """Show what has come, in the tab that is open."""
         self.changed = False
         if self._tabs.selected_index:
             self._look_at_log(self._tabs.selected_index)
         else:
-            self._draw(metrics)
+            self._draw(points)
 
     def _look_at_log(self, tab: int) -> None:
         rank = str(tab - 2) if self._own_tabs and tab > 1 else self._rank.value
@@ -231,18 +272,18 @@ class _Shown:
                 f"{text}</pre></div>"
             )
 
-    def _draw(self, metrics: dict[str, dict[float, tuple[float, int]]]) -> None:
-        if tuple(metrics) != self._metric.options:
+    def _draw(self, points: Points) -> None:
+        if points.names != self._metric.options:
             chosen = self._metric.value
-            self._metric.options = tuple(metrics)
-            self._metric.value = chosen if chosen in metrics else next(iter(metrics))
+            self._metric.options = points.names
+            self._metric.value = chosen if chosen in points.names else points.names[0]
         name = self._metric.value
         if name is None:
             self._chart.value = "<i>tpunb.log(step=…, loss=…) in the train cell draws here</i>"
             return
-        points = sorted((step, total / count) for step, (total, count) in metrics[name].items())
-        first, last = (round(share / 100 * len(points)) for share in self._zoom.value)
-        self._chart.value = chart.image(points[first:last], name, log=self._log_scale.value)
+        drawn = points.of(name)
+        first, last = (round(share / 100 * len(drawn)) for share in self._zoom.value)
+        self._chart.value = chart.image(drawn[first:last], name, log=self._log_scale.value)
 
     def _close_log(self) -> None:
         if self._live is not None:

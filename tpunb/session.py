@@ -270,11 +270,7 @@ class Session:
         age = max(0.0, time.time() - folder.spec.stat().st_mtime)
         view = View(run.spec, folder, logs=shown, age=age)
         with interrupts.counted() as pressed:
-            for event in run.events():
-                if event is None:
-                    view.tick()
-                else:
-                    view.show(event)
+            for _ in panel.watched(run, view):
                 if pressed[0]:
                     view.leave("goes on, and is not followed here any more")
                     print(f"run {folder.id} goes on; %tpu_stop {folder.id} stops it")
@@ -327,13 +323,10 @@ class Session:
         for note in notes:
             view.show(Note(note))
         told = 0
-        with panel.beside(run.spec, run.dir) as beside:
-            for event in run.events():
-                for shown in (view, beside):
-                    shown.tick() if event is None else shown.show(event)
-                if pressed[0] > told:
-                    told = pressed[0]
-                    run.stop("interrupt", "interrupted in the notebook", now=told > 1)
+        for _ in panel.watched(run, view):
+            if pressed[0] > told:
+                told = pressed[0]
+                run.stop("interrupt", "interrupted in the notebook", now=told > 1)
         result = returns.collect(run.result(), run.spec)
         view.finish(result)
         return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from IPython.core.getipython import get_ipython
-from IPython.display import DisplayHandle, display
+from IPython.display import DisplayHandle, display, update_display
 
 from tpunb.display import paper
 
@@ -87,3 +87,30 @@ class Replaced:
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
+
+
+class Shared:
+    """An output that stands in several cells; each new bundle replaces it in all of them.
+
+    What a background thread prints lands below whatever cell runs then. An output is replaced by
+    its id instead, which every front end puts into its place.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._id = f"tpunb-{name}"
+        self._bundle: dict[str, Any] = {}
+        self._cell: int | None = None
+        """The number of the cell that it was shown in last."""
+
+    def __call__(self, bundle: dict[str, Any]) -> None:
+        """Replace what is shown, from any thread."""
+        self._bundle = bundle
+        if self._cell is not None:
+            update_display(bundle, raw=True, display_id=self._id)
+
+    def show(self) -> None:
+        """Display it in the cell that runs now, from its thread, once a cell."""
+        shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
+        if self._bundle and shell.execution_count != self._cell:
+            self._cell = shell.execution_count
+            display(self._bundle, raw=True, display_id=self._id)

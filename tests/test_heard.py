@@ -1,0 +1,164 @@
+"""What a person clicks is heard while the cell runs, and no cell runs early because of it.
+
+The test is the front end, on the wire: it says what JupyterLab and Notebook say when somebody
+clicks. With ipykernel 7 that goes to a subshell, with 6 it waits behind the cells that were run
+since.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels import PATIENCE, Kernel, kernel
+from tests.test_listings import made
+
+WATCH = """import time
+from pathlib import Path
+from tpunb import control, panel
+from tpunb.rundir import RunDir
+run = RunDir(Path({folder!r}))
+with panel.beside(control.read_spec(run), run) as watched:
+    while not Path("go on").exists():
+        watched.tick()
+        time.sleep(0.02)
+{end}"""
+
+
+class Page:
+    """The widgets of a page, and a hand that clicks."""
+
+    def __init__(self, nb: Kernel) -> None:
+        self.nb = nb
+        self.open: dict[str, dict[str, Any]] = {}
+        """The state of each widget that is open, by its comm."""
+        self.idle: list[str] = []
+        """The requests that have been answered, in their order."""
+        self.texts: list[str] = []
+        features = nb.client.kernel_info(reply=True, timeout=PATIENCE)["content"].get(
+            "supported_features", []
+        )
+        self.subshell = self._subshell() if "kernel subshells" in features else None
+
+    def _subshell(self) -> str:
+        client = self.nb.client
+        client.control_channel.send(client.session.msg("create_subshell_request", {}))
+        reply = client.get_control_msg(timeout=PATIENCE)
+        return str(reply["content"]["subshell_id"])
+
+    def say(self, comm: str, **state: Any) -> str:
+        """What a person has changed; the id of the message."""
+        data = {"method": "update", "state": state, "buffer_paths": []}
+        content = {"comm_id": comm, "data": data}
+        message = self.nb.client.session.msg("comm_msg", content)
+        if self.subshell is not None:
+            message["header"]["subshell_id"] = self.subshell
+        self.nb.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def messages(self, until: str) -> Iterator[dict[str, Any]]:
+        """What the kernel tells, each taken in already. Fails if it is not the end in time."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            assert time.monotonic() < deadline, f"waited in vain: {until}"
+            try:
+                message = self.nb.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            self._take(message["msg_type"], message["content"], message["parent_header"])
+            yield message
+
+    def _take(self, kind: str, content: dict[str, Any], parent: dict[str, Any]) -> None:
+        if kind == "comm_open":
+            self.open[content["comm_id"]] = content["data"]["state"]
+        elif kind == "comm_msg" and content["data"].get("method") == "update":
+            self.open[content["comm_id"]].update(content["data"]["state"])
+        elif kind == "comm_close":
+            del self.open[content["comm_id"]]
+        elif kind == "stream":
+            self.texts.append(content["text"])
+        elif kind == "status" and content["execution_state"] == "idle":
+            self.idle.append(parent["msg_id"])
+
+    def tabs(self) -> str:
+        """Answer what is asked, as every page does, until the panel is shown: its comm."""
+        for message in self.messages("the panel"):
+            content = message["content"]
+            if message["msg_type"] == "comm_open":
+                state = content["data"]["state"]
+                if (state["_model_name"], state.get("value")) == ("IntTextModel", 0):
+                    self.say(content["comm_id"], value=1)
+            view = content.get("data", {}).get("application/vnd.jupyter.widget-view+json")
+            if message["msg_type"] in ("display_data", "update_display_data") and view:
+                return str(view["model_id"])
+        raise AssertionError
+
+    def shows(self, text: str) -> None:
+        """Wait for the log of a tab."""
+        for _ in self.messages(text):
+            if any(text in str(state.get("value")) for state in self.open.values()):
+                return
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
+    fails: bool, tmp_path: Path
+) -> None:
+    run = made(tmp_path, "x")
+    run.log.write_text("[0] a\n[1] b\n")
+    end = "raise ValueError('failed')" if fails else "print('watched')"
+    with kernel(tmp_path) as nb:
+        nb.run("import ipywidgets", "setup").good()
+        page = Page(nb)
+        watch = nb.send(WATCH.format(folder=str(run.path), end=end), "watch")
+        below = [nb.send(f"print('cell {n}')", f"below-{n}") for n in (1, 2)]
+        tabs = page.tabs()
+        page.shows("[0] a\n[1] b</pre>")
+        click = page.say(tabs, selected_index=3)
+        page.shows(">[1] b</pre>")
+        assert watch.message not in page.idle
+        (tmp_path / "go on").touch()
+        for _ in page.messages("the end"):
+            if below[-1].message in page.idle:
+                break
+        replies = [nb.client._recv_reply(ran.message, timeout=PATIENCE) for ran in below]
+        assert [reply["content"]["status"] for reply in replies] == [
+            "aborted" if fails else "ok"
+        ] * 2
+        printed = "".join(page.texts).split("\n")
+        assert [line for line in printed if line] == (
+            [] if fails else ["watched", "cell 1", "cell 2"]
+        )
+        assert page.open == {}
+        # The page was told that the click was dealt with, or it would not send the next.
+        order = [name for name in page.idle if name in (click, watch.message, below[0].message)]
+        assert order == [click, watch.message, below[0].message]
+
+
+@pytest.mark.slow
+def test_a_run_in_the_background_has_its_panel_in_an_idle_kernel(tmp_path: Path) -> None:
+    with kernel(tmp_path) as nb:
+        nb.run("%load_ext tpunb\nimport ipywidgets", "setup").good()
+        page = Page(nb)
+        body = "import os, time\nprint('line of', os.environ['RANK'])\n"
+        body += "while not os.path.exists('go on'):\n    time.sleep(0.05)"
+        train = nb.send(f"%%tpu_train --cores 2 --bg --out run\n{body}", "train")
+        tabs = page.tabs()
+        page.shows("line of 1")
+        assert train.message in page.idle
+        page.say(tabs, selected_index=3)
+        page.shows(">[1] line of 1</pre>")
+        (tmp_path / "go on").touch()
+        nb.run("run.wait(); None", "wait").good()
+        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
+        shown = nb.run("run", "again").good()
+        card, panel = shown.statuses()
+        assert card.startswith("succeeded · 2 ranks")
+        assert panel.startswith("log: runs/")
+        assert "widget" not in json.dumps(list(shown.displays.values()))
