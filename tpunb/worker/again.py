@@ -24,7 +24,8 @@ MOST = 6
 @dataclass
 class _News:
     ranks: list[int] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: float | None = None
+    """None: nothing was compiled, it is what the loop does at every step."""
     since: float = 0.0
 
 
@@ -62,7 +63,8 @@ class Gathering:
         key = (told["step"], told["place"], told["what"])
         news = self._news.setdefault(key, _News(since=now))
         news.ranks.append(rank)
-        news.seconds = max(news.seconds, told["seconds"])
+        if told["seconds"] is not None:
+            news.seconds = max(news.seconds or 0.0, told["seconds"])
 
     def _line(self, key: tuple[int, str, str]) -> str:
         news = self._news.pop(key)
@@ -72,6 +74,8 @@ class Gathering:
             return more if self._told == MOST + 1 else ""
         step, place, what = key
         who = "the ranks" if len(news.ranks) == len(self._tails) > 1 else _ranks(news.ranks)
+        if news.seconds is None:
+            return f"{who}: {what} ({place})"
         return f"{who} recompiled at step {step} ({news.seconds:.1f} s): {what} ({place})"
 
 

@@ -34,6 +34,8 @@ class Cells:
         self._lines = run.script.read_text(encoding="utf-8").split("\n")
         self._blocks = spec.blocks
         self._flags = 0
+        self.codes: list[CodeType] = []
+        """Of the blocks that have run."""
         self.module = self._make_main()
 
     def _make_main(self) -> ModuleType:
@@ -63,6 +65,7 @@ class Cells:
         source = "\n" * (block.first - 1) + self._text(block)
         code: CodeType = compile(source, self._path, "exec", flags=self._flags, dont_inherit=True)
         self._flags |= code.co_flags & _FUTURE
+        self.codes.append(code)
         return code
 
 

@@ -18,6 +18,33 @@ def compile_seconds() -> float:
     return float(timed[1]) / 1e9 if timed else 0.0
 
 
+def made() -> int:
+    """Tensors that operations have made; a step that does the same makes as many."""
+    import torch_xla.debug.metrics as met
+
+    return met.counter_value("CreateXlaTensor") or 0
+
+
+def left() -> dict[str, int]:
+    """How often something has left the device that slows a loop, in words for the person.
+
+    Numbers that were read count as an operator that XLA does not have.
+    """
+    import torch_xla.debug.metrics as met
+
+    found = {}
+    for name in met.executed_fallback_ops():
+        if name == "aten::_local_scalar_dense":
+            what = (
+                "a number is read from the device at every step (.item(), print, a condition), and "
+                "the loop waits for it; %%tpu_debug names the line"
+            )
+        else:
+            what = f"{name.removeprefix('aten::')} runs on the CPU at every step: XLA has none"
+        found[what] = met.counter_value(name) or 0
+    return found
+
+
 def look() -> tuple[int, int, int, int]:
     """Steps (MarkStep), compilations begun (UncachedCompile), ended, and their nanoseconds.
 

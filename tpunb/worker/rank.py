@@ -127,8 +127,8 @@ def _watch_steps(task: Assignment) -> None:
         str(run.script),
         task.spec.place,
         run.recompiled(attempt, rank),
-        counters.compiled,
-        counters.compile_seconds,
+        counters,
+        task.cells.codes,
     )
     profile = task.spec.profile
     if profile is not None and rank in profile.ranks:
