@@ -140,6 +140,23 @@ def used_again() -> None:
     assert len(memory._lent) < 200
 
 
+def lent() -> None:
+    """Nothing that XLA lets go of, in its own thread, is the last to hold a Python object."""
+    import torch
+
+    from tpunb.worker.rehearsal import transfer
+
+    flat, _ = transfer.flatten([torch.ones(100), torch.ones(7)], torch.float32)
+    tensors = [transfer.to_xla(value) for value in (*flat.split(64), torch.ones(5))]
+    for each in transfer.memory._lent[-len(tensors) :]:
+        assert each._base is None  # what it is a part of would be held by XLA, too
+        assert each._use_count() > 1
+
+
+def test_what_xla_has_is_kept_until_it_lets_go(ranks: Ranks) -> None:
+    ranks.values(lent, 1)
+
+
 def test_memory_is_used_again_when_xla_has_let_go_of_it(ranks: Ranks) -> None:
     ranks.values(used_again, 1)
 

@@ -39,6 +39,8 @@ def to_xla(value: torch.Tensor) -> torch.Tensor:
     """A new XLA tensor in the memory of `value`: do not use that again."""
     if value.data_ptr() % ALIGNMENT or not value.is_contiguous():
         value = value.clone(memory_format=torch.contiguous_format)
+    # Not a part of another tensor: torch 2.8 would have XLA hold that one instead, see `lend`.
+    value = value.data
     tensor: torch.Tensor = _XLAC._from_dlpack(to_dlpack(value))
     memory.lend(value)
     return tensor
