@@ -154,6 +154,7 @@ class BackgroundRun:
             if result.state != "succeeded":
                 self._board.end(result.explain(traceback=False))
             self._view.finish(result)
+            panel.keep(result)
         except BaseException as error:  # told to whoever waits: a thread has nobody to tell
             self._error = error
         finally:

@@ -2,6 +2,9 @@
 
 Widgets of ipywidgets (7.7 and 8). They are made once a front end has answered while the run
 goes on, and are gone when it ends: a saved notebook holds neither a widget nor a trace of one.
+But a page that is opened again during a run gets no update of any output, and may have been
+saved with the panel: what stands in its place then is the run's last card, which the front end
+asks the kernel for.
 What a person clicks may arrive in another thread, in which nothing can be shown: it is only
 noted there, and the thread that follows the run acts on it at its next `tick`.
 """
@@ -11,9 +14,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from tpunb import logs
@@ -21,10 +26,11 @@ from tpunb.display import chart, comms
 from tpunb.display.frontend import FrontEnd, Replaced, Shared, here
 from tpunb.display.lines import plain
 from tpunb.display.points import Points
+from tpunb.display.shown import card_of
 from tpunb.display.view import View, short
 from tpunb.events import Event, Metric
 from tpunb.launcher import Attached, Run
-from tpunb.models import RunSpec
+from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
 ASK_EVERY = 0.5
@@ -36,14 +42,17 @@ LONGEST = 300
 """Characters of a line."""
 MOST_TABS = 16
 """Ranks that have a tab of their own; more are chosen from a list."""
+KEPT = 4
+"""Runs of which what stands in the panel's place is kept for pages that are opened again."""
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
 
 @contextmanager
 def beside(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
     """A block in which the cell that runs now has the panel of its run, where it can be used."""
-    can_be = comms.are_heard(front or here()) and _is_there()
-    made = Panel(spec, run, questions=QUESTIONS if can_be else 0, fetches=True)
+    front = front or here()
+    can_be = comms.are_heard(front) and _is_there()
+    made = Panel(spec, run, questions=QUESTIONS if can_be else 0, fetches=True, keeps=front.stops)
     try:
         yield made
     finally:
@@ -72,7 +81,9 @@ class Aside:
         can_be = front.publish is not None and not front.batch and _is_there()
         if can_be:
             self._output(_place(run))
-        self.panel = Panel(spec, run, questions=QUESTIONS if can_be else 0, output=self._output)
+        self.panel = Panel(
+            spec, run, questions=QUESTIONS if can_be else 0, keeps=front.stops, output=self._output
+        )
         self.show = self._output.show
 
 
@@ -123,20 +134,22 @@ class Panel:
         *,
         questions: int = QUESTIONS,
         fetches: bool = False,
+        keeps: bool = False,
         output: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`questions`: how often it asks at most whether a front end is there.
 
         `fetches`: it is ticked by a running cell, which keeps others from hearing what is
-        clicked. `output`: where it stands; below the cell's other outputs, unless given.
+        clicked. `keeps`: a page that is opened again asks for what it was saved with.
+        `output`: where it stands; below the cell's other outputs, unless given.
         """
         self._spec, self._run, self._clock = spec, run, clock
         self._left = questions
         self._questions: list[_Question] = []
         self._asked = self._looked = -1.0
         self._shown: _Shown | None = None
-        self._fetches = fetches
+        self._fetches, self._keeps = fetches, keeps
         self._output = output or Replaced()
         self._points = Points(spec.world_size)
 
@@ -181,7 +194,7 @@ class Panel:
         self._close_questions()
         if self._shown is not None:
             self._output(_place(self._run))
-            self._shown.close()
+            self._shown.close(keeps=self._keeps)
             self._shown = None
 
 
@@ -225,6 +238,7 @@ class _Shown:
         for index, title in enumerate(titles):
             self._tabs.set_title(index, title)
         self._tabs.selected_index = 1
+        self._root, self._last = w.VBox([self._tabs]), w.HTML()
         self.asked = (self._tabs, self._search, self._level, self._rank, self._metric,
                       self._log_scale, self._zoom)  # fmt: skip
         for widget in self.asked:
@@ -238,7 +252,7 @@ class _Shown:
 
     def bundle(self) -> dict[str, Any]:
         """What a front end shows the widgets for."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self._tabs.model_id}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._root.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the log, live"}
 
     def look(self, points: Points) -> None:
@@ -290,6 +304,24 @@ class _Shown:
             self._live.close()
             self._live = None
 
-    def close(self) -> None:
+    def close(self, *, keeps: bool) -> None:
         self._close_log()
+        if keeps:
+            self._root.children = (self._last,)
+            _kept.append((self._run.path, self._last, self._root))
+            while len(_kept) > KEPT:
+                _close(_kept.popleft()[1:])
+        else:
+            self._all += [self._root, self._last]
         _close(self._all)
+
+
+_kept: deque[tuple[Path, Any, Any]] = deque()
+"""What stands in the place of panels, by the run's folder, and the box around it."""
+
+
+def keep(result: RunResult) -> None:
+    """Pages that were opened again show how the run has ended, where they would show its panel."""
+    for path, last, _ in _kept:
+        if path == result.dir:
+            last.value = card_of(result)

@@ -277,6 +277,7 @@ class Session:
                     return None
             result = returns.collect(run.result(), run.spec)
             view.finish(result)
+            panel.keep(result)
         return self._hand_over(result, chosen, folded=view.folds)
 
     def stop(self, wanted: str | None) -> None:
@@ -329,6 +330,7 @@ class Session:
                 run.stop("interrupt", "interrupted in the notebook", now=told > 1)
         result = returns.collect(run.result(), run.spec)
         view.finish(result)
+        panel.keep(result)
         return result
 
     def _hand_over(

@@ -54,8 +54,11 @@ def _cell() -> int:
 
 def result(of: RunResult) -> str | None:
     """The card of a run that has ended; None below that card itself, where text is enough."""
-    if _last == (of.dir, _cell()):
-        return None
+    return None if _last == (of.dir, _cell()) else card_of(of)
+
+
+def card_of(of: RunResult) -> str:
+    """The card of a run that has ended."""
     path = of.dir / "metrics.jsonl"
     small = path.exists() and path.stat().st_size <= accounts.READ
     curves: dict[str, Curve] = {}
