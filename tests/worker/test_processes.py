@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -146,3 +147,17 @@ def test_the_parent_is_spared_until_its_children_are_gone(child: subprocess.Pope
     rank.wait()
     assert rank.stdout is not None
     rank.stdout.close()
+
+
+def test_a_kernel_that_gives_no_orphans_is_no_reason_not_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(option: int, value: int) -> None:
+        raise OSError(number, "as a kernel says it")
+
+    monkeypatch.setattr(processes, "_prctl", refuse)
+    number = errno.EINVAL  # gVisor's answer
+    processes.adopt_orphans()
+    number = errno.EPERM
+    with pytest.raises(PermissionError):
+        processes.adopt_orphans()
