@@ -29,8 +29,8 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         lambda folder: start.measure(folder, 1, 1),
     ),
     "step": (
-        lambda folder, rounds: step.measure(folder, rounds, 9, (1, 2)),
-        lambda folder: step.measure(folder, 1, 3, (2,)),
+        lambda folder, rounds: step.measure(folder, rounds, 9, (1, 2), 3000),
+        lambda folder: step.measure(folder, 1, 3, (2,), 100),
     ),
     "collectives": (collectives.measure, collectives.measure_a_little),
     "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),

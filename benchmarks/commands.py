@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -85,3 +86,16 @@ def torchrun(ranks: int, script: str) -> list[str]:
         f"--master-port={free_port()}",
         script,
     ]
+
+
+def told_by(
+    script: Path, folder: Path, ranks: int, threads: int, rounds: int, samples: int
+) -> dict[str, list[float]]:
+    """What one start of a script under torchrun measured: for each name all values it prints."""
+    command = [*torchrun(ranks, str(script)), str(rounds), str(samples)]
+    env = {"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)}
+    env["PYTHONPATH"] = str(script.parents[1])
+    text = run(command, folder, env=env).text
+    (line,) = [line for line in text.splitlines() if line.startswith("{")]
+    found: dict[str, list[list[float]]] = json.loads(line)
+    return {name: [value for one in times for value in one] for name, times in found.items()}

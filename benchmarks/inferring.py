@@ -1,7 +1,6 @@
-"""A rank that measures `predict`, and steps with `shard`: a script for torchrun.
+"""A rank that measures `predict`: a script for torchrun.
 
-    torchrun --nproc-per-node=4 inferring.py predict ROUNDS SAMPLES
-    torchrun --nproc-per-node=1 inferring.py steps ROUNDS SAMPLES
+    torchrun --nproc-per-node=4 inferring.py ROUNDS SAMPLES
 
 Rank 0 prints a line of JSON: for each name, a list of seconds for each round.
 """
@@ -12,15 +11,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from tpunb.training import masked_loss, predict, shard
+from tpunb.training import predict
 from tpunb.worker.rehearsal.install import install
 
 WIDTH, CLASSES = 1024, 10
@@ -72,73 +71,14 @@ def predicting(rounds: int, samples: int) -> Times:
     return found
 
 
-def stepping(rounds: int, samples: int) -> Times:
-    """Processor seconds of a step: in plain PyTorch, with `shard`, and with a mask as well."""
-    data = TensorDataset(torch.randn(samples, 64), torch.randint(CLASSES, (samples,)))
-    model = make_model(256)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
-    plain: DataLoader[list[torch.Tensor]] = DataLoader(data, BATCH, sampler=sampler, drop_last=True)
-    dropping, padding = shard(plain, rest="drop"), shard(plain)
-
-    def step(loss: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        xm.optimizer_step(optimizer)
-        torch_xla.sync(wait=True)
-
-    def losses(batch: Iterable[torch.Tensor], reduction: str) -> torch.Tensor:
-        x, y = (part.to("xla") for part in batch)
-        return nn.functional.cross_entropy(model(x), y, reduction=reduction)
-
-    def bare() -> None:
-        for batch in plain:
-            step(losses(batch, "mean"))
-
-    def bare_masked() -> None:
-        mask = torch.ones(BATCH, dtype=torch.bool)
-        for batch in plain:
-            counts = mask.clone().to("xla")
-            step((losses(batch, "none") * counts).sum() / counts.sum())
-
-    def dropped() -> None:
-        for batch in dropping:
-            step(losses(batch, "mean"))
-
-    def masked() -> None:
-        for batch, mask in padding:
-            step(masked_loss(losses(batch, "none"), mask.to("xla")))
-
-    ways = {
-        "bare": (bare, plain),
-        "dropped": (dropped, dropping),
-        "bare masked": (bare_masked, plain),
-        "masked": (masked, padding),
-    }
-    found: Times = {name: [] for name in ways}
-    order = list(ways)
-    for number in range(rounds + 1):  # the first compiles
-        for loader in (sampler, dropping, padding):
-            loader.set_epoch(number)
-        for name in order:
-            work, loader = ways[name]
-            began = time.process_time()  # what else the machine does is not in it
-            work()
-            seconds = time.process_time() - began
-            if number:
-                found[name].append([seconds / len(loader)])
-        order.reverse()  # so that what drifts meanwhile hits all alike
-    return found
-
-
-def main(what: str, rounds: int, samples: int) -> None:
+def main(rounds: int, samples: int) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
         install(rank, world, rank, world)
-    found = {"predict": predicting, "steps": stepping}[what](rounds, samples)
+    found = predicting(rounds, samples)
     if rank == 0:
         print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,6 +1,7 @@
 """How long a step of the quickstart takes in a rank, and in the same script under torchrun.
 
-And what watching it costs: with tpunb.log and tpunb.track, and without.
+And what watching it costs: with tpunb.log and tpunb.track, and without. And what the look at each
+step and the helpers for training cost one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 import nbformat
 from nbformat import v4
 
-from benchmarks.commands import TPUNB, run, torchrun
+from benchmarks.commands import TPUNB, run, told_by, torchrun
 from benchmarks.kernel import Kernel
 from benchmarks.table import Samples, met, table
 
+STEPPING = Path(__file__).with_name("stepping.py")
 QUICKSTART = Path(__file__).parent.parent / "notebooks" / "00_quickstart.ipynb"
 WARM_UP = 3
 """Epochs that are not counted: they compile, of each of KINDS one."""
@@ -62,8 +64,21 @@ Taken = dict[str, tuple[float, float]]
 """For each of KINDS, median and mean of the steps of one process, in milliseconds."""
 
 
-def measure(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) -> str:
-    """Measure both in turn, `rounds` times for each number of ranks, and tell in a table."""
+HELPERS = {
+    "looked": ("the look at each step of a run", "bare"),
+    "dropped": ('shard, rest="drop"', "bare"),
+    "masked": ("shard and masked_loss", "bare masked"),
+    "accumulated": ("Accumulation of four pieces", "bare pieces"),
+}
+"""Ways of stepping.py, and beside which bare one they are measured."""
+
+
+def measure(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...], samples: int) -> str:
+    """Measure all in turn, `rounds` times for each number of ranks, and tell in tables."""
+    return f"{_quickstart(folder, rounds, epochs, sizes)}\n\n{_helpers(folder, rounds, samples)}"
+
+
+def _quickstart(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) -> str:
     notebook = folder / "step.ipynb"
     cells = _write(notebook, WARM_UP + epochs)
     run([TPUNB, "convert", str(notebook), "-o", "step.py"], folder)
@@ -158,4 +173,21 @@ def _report(
         + table(rows)
         + "\n\nWhat tpunb.log in every step and tpunb.track around them cost, in a run.\n\n"
         + table(watched)
+    )
+
+
+def _helpers(folder: Path, rounds: int, samples: int) -> str:
+    steps: dict[str, Samples] = {}
+    for _ in range(rounds):
+        processors = len(os.sched_getaffinity(0))
+        for name, values in told_by(STEPPING, folder, 1, processors, 8, samples).items():
+            steps.setdefault(name, Samples()).add([1000 * value for value in values])
+    rows = [("a step", "processor ms", "bare code", "ratio", "goal ≤ 1.02")]
+    for name, (label, beside) in HELPERS.items():
+        mine, bare = steps[name], steps[beside]
+        ratio = mine.over(bare)
+        rows.append((label, mine.text(2), bare.text(2), ratio.text(3), met(ratio, most=1.02)))
+    return (
+        "What tpunb costs a step of training, in one rank, beside a DataLoader with a\n"
+        "DistributedSampler; processor time of all its threads.\n\n" + table(rows)
     )

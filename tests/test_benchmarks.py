@@ -43,6 +43,10 @@ ROOT = Path(__file__).parents[1]
                 r"2 {2,}with tpunb\.track too {2,}N {2,}N {2,}N {2,}N {2,}(met|missed)",
                 r"2 {2,}tpunb\.log {2,}N {2,}N {2,}(met|missed)",
                 r"2 {2,}tpunb\.log and tpunb\.track {2,}N {2,}N {2,}(met|missed)",
+                r"the look at each step of a run {2,}N {2,}N {2,}N {2,}(met|missed)",
+                r'shard, rest="drop" {2,}N {2,}N {2,}N {2,}(met|missed)',
+                r"shard and masked_loss {2,}N {2,}N {2,}N {2,}(met|missed)",
+                r"Accumulation of four pieces {2,}N {2,}N {2,}N {2,}(met|missed)",
             ],
         ),
         (
@@ -79,10 +83,6 @@ ROOT = Path(__file__).parents[1]
                 r"predict on 2 ranks {2,}N",
                 r"rank 0 of them, while the others wait {2,}N {2,}N",
                 r"a rank by itself, with \d+ processors {2,}N {2,}N",
-                r"bare, without a mask {2,}N",
-                r"bare, with a mask {2,}N",
-                r'shard, rest="drop" {2,}N {2,}N {2,}(met|missed)',
-                r"shard and masked_loss {2,}N {2,}N {2,}(met|missed)",
             ],
         ),
         (
