@@ -166,7 +166,8 @@ def _goes_to(page: Page, url: str) -> bool:
     try:
         page.goto(url, timeout=PATIENCE * 1000)
     except Error as error:
-        if "ERR_CONNECTION_REFUSED" not in error.message:
+        # The second is what is said if its page of the first comes in between.
+        if not any(one in error.message for one in ("ERR_CONNECTION_REFUSED", "chrome-error://")):
             raise
         return False
     return True
