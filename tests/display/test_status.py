@@ -285,6 +285,11 @@ def test_what_goes_on_is_said_in_words(make: Callable[..., Status], clock: Clock
     assert "1,000 ms a step" in below[-1]
     assert "256 samples/s" in below[-1]
     assert below[-2] == "ranks 0-3 running"
+    # While it stops, nobody waits for its end, and a second press is another than the first.
+    assert ">Stop</button>" in status.html(stop=True)
+    status.show(Stopping("SIGINT", "interrupted in the notebook"))
+    assert status.text().splitlines()[1] == "epoch 4 of 10 · step 0 of 20 · 30 %"
+    assert ">Stop now</button>" in status.html(stop=True)
 
 
 def test_a_long_compilation_is_said(make: Callable[..., Status], clock: Clock) -> None:

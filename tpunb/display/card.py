@@ -19,9 +19,11 @@ from tpunb.display.curve import HEIGHT, WIDTH, Curve
 from tpunb.display.strip import Mark
 from tpunb.models import Failure, RunResult
 
-STOP = (
+STOP, STOP_NOW = "Stop", "Stop now"
+"""The button's words; the second press does not wait until ranks have saved."""
+_BUTTON = (
     '<button data-commandlinker-command="notebook:interrupt-kernel" '
-    'data-commandlinker-args="{}" style="font-size:12px;padding:0 8px">Stop</button>'
+    'data-commandlinker-args="{}" style="font-size:12px;padding:0 8px">'
 )
 """JupyterLab and Notebook 7 run the command; it needs neither widgets nor JavaScript of ours."""
 _FAINT = "opacity:0.7"
@@ -123,7 +125,8 @@ class Card:
     """What comes after the state: ranks, device, time."""
     aside: str
     """Where the run's folder is, and when this was updated."""
-    stop: bool = False
+    stop: str = ""
+    """What the button says that stops the run; without it there is none."""
     share: float | None = None
     progress: str = ""
     metrics: Sequence[Metric] = ()
@@ -140,7 +143,8 @@ class Card:
     def html(self) -> str:
         """The card."""
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
-        parts = [f"<div>{head}{' · ' + STOP if self.stop else ''}</div>"]
+        button = f" · {_BUTTON}{escape(self.stop)}</button>" if self.stop else ""
+        parts = [f"<div>{head}{button}</div>"]
         if self.why is not None:
             parts.append(self.why.html())
         if self.progress:

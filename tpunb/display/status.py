@@ -185,7 +185,7 @@ class Status:
             state=self._state(),
             facts=[*self._facts(), *newest, *self._told()],
             aside=f"{self._place} · {self._time()}",
-            stop=stop and self._result is None,
+            stop=self._button() if stop else "",
             share=share,
             progress=self._progress_words(),
             metrics=[card.Metric(n, f"{self._reduced(n):.4g}", self._curves[n]) for n in names],
@@ -196,6 +196,12 @@ class Status:
             lines=lines,
             why=self._why(),
         ).html()
+
+    def _button(self) -> str:
+        if self._result is not None:
+            return ""
+        again = self._stop is not None and self._stop.reason.startswith("interrupted")
+        return card.STOP_NOW if again else card.STOP
 
     def _why(self) -> card.Why | None:
         if self._result is None:
@@ -257,7 +263,7 @@ class Status:
         if share is not None:
             words.append(f"{100 * share:.0f} %")
         left = self._remaining.seconds(self._clock(), share)
-        if left is not None:
+        if left is not None and self._stop is None:
             words.append(f"about {span(left)} left")
         return " · ".join(words)
 
