@@ -128,7 +128,8 @@ def test_a_trace_is_written_beside_the_runs(nb: Kernel) -> None:
 
 
 def test_a_cell_that_fails_has_a_report_only_of_what_is_to_mend(nb: Kernel) -> None:
-    ran = nb.run("%%tpu_debug\n(rows().to(device) @ rows().to(device)).cpu()")
+    # The error is one on the CPU: at shapes that do not fit torch_xla 2.8 aborts the process.
+    ran = nb.run("%%tpu_debug\nx = rows().to(device) * 2\nrows() @ rows()")
     assert ran.error is not None
     assert ran.displays == {}
     failing = LOOP.replace("    value", "    assert step < 5\n    value")
