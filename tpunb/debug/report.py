@@ -68,7 +68,7 @@ class Report:
         colour = _BAD if self.findings else _GOOD
         return (
             f'<div style="border-left:3px solid {colour};padding:2px 0 2px 8px;margin:2px 0;'
-            f'max-width:860px;line-height:1.5">{"".join(parts)}</div>'
+            f'max-width:860px;line-height:1.5;overflow-wrap:anywhere">{"".join(parts)}</div>'
         )
 
     def bundle(self) -> dict[str, str]:
