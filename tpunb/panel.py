@@ -229,8 +229,9 @@ class _Shown:
         controls = [self._search, self._level]
         if spec.world_size > MOST_TABS:
             controls.insert(0, self._rank)
-        log = w.VBox([w.HBox(controls), self._log])
-        drawn = w.VBox([w.HBox([self._metric, self._log_scale, self._zoom]), self._chart])
+        of_chart = [self._metric, self._log_scale, self._zoom]
+        rows = [w.HBox(of, layout=w.Layout(flex_flow="row wrap")) for of in (controls, of_chart)]
+        log, drawn = w.VBox([rows[0], self._log]), w.VBox([rows[1], self._chart])
         titles = ["chart", "log"]
         if self._own_tabs:
             titles += [f"rank {rank}" for rank in ranks]

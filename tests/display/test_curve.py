@@ -22,6 +22,8 @@ def test_as_text() -> None:
     assert curve(0, 1, 2, 3, 4, 5, 6, 7).text() == "▁▂▃▄▅▆▇█"
     assert curve(3, 2, 1).text() == "█▅▁" or curve(3, 2, 1).text() == "█▄▁"
     assert curve(2, 2).text() == "▅▅" or curve(2, 2).text() == "▄▄"
+    assert curve(0.9, sum([0.9] * 64) / 64).heights(10) == [0.5, 0.5]
+    assert sum([0.9] * 64) / 64 != 0.9
     assert curve(1).text() == ""
     assert curve(1, math.nan, math.inf).text() == ""
 

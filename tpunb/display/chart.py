@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from html import escape
 
 WIDTH, HEIGHT = 680, 240
-"""Pixels."""
+"""Pixels. In a narrow page it shrinks …"""
+NARROWEST = 400
+"""… until its numbers could not be read; then it is scrolled."""
 MOST = 600
 """Points that are drawn; of more, each is the mean of equally many."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 24
@@ -27,7 +29,7 @@ def image(points: Sequence[Point], name: str, *, log: bool) -> str:
     xs = [x for x, _ in known]
     ys = [math.log10(y) if log else y for _, y in known]
     low, high = min(ys), max(ys)
-    if low == high:
+    if math.isclose(low, high):  # or else rounding would look like a fall
         low, high = low - 0.5, high + 0.5
 
     def across(x: float) -> float:
@@ -54,8 +56,8 @@ def image(points: Sequence[Point], name: str, *, log: bool) -> str:
     data = base64.b64encode(svg.encode()).decode()
     said = escape(f"{name} from {known[0][1]:.3g} to {known[-1][1]:.3g}", quote=True)
     return (
-        f'<img alt="{said}" src="data:image/svg+xml;base64,{data}" '
-        'style="max-width:100%;height:auto">'
+        f'<div style="overflow:auto"><img alt="{said}" src="data:image/svg+xml;base64,{data}" '
+        f'style="max-width:100%;min-width:{NARROWEST}px;height:auto"></div>'
     )
 
 

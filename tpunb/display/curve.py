@@ -38,14 +38,19 @@ class Curve:
             self._each *= 2
 
     def heights(self, points: int) -> list[float]:
-        """At most `points` numbers from 0 (the lowest) to 1; 0.5 where all are equal."""
+        """At most `points` numbers from 0 (the lowest) to 1; 0.5 where all are equal.
+
+        They are when only rounding tells them apart, as means over ranks are.
+        """
         step = max(1, math.ceil(len(self.values) / points))
         chosen = [
             sum(part) / len(part)
             for part in (self.values[i : i + step] for i in range(0, len(self.values), step))
         ]
         low, high = min(chosen, default=0.0), max(chosen, default=0.0)
-        return [(value - low) / (high - low) if high > low else 0.5 for value in chosen]
+        if math.isclose(low, high):
+            return [0.5] * len(chosen)
+        return [(value - low) / (high - low) for value in chosen]
 
     def text(self, points: int = 10) -> str:
         """'█▅▃▂▁▁', or '' before there are two values."""
