@@ -115,6 +115,7 @@ class Page:
                 return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
     fails: bool, tmp_path: Path
