@@ -110,6 +110,7 @@ ROOT = Path(__file__).parents[1]
         ),
     ],
 )
+@pytest.mark.timeout(600)  # some start a kernel and torchrun, one after the other
 def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--only", which],
