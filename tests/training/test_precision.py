@@ -108,6 +108,16 @@ def test_the_variables_that_do_more_are_told(monkeypatch: pytest.MonkeyPatch) ->
     bf16()
 
 
+def test_it_can_be_used_again_and_as_a_decorator() -> None:
+    x, short = torch.ones(2, 2), bf16()
+    for _ in range(2):
+        with short:
+            assert (x @ x).dtype == torch.bfloat16
+        assert (x @ x).dtype == torch.float32
+    product = bf16()(lambda: x @ x)
+    assert [product().dtype, product().dtype] == [torch.bfloat16, torch.bfloat16]
+
+
 def steps(model: nn.Module, lr: float, count: int = LOOKS_AT[0]) -> list[str]:
     """The warnings of some steps."""
     device = next(model.parameters()).device

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ContextDecorator, ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,7 @@ LOST = 0.5
 _SHORT = (torch.bfloat16, torch.float16)
 
 
-def bf16() -> AbstractContextManager[None]:
+def bf16() -> _Autocast:
     """Compute in bfloat16 where that is safe.
 
         with bf16():
@@ -41,18 +40,26 @@ def bf16() -> AbstractContextManager[None]:
                 f"too, though their dtype says float32. Take it away: bf16() needs none",
                 stacklevel=2,
             )
-    return _autocast()
+    return _Autocast()
 
 
-@contextmanager
-def _autocast() -> Iterator[None]:
-    # Both: a notebook that has started XLA may still train on the CPU.
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        if runtime() is None:
-            yield
-        else:
-            with torch.autocast("xla", dtype=torch.bfloat16):
-                yield
+class _Autocast(ContextDecorator):
+    """Of all devices in use: a notebook that has started XLA may still train on the CPU.
+
+    Like torch.autocast it can be used again, which a generator's context cannot.
+    """
+
+    def __init__(self) -> None:
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        for kind in ("cpu",) if runtime() is None else ("cpu", "xla"):
+            stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16))
+        self._entered.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
 
 def watch_sums(optimizer: torch.optim.Optimizer) -> None:
