@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.kernels import ROOT, Kernel, Ran, kernel, until
+from tests.kernels import PATIENCE, ROOT, Kernel, Ran, kernel, until
 from tpunb import control
 from tpunb.rundir import RunDir, runs_in
 from tpunb.worker import processes
@@ -63,8 +63,8 @@ def last_run(nb: Kernel) -> RunDir:
     return runs_in(nb.folder / "runs")[-1]
 
 
-def listen(nb: Kernel, first: Ran, words: str) -> tuple[str, dict[str, str]]:
-    """Run cells until the display of the first has been updated to these words.
+def listen(nb: Kernel, first: Ran, *words: str) -> tuple[str, dict[str, str]]:
+    """Read until the display of a cell has been updated to what fits all of these patterns.
 
     What else the kernel shows meanwhile, and the display's last bundle. Nobody answers what the
     panel below it asks.
@@ -73,21 +73,24 @@ def listen(nb: Kernel, first: Ran, words: str) -> tuple[str, dict[str, str]]:
     found: dict[str, str] = first.displays[name]
     said: list[str] = []
 
+    def fits() -> bool:
+        return all(re.search(one, found["text/plain"], re.MULTILINE) for one in words)
+
     def come() -> bool:
         nonlocal found
         try:
             message = nb.client.get_iopub_msg(timeout=0.5)
         except queue.Empty:
-            return words in found["text/plain"]
+            return fits()
         content = message["content"]
         if message["msg_type"] == "update_display_data":
             assert content["transient"] == {"display_id": name}
             found = content["data"]
         elif message["msg_type"] != "status" and message["msg_type"][:5] != "comm_":
             said.append(f"{message['msg_type']} {content}")
-        return words in found["text/plain"]
+        return fits()
 
-    until(come, words)
+    until(come, f"{words} in what is shown")
     return "\n".join(said), found
 
 
@@ -109,11 +112,11 @@ class TestInTheBackground:
         assert re.match(
             r"'BackgroundRun [\d-]+-digits: running \(.wait\(\) ", repr(nb.value("repr(h)"))
         )
-        said, bundle = listen(nb, ran, "at work")
+        # Lines of two ranks are one only where they come at the same time.
+        lines = (r"^\[0(-1)?\] at work$", r"^\[(0-)?1\] at work$")
+        said, bundle = listen(nb, ran, *lines, "training · 2 of 2 ranks")
         assert said == ""
-        assert "[0-1] at work" in bundle["text/plain"].splitlines()
         assert "at work" in bundle["text/html"]
-        assert "training · 2 of 2 ranks" in bundle["text/plain"]
 
         (nb.folder / "go on").touch()
         said, bundle = listen(nb, ran, "succeeded")
@@ -131,7 +134,7 @@ class TestInTheBackground:
 
     def test_a_failure_is_shown_and_raised_by_who_waits(self, nb: Kernel) -> None:
         ran = train(nb, "if rank() == 1:\n    raise ValueError('bad batch')", "--bg --out h").good()
-        _, bundle = listen(nb, ran, "rank 1 failed in")
+        _, bundle = listen(nb, ran, "rank 1 failed in", "raise ValueError")
         text = f"rank 1 failed in cell [{ran.number}], line 3: ValueError: bad batch"
         assert bundle["text/plain"].startswith(f"{text} · 2 ranks")
         assert "raise ValueError('bad batch')" in bundle["text/plain"]
@@ -202,7 +205,8 @@ class TestInTheBackground:
         NotebookClient(made, kernel_name="python3", resources=resources, timeout=120).execute()
         [handle] = made.cells[2].outputs
         assert handle.data["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU")
-        assert [out.text for out in made.cells[3].outputs] == ["meanwhile\n"]
+        # A kernel under load may send one print in pieces.
+        assert "".join(out.text for out in made.cells[3].outputs) == "meanwhile\n"
         [value] = made.cells[4].outputs
         assert value.data["text/plain"].startswith("RunResult succeeded on 2")
 
@@ -211,8 +215,8 @@ class TestInTheBackground:
 @pytest.mark.parametrize("how", ["restart", "unload"])
 def test_the_kernel_s_end_is_that_of_its_runs_in_the_background(how: str, tmp_path: Path) -> None:
     source = """
-pathlib.Path("at work " + os.environ["RANK"]).touch()
 try:
+    pathlib.Path("at work " + os.environ["RANK"]).touch()
     time.sleep(600)
 except KeyboardInterrupt:
     time.sleep(1)
@@ -241,9 +245,10 @@ except KeyboardInterrupt:
 COUNTS = """
 for i in range(60):
     print("line", i)
-    time.sleep(0.05)
     if i == 10:
         pathlib.Path("at work " + os.environ["RANK"]).touch()
+    while i >= 10 and not os.path.exists("go on"):
+        time.sleep(0.05)
 weights = [rank()] * 3
 """
 
@@ -275,15 +280,16 @@ class TestDetached:
         nb.wait(ran).good()
         assert ran.value is None
         assert ran.stdout.endswith(f"run {run.id} goes on; %tpu_stop {run.id} stops it\n")
-        assert ran.status.startswith("goes on, and is not followed here any more · ")
+        assert ran.statuses()[0].startswith("goes on, and is not followed here any more · ")
 
+        (tmp_path / "go on").touch()
         ran = nb.run("%tpu_attach --out r", "attach").good()
         lines = "".join(text for _, text in ran.texts)
         for number in (0, 1):
             mine = re.findall(rf"^\[(?:{number}|0-1)\] (.*)$", lines, re.MULTILINE)
             assert mine == [f"line {i}" for i in range(60)]
         assert ran.shown.startswith("RunResult succeeded on 2 rehearsal cores")
-        assert ran.status.startswith("succeeded · 2 ranks")
+        assert ran.statuses()[0].startswith("succeeded · 2 ranks")
         assert nb.value("weights, r is tpunb.last_run, r.returns") == (
             [0, 0, 0], True, {"weights": [0, 0, 0]},
         )  # fmt: skip
@@ -315,7 +321,7 @@ class TestDetached:
             )
             assert (done.returncode, done.stderr) == (0, "")
             assert f"run {run.id} has ended: interrupted" in done.stdout.splitlines()[-1]
-            rest, error = logs.communicate(timeout=60)
+            rest, error = logs.communicate(timeout=PATIENCE)
         assert rest == ""
         assert f"tpunb: run {run.id} has ended: interrupted (stopped with tpunb stop)" in error
         ran = nb.run("%tpu_attach far", "attach")
@@ -344,7 +350,7 @@ class TestDetached:
             assert process.stdout is not None
             assert "at work" in process.stdout.readline()
             (nb.folder / "go on").touch()
-            assert process.communicate(timeout=60)[0].splitlines()[-1] == "succeeded"
+            assert process.communicate(timeout=PATIENCE)[0].splitlines()[-1] == "succeeded"
         nb.wait(ran).good()
 
     @pytest.mark.parametrize(
