@@ -7,6 +7,7 @@ since.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import queue
 import time
@@ -86,9 +87,11 @@ class Page:
         elif kind == "status" and content["execution_state"] == "idle":
             self.idle.append(parent["msg_id"])
 
-    def panel(self) -> None:
-        """Answer what is asked, as every page does, until the panel is shown."""
+    def panel(self) -> list[dict[str, Any]]:
+        """Answer what is asked, as every page does, until the panel is shown; what was told."""
+        told = []
         for message in self.messages("the panel"):
+            told.append(message)
             content = message["content"]
             if message["msg_type"] == "comm_open":
                 state = content["data"]["state"]
@@ -96,7 +99,8 @@ class Page:
                     self.say(content["comm_id"], value=1)
             view = content.get("data", {}).get("application/vnd.jupyter.widget-view+json")
             if message["msg_type"] in ("display_data", "update_display_data") and view:
-                return
+                break
+        return told
 
     def comm(self, model: str) -> str:
         """The comm of the one widget of a kind."""
@@ -174,3 +178,34 @@ def test_a_run_in_the_background_has_its_panel_in_an_idle_kernel(tmp_path: Path)
         assert card.startswith("succeeded · 2 ranks")
         assert panel.startswith("log: runs/")
         assert "widget" not in json.dumps(list(shown.displays.values()))
+
+
+@pytest.mark.slow
+def test_who_attaches_has_the_panel_below_the_card_and_may_leave(tmp_path: Path) -> None:
+    run = made(tmp_path / "runs", "far")
+    stdout = run.attempt(0, 1) / "stdout.log"
+    stdout.parent.mkdir(parents=True)
+    stdout.write_text("line\n" * 100)
+    run.log.write_text("[1] of the log\n")
+    with kernel(tmp_path) as nb, open(run.lock) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as its guard does for as long as it lives
+        nb.run("import ipywidgets\n%load_ext tpunb", "setup").good()
+        page = Page(nb)
+        ran = nb.send("%tpu_attach", "attach")
+        told = page.panel()
+        # What it has written until now stands below it, though it came before the answer.
+        kinds = ("display_data", "stream", "update_display_data")
+        card, place, *_ = [one for one in told if one["msg_type"] in kinds]
+        assert "Stop following</button>" in card["content"]["data"]["text/html"]
+        assert place["content"]["data"] == {"text/plain": f"log: runs/{run.id}/run.log "
+                                            "(%tpu_logs searches it)"}  # fmt: skip
+        assert told[-1]["content"]["transient"] == place["content"]["transient"]
+        page.shows("[1] of the log</pre>")
+        assert [1 for text in page.texts if "line" in text]
+
+        nb.interrupt()
+        nb.wait(ran).good()
+        left = ran.displays[card["content"]["transient"]["display_id"]]["text/html"]
+        assert "goes on, and is not followed here any more" in left
+        assert "<button" not in left
+        assert ran.displays[place["content"]["transient"]["display_id"]] == place["content"]["data"]

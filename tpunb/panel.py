@@ -62,6 +62,10 @@ def beside(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterato
 def watched(run: Run | Attached, view: View) -> Iterator[None]:
     """Show a run in the cell that runs now until it has ended; pauses at whatever happens."""
     with beside(run.spec, run.dir) as panel:
+        if isinstance(run, Attached) and panel.may_be_shown:
+            # What the ranks have written until now comes at once, before the front end answers.
+            view.tick()
+            panel.hold()
         for event in run.events():
             for shown in (view, panel):
                 shown.tick() if event is None else shown.show(event)
@@ -155,12 +159,17 @@ class Panel:
 
     def show(self, event: Event) -> None:
         """Take in an event; metrics are what the chart is of."""
-        if isinstance(event, Metric) and self._may_be_shown:
+        if isinstance(event, Metric) and self.may_be_shown:
             self._points.add(event)
 
     @property
-    def _may_be_shown(self) -> bool:
+    def may_be_shown(self) -> bool:
+        """Whether it is there, or somebody may still answer."""
         return bool(self._left or self._questions or self._shown)
+
+    def hold(self) -> None:
+        """Keep its place below what the cell has shown until now, with a line that stays."""
+        self._output(_place(self._run))
 
     def tick(self) -> None:
         """Do what is due. To be called often, in the thread of the cell."""

@@ -22,6 +22,7 @@ import tpunb
 from tpunb import control, debug, interrupts, listings, panel, rundir, setup
 from tpunb.background import BackgroundRun
 from tpunb.data.quota import Asking
+from tpunb.display.card import LEAVE
 from tpunb.display.ranks import parse_ranks
 from tpunb.display.view import View
 from tpunb.errors import NotebookNotFoundError, RunError, TpunbError
@@ -268,7 +269,7 @@ class Session:
         run = Attached(folder)
         shown = _shown(chosen.logs, run.spec.world_size, "%tpu_attach")
         age = max(0.0, time.time() - folder.spec.stat().st_mtime)
-        view = View(run.spec, folder, logs=shown, age=age)
+        view = View(run.spec, folder, logs=shown, age=age, stop=LEAVE)
         with interrupts.counted() as pressed:
             for _ in panel.watched(run, view):
                 if pressed[0]:

@@ -13,6 +13,7 @@ import pytest
 
 from tpunb.best import Best
 from tpunb.diagnosis import Diagnosis
+from tpunb.display import card
 from tpunb.display.status import LONGEST_STATE, Status, span
 from tpunb.events import (
     Bar,
@@ -290,6 +291,18 @@ def test_what_goes_on_is_said_in_words(make: Callable[..., Status], clock: Clock
     status.show(Stopping("SIGINT", "interrupted in the notebook"))
     assert status.text().splitlines()[1] == "epoch 4 of 10 · step 0 of 20 · 30 %"
     assert ">Stop now</button>" in status.html(stop=True)
+
+
+def test_where_a_run_is_only_followed_the_button_says_so(
+    clock: Clock, make_spec: Callable[..., RunSpec]
+) -> None:
+    status = Status(make_spec(), PLACE, clock=clock, stop=card.LEAVE)
+    assert ">Stop following</button>" in status.html(stop=True)
+    status.show(Stopping("SIGINT", "interrupted in the notebook"))  # where it was started
+    assert ">Stop following</button>" in status.html(stop=True)
+    status.leave("goes on elsewhere")
+    assert "<b>goes on elsewhere</b>" in status.html(stop=True)
+    assert "<button" not in status.html(stop=True)
 
 
 def test_a_long_compilation_is_said(make: Callable[..., Status], clock: Clock) -> None:

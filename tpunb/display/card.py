@@ -19,8 +19,9 @@ from tpunb.display.curve import HEIGHT, WIDTH, Curve
 from tpunb.display.strip import Mark
 from tpunb.models import Failure, RunResult
 
-STOP, STOP_NOW = "Stop", "Stop now"
-"""The button's words; the second press does not wait until ranks have saved."""
+STOP, STOP_NOW, LEAVE = "Stop", "Stop now", "Stop following"
+"""The button's words: the second press does not wait until ranks have saved, and in a cell that
+only follows a run the run goes on."""
 _BUTTON = (
     '<button data-commandlinker-command="notebook:interrupt-kernel" '
     'data-commandlinker-args="{}" style="font-size:12px;padding:0 8px">'

@@ -36,13 +36,15 @@ COLOURS = {
     "timed_out": _BAD,
     "interrupted": _STOPPING,
 }
+_LONG_AGO = " · long ago? %tpu_attach follows it"
+"""No front end brings updates to a page that was opened again."""
 _WORDS = {"timed_out": "stopped at the time-out", "interrupted": "stopped"}
 
 
 class Status:
     """What is known of a run now, built up from its events.
 
-    `place` is its folder, `age` the seconds since it began.
+    `place` is its folder, `age` the seconds since it began, `stop` what its button says.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Status:
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
         age: float = 0.0,
+        stop: str = card.STOP,
     ) -> None:
         self._spec = spec
         self._place = place
@@ -60,6 +63,7 @@ class Status:
         self._wall = wall
         self._started = clock() - age
         self._phase = "starting"
+        self._stop_word, self._left = stop, ""
         self._attempt = 0
         self._alive: set[int] | None = None
         self._steps: dict[int, int] = {}
@@ -150,6 +154,10 @@ class Status:
         self._colour = COLOURS[result.state]
         self.unfinished = {}
 
+    def leave(self, text: str) -> None:
+        """It is followed no more: there is nothing left to interrupt."""
+        self._left = text
+
     @property
     def running(self) -> bool:
         """Whether `end` is still to come."""
@@ -184,7 +192,7 @@ class Status:
             colour=self._colour,
             state=self._state(),
             facts=[*self._facts(), *newest, *self._told()],
-            aside=f"{self._place} · {self._time()}",
+            aside=f"{self._place} · {self._time()}{'' if self._result else _LONG_AGO}",
             stop=self._button() if stop else "",
             share=share,
             progress=self._progress_words(),
@@ -198,10 +206,10 @@ class Status:
         ).html()
 
     def _button(self) -> str:
-        if self._result is not None:
+        if self._result is not None or self._left:
             return ""
         again = self._stop is not None and self._stop.reason.startswith("interrupted")
-        return card.STOP_NOW if again else card.STOP
+        return card.STOP_NOW if again and self._stop_word == card.STOP else self._stop_word
 
     def _why(self) -> card.Why | None:
         if self._result is None:
@@ -224,6 +232,8 @@ class Status:
         return ended(result)
 
     def _doing(self) -> str:
+        if self._left:
+            return self._left
         if self._stop is not None:
             if self._failed is not None and self._stop.reason.startswith("rank"):
                 failed = self._blamed or f"rank {self._failed} failed"

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpunb.display import paper, shown
+from tpunb.display import card, paper, shown
 from tpunb.display.frontend import FrontEnd, Replaced, here
 from tpunb.display.paper import Paper
 from tpunb.display.status import Status
 from tpunb.display.stream import Stream
 from tpunb.display.tracebacks import Tracebacks
-from tpunb.events import Event, Note, Output, Phase, RankEnded, RanksStarted
+from tpunb.events import Event, Note, Output, RankEnded, RanksStarted
 from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
@@ -41,10 +41,12 @@ class View:
         front: FrontEnd | None = None,
         clock: Callable[[], float] = time.monotonic,
         age: float = 0.0,
+        stop: str = card.STOP,
     ) -> None:
         """`logs`: the ranks whose lines are shown. `front`: the cell's own, unless given.
 
-        `age`: the seconds since the run began, where it is not followed from its start.
+        `age`: the seconds since the run began, where it is not followed from its start. `stop`:
+        what the button says that interrupts the cell.
         """
         self._front = here() if front is None else front
         self._clock = clock
@@ -57,7 +59,7 @@ class View:
         self._shown: tuple[float, list[str]] = (-math.inf, [])
         """When the newest lines were shown, and which."""
         self._tracebacks = Tracebacks(run)
-        self._status = Status(spec, short(run.path), clock=clock, age=age)
+        self._status = Status(spec, short(run.path), clock=clock, age=age, stop=stop)
         self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ class View:
         now = self._clock()
         self._stream.finish(now)
         self._show_newest(now)
-        self._status.show(Phase(text))
+        self._status.leave(text)
         self._publish(now)
 
     def _show_newest(self, now: float) -> None:
