@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import PATIENCE, until
 from tests.support import Driver, Seen
 from tpunb import control, launcher, rundir
 from tpunb import process as guards
@@ -136,7 +137,7 @@ class TestThatWorks:
             ["import time"],
             "print('first')\nprint('part', end='')\ntime.sleep(60)",
             ranks=1,
-            when=says("first", 1),
+            when=says("part", 1),
             then=lambda run: run.stop("interrupt", "seen"),
         )
         assert seen.result.state == "interrupted"
@@ -426,8 +427,18 @@ class TestFailures:
         assert (failure.exitcode, failure.message, failure.line) == (4, "sys.exit(4)", 2)
 
     def test_a_rank_that_is_ended_on_its_way_out_did_not_fail_by_that(self, driver: Driver) -> None:
-        train = "atexit.register(time.sleep, 600)\nsys.exit(4)"
-        result = driver.run(["import atexit, sys, time"], train, grace=0.1).result
+        # The failure of one stops the other, which is to fail by itself too.
+        train = """
+            atexit.register(time.sleep, 600)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            here = pathlib.Path(os.environ['TPUNB_RUN'])
+            (here / f"rank {os.environ['RANK']}").touch()
+            while len(list(here.glob("rank *"))) < 2:
+                time.sleep(0.01)
+            sys.exit(4)
+            """
+        prelude = ["import atexit, os, pathlib, signal, sys, time"]
+        result = driver.run(prelude, train, grace=1.0).result
         assert [failure.type for failure in result.failures] == ["SystemExit", "SystemExit"]
         assert {(failure.exitcode, failure.signal) for failure in result.failures} == {(None, None)}
 
@@ -493,7 +504,12 @@ class TestStops:
 
     SLEEP = "time.sleep(600)"
     SPIN = "while True:\n    pass"
-    NATIVE = "import hashlib\nhashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)"
+    # An interrupt that comes before the call does not end it either.
+    NATIVE = (
+        "import hashlib\nwhile True:\n    try:\n"
+        "        hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)\n"
+        "    except KeyboardInterrupt:\n        pass"
+    )
 
     @pytest.mark.parametrize("work", [SLEEP, SPIN, NATIVE], ids=["sleep", "spin", "native"])
     def test_interrupt(self, driver: Driver, work: str) -> None:
@@ -502,21 +518,25 @@ class TestStops:
             f"print('at work')\n{work}",
             when=says("at work"),
             then=lambda run: run.stop("interrupt", "interrupted"),
-            grace=1.0,
+            grace=1.0 if work == self.NATIVE else 600.0,
         )
         assert seen.result.state == "interrupted"
         assert seen.result.returncode == 130
         assert seen.result.failures == ()
         steps = [stop.step for stop in seen.of(Stopping)]
-        assert steps == (["SIGINT", "SIGTERM"] if work == self.NATIVE else ["SIGINT"])
+        if work == self.NATIVE:
+            # On a busy machine 0.4 s may be too short to end after SIGTERM.
+            assert steps[:2] == ["SIGINT", "SIGTERM"]
+        else:
+            assert steps == ["SIGINT"]
         assert below(driver) == []
 
     def test_one_keyboard_interrupt_and_time_to_save(self, driver: Driver, tmp_path: Path) -> None:
         seen = driver.run(
             ["import os, pathlib, time"],
             f"""
-            print('at work')
             try:
+                print('at work')
                 time.sleep(600)
             except KeyboardInterrupt:
                 for i in range(10):
@@ -569,7 +589,7 @@ class TestStops:
 
         seen = driver.run(
             ["import time"],
-            "print('at work')\nwhile True:\n    try:\n        time.sleep(600)\n"
+            "while True:\n    try:\n        print('at work')\n        time.sleep(600)\n"
             "    except KeyboardInterrupt:\n        pass",
             when=says("at work"),
             then=twice,
@@ -700,8 +720,8 @@ driver = Driver(Path({str(tmp_path)!r}))
 def work(run):
     print(run.dir.path, flush=True)
 driver.run(["import time"], '''
-print("at work")
 try:
+    print("at work")
     time.sleep(600)
 except KeyboardInterrupt:
     time.sleep(1)
@@ -719,10 +739,7 @@ except KeyboardInterrupt:
         kernel.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
         kernel.wait()
         kernel.stdout.close()
-        deadline = time.monotonic() + 30
-        while any(processes.alive(process) for process in everyone):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not any(map(processes.alive, everyone)), "nothing is left")
         result = run.read_result()
         assert result is not None
         assert (result.state, result.reason) == ("interrupted", "the kernel has ended")
@@ -737,13 +754,6 @@ except KeyboardInterrupt:
 
 def written(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 def ended(run: Run | Attached) -> RunResult:
@@ -773,7 +783,7 @@ class TestOthersAsk:
 
         seen = driver.run(["import time"], WAITING, when=says("at work"), then=stop)
         [process] = asked
-        said = process.communicate(timeout=60)[0].splitlines()
+        said = process.communicate(timeout=PATIENCE)[0].splitlines()
         assert process.returncode == 0
         name = seen.result.dir.name
         assert said[0] == (
@@ -798,7 +808,7 @@ class TestOthersAsk:
 
         seen = driver.run(
             ["import time"],
-            "print('at work')\nwhile True:\n    try:\n        time.sleep(600)\n"
+            "while True:\n    try:\n        print('at work')\n        time.sleep(600)\n"
             "    except KeyboardInterrupt:\n        pass",
             when=says("at work"),
             then=twice,
@@ -916,7 +926,8 @@ time.sleep(600)
 COUNTS = """
 for i in range(40):
     print("line", i, flush=True)
-    time.sleep(0.05)
+    while i == 3 and not os.path.exists(os.environ["TPUNB_RUN"] + "/go on"):
+        time.sleep(0.05)
 n = int(os.environ["RANK"]) + 7
 """
 
@@ -934,7 +945,8 @@ class TestDetached:
         folder, pid, again = kernel.stdout.readline().split()
         run, guard = RunDir(folder), processes.find(int(pid))
         assert guard is not None
-        until(lambda: "[1] line 3" in written(run.log), "the ranks work")
+        at_work = ("[0] line 3\n", "[1] line 3\n")
+        until(lambda: all(line in written(run.log) for line in at_work), "the ranks work")
         everyone = [guard, *processes.descendants(guard.pid)]
         assert len(everyone) == 5  # guard, agent, runner, two ranks
         os.killpg(kernel.pid, how)
@@ -944,6 +956,7 @@ class TestDetached:
         kernel.stdout.close()
         attached = Attached(run)
         assert control.state(run) == "running"
+        (run.path / "go on").touch()
         lines: dict[int | None, str] = {}
         for event in attached.events():
             if isinstance(event, Output):
@@ -978,6 +991,7 @@ class TestDetached:
             ended(run)
         assert control.state(run.dir) == "lost"
         driver.launcher.close()
+        until(lambda: all(g._process.poll() is not None for g in guards._left), "it is reaped")
 
 
 def test_a_result_that_cannot_be_written_is_told_all_the_same(driver: Driver) -> None:
