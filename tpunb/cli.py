@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpunb import __version__, control, listings, logs, rundir
+from tpunb import __version__, control, listings, logs, rundir, terminal
 from tpunb.data import command
 from tpunb.errors import TpunbError
 
@@ -128,7 +128,10 @@ def _doctor(chosen: argparse.Namespace) -> int:
         here = found.machine
         env = environment.for_run(os.environ, here.device, here=here)
         found = found.with_problem(importing.problem(env, here, found.packages))
-    print(json.dumps(found.to_json(), indent=1) if chosen.json else setup.text(found))
+    if chosen.json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        print(terminal.coloured(setup.text(found)))
     return 1 if found.problems else 0
 
 
@@ -153,7 +156,8 @@ def _lint(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps([finding.to_json() for finding in findings], indent=1))
     else:
-        print("\n".join([*(f"{finding}\n" for finding in findings), _counted(findings)]))
+        said = "\n".join([*(f"{finding}\n" for finding in findings), _counted(findings)])
+        print(terminal.coloured(said))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -198,7 +202,7 @@ def _diagnose(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps([one.to_json() for one in found], indent=1))
     elif found:
-        print("\n\n".join(str(one) for one in found))
+        print(terminal.coloured("\n\n".join(str(one) for one in found)))
     else:
         lines = telling_lines(text)
         print("No cause is known. The most telling lines:" if lines else "The log is empty.")
@@ -221,7 +225,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _runs(chosen: argparse.Namespace) -> int:
-    print(listings.table(chosen.runs))
+    print(terminal.coloured(listings.table(chosen.runs)))
     return 0
 
 
@@ -254,7 +258,7 @@ def _clean(chosen: argparse.Namespace) -> int:
     if not found:
         print(f"There is nothing to remove in {chosen.runs}.")
         return 0
-    print(listings.listing(found), flush=True)
+    print(terminal.coloured(listings.listing(found)), flush=True)
     if not chosen.yes:
         if not sys.stdin.isatty():
             raise TpunbError("nothing was removed: there is no terminal to ask at; -y does not ask")

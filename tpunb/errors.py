@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpunb import terminal
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -37,7 +39,10 @@ class TpunbError(Exception):
 
         IPython calls this instead of formatting a traceback (IPython 7.34 to 9.18).
         """
-        return [f"{type(self).__name__}: {self}"]
+        return [terminal.coloured(f"{type(self).__name__}: {self._shown()}")]
+
+    def _shown(self) -> str:
+        return str(self)
 
 
 class NotebookError(TpunbError):
@@ -145,8 +150,8 @@ class RunError(TpunbError):
     def __str__(self) -> str:
         return self.result.explain()
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self.result.explain(traceback=not self.folded)}"]
+    def _shown(self) -> str:
+        return self.result.explain(traceback=not self.folded)
 
 
 class RankFailedError(RunError):

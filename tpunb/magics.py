@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from tpunb import debug, listings, logs, options, rundir
+from tpunb import debug, listings, logs, options, rundir, terminal
 from tpunb.data import command
 from tpunb.display import frontend, shown
 from tpunb.session import Session
@@ -84,7 +84,7 @@ class TpuMagics(Magics):
     def tpu_runs(self, line: str) -> None:
         with options.help_ends():
             options.parse(options.RUNS, line, self.session.shell.user_ns)
-            print(listings.table(self.session.runs))
+            print(terminal.coloured(listings.table(self.session.runs)))
 
     @line_magic
     @_documented(options.LOGS)

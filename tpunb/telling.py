@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tpunb import communication
+from tpunb import communication, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -28,10 +28,11 @@ class Told(ABC):
         return self.told()
 
     def __rich__(self) -> Text:
-        from rich.text import Text  # who calls this has it
+        return terminal.styled(self.told())
 
-        first, end, rest = self.told().partition("\n")
-        return Text.assemble((first, "bold"), end, rest)
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's way to show a value."""
+        printer.text(terminal.coloured(self.told()))
 
 
 def snapshot(of: Snapshot) -> str:

@@ -102,10 +102,11 @@ class Diagnosis(Told):
         return "\n".join([*cause, *evidence[: _HEIGHT - len(cause) - len(rest)], *rest])
 
 
-class Causes(list[Diagnosis]):
+class Causes(Told, list[Diagnosis]):
     """Possible causes, the likeliest first. A list that shows itself as they do."""
 
-    def __repr__(self) -> str:
+    def told(self) -> str:
+        """All of them."""
         return "\n\n".join(map(str, self)) or "[]"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display, update_display
 
+from tpunb import terminal
 from tpunb.display import paper
 
 
@@ -56,7 +57,7 @@ def show(bundle: dict[str, str]) -> None:
     if front.publish is not None:
         front.publish(bundle)
     else:
-        front.write(bundle["text/plain"] + "\n")
+        front.write(terminal.coloured(bundle["text/plain"]) + "\n")
 
 
 def write(text: str) -> None:

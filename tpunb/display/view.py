@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tpunb import terminal
 from tpunb.display import card, paper, shown
 from tpunb.display.frontend import FrontEnd, Replaced, here
 from tpunb.display.paper import Paper
@@ -152,7 +153,7 @@ class View:
             bundle = {"text/html": html, "text/plain": self._status.text()}
             self._front.publish(bundle)
         elif state != self._state or now - self._published >= TERMINAL_EVERY:
-            self._front.write(self._status.line() + "\n")
+            self._front.write(terminal.coloured(self._status.line()) + "\n")
         else:
             return False
         self._published, self._content, self._state = now, content, state
