@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Inherited by every process that a test starts, however deep, own session or not: what
 # carries it was started by this test session and by nothing else on the machine.
@@ -20,10 +21,18 @@ _NEEDLE = f"{MARK}={os.environ[MARK]}\0".encode()
 # A shell ignores it for what it starts in the background, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As hypothesis does where CI is set: a machine that is busy with other tests needs any time for an
+# example, and the same tests give the same answer. `--hypothesis-profile=default`: other examples.
+settings.register_profile(
+    "tpunb", deadline=None, derandomize=True, database=None, print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+settings.load_profile("tpunb")
+
 # One for the whole session, started by the standard library when it is first needed.
 SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-PATIENCE = 10.0
-"""Seconds that a process gets to end by itself after its test."""
+PATIENCE = 60.0
+"""Seconds that a process gets to end by itself after its test, on a busy machine."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,7 +59,8 @@ class Processes:
             pid = int(entry.name)
             try:
                 # The name, in brackets, may hold spaces: fields count from its end.
-                stat = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                text = Path(entry.path, "stat").read_text(errors="replace")
+                stat = text.rpartition(")")[2].split()
                 if stat[0] in "ZX":
                     continue
                 self.parents[pid] = int(stat[1])
@@ -82,9 +92,10 @@ class Processes:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
         return "(ended)"
+    return text.replace("\0", " ")[:200]
 
 
 def _fail_for_those_left(before: Processes) -> None:

@@ -52,7 +52,7 @@ def test_that_finds_it_there(shell):
 
 def run(pytester: pytest.Pytester, text: str) -> pytest.RunResult:
     conftest = Path(__file__).with_name("conftest.py").read_text()
-    pytester.makeconftest(conftest.replace("PATIENCE = 10.0", "PATIENCE = 0.2"))
+    pytester.makeconftest(conftest.replace("PATIENCE = 60.0", "PATIENCE = 0.2"))
     pytester.makepyfile(text)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "ignore::ResourceWarning")
 
