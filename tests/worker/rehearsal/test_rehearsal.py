@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -516,7 +517,7 @@ def test_a_rank_that_ended_is_named(ranks: Ranks, how: str) -> None:
 
 
 def wait_for(*files: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not all(os.path.exists(file) for file in files):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -527,7 +528,7 @@ def late(when: str, folder: str) -> tuple[str, str]:
 
     assert gloo.TIMEOUT == 300.0
     waiting.INQUIRY = 0.5
-    rank, _ = rehearse(timeout=1.0)
+    rank, _ = rehearse(timeout=3.0)
     import torch
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -538,8 +539,10 @@ def late(when: str, folder: str) -> tuple[str, str]:
     if rank == 1:
         wait_for(f"{folder}/0", f"{folder}/2")
         return "", ""
-    if rank == 2:
-        time.sleep(0.6)  # its own time is not over when that of rank 0 is
+    if rank == 0:
+        threading.Timer(0.6, Path(folder, "waits").touch).start()
+    else:
+        wait_for(f"{folder}/waits")  # its own time is not over when that of rank 0 is
     with pytest.raises(errors.CollectiveError) as raised:
         xm.all_reduce("min", x)
     Path(folder, str(rank)).touch()
@@ -558,6 +561,26 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks, when: str, tmp_path: P
         )
 
 
+def interrupt_the_wait() -> None:
+    """Send this process a SIGINT, once its main thread waits for other ranks."""
+    from tpunb.worker.rehearsal import waiting
+
+    def is_waiting() -> bool:
+        frame = sys._current_frames().get(main)
+        while frame and frame.f_code not in places:
+            frame = frame.f_back
+        return frame is not None
+
+    def interrupt() -> None:
+        while not is_waiting():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    main = threading.main_thread().ident
+    places = waiting.Others.wait.__code__, waiting.Others._meet.__code__
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
 def interrupted(when: str, folder: str) -> str:
     rank, _ = rehearse()
     import torch
@@ -572,7 +595,7 @@ def interrupted(when: str, folder: str) -> str:
     if rank == 1:
         wait_for(f"{folder}/out")  # and never comes
         return ""
-    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interrupt_the_wait()
     with pytest.raises(KeyboardInterrupt):
         xm.all_reduce("min", x)
     Path(folder, "out").touch()
