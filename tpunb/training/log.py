@@ -242,7 +242,11 @@ class Written(Book):
         self._path = path
         self._origin = {"rank": rank, "attempt": attempt}
         self._queue: list[Record] = []
-        self._change = threading.Condition()
+        lock = threading.RLock()
+        self._change = threading.Condition(lock)
+        # A thread that gathers is not to be woken by each record: that would cost more than all
+        # else (a switch of threads, and the interpreter's lock taken from the training).
+        self._hurry = threading.Condition(lock)
         self._busy = False
         self._flushing = False
         self._last = 0.0
@@ -265,7 +269,7 @@ class Written(Book):
     def flush(self, sync: bool, timeout: float | None) -> None:
         with self._change:
             self._flushing = True  # from here on nobody gathers, and no thread is started
-            self._change.notify_all()
+            self._hurry.notify_all()
         super().flush(sync, timeout)
         with self._change:
             self._change.wait_for(lambda: not self._busy, timeout)
@@ -280,7 +284,7 @@ class Written(Book):
                 records, self._queue = self._queue, []
             self._write(records)
             with self._change:
-                self._change.wait_for(lambda: self._flushing, GATHER)
+                self._hurry.wait_for(lambda: self._flushing, GATHER)
 
     def _write(self, records: Sequence[Record]) -> None:
         for record in records:
