@@ -135,9 +135,9 @@ class TestThatWorks:
     def test_lines_are_seen_while_the_rank_goes_on(self, driver: Driver) -> None:
         seen = driver.run(
             ["import time"],
-            "print('first')\nprint('part', end='')\ntime.sleep(60)",
+            "try:\n    print('first')\n    time.sleep(600)\nfinally:\n    print('part', end='')",
             ranks=1,
-            when=says("part", 1),
+            when=says("first", 1),
             then=lambda run: run.stop("interrupt", "seen"),
         )
         assert seen.result.state == "interrupted"
