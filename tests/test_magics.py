@@ -426,14 +426,14 @@ class TestThatGoesWrong:
                 time.sleep(1000)
             xm.all_reduce("sum", torch.ones(2, device="xla"))
             """,
-            "--hang-timeout 2 --grace 1",
+            "--hang-timeout 6 --grace 1",
         )
         assert ran.error is not None
         assert ran.error["ename"] == "RunHungError"
         here = f"cell [{ran.number}], line"
         assert f"ranks 0, 2: in xm.all_reduce, {here} 6: xm.all_reduce(" in ran.traceback
         assert f"rank 1: at {here} 5: time.sleep(1000)" in ran.traceback
-        assert ran.status.startswith("hung (no rank has shown a sign of life for 2 s) · 3 ranks")
+        assert ran.status.startswith("hung (no rank has shown a sign of life for 6 s) · 3 ranks")
 
     def test_retries_and_a_later_run_go_on_from_the_last_checkpoint(self, nb: Kernel) -> None:
         source = """
@@ -566,10 +566,14 @@ class TestInterrupts:
         assert nb.working() == []
         assert "still works" in train(nb, "print('still works')", "--cores 2").good().stdout
 
-    def interrupted(self, nb: Kernel, ran: Ran, *steps: str) -> None:
-        """The cell shows it, and these were the steps that it took."""
+    def interrupted(self, nb: Kernel, ran: Ran, *steps: str) -> list[float]:
+        """The cell shows it, and these were the steps that it took; when it took them."""
         told = map(json.loads, last_run(nb).events.read_text().splitlines())
-        assert [event["step"] for event in told if event["kind"] == "Stopping"] == [*steps]
+        taken = {event["step"]: event["time"] for event in told if event["kind"] == "Stopping"}
+        if steps[-1:] == ("SIGTERM",):
+            # On a busy machine 0.4 s may be too short to end after it.
+            taken.pop("SIGKILL", None)
+        assert [*taken] == [*steps]
         assert ran.error is not None
         assert ran.error["ename"] == "RunInterruptedError"
         assert "stopped (interrupted in the notebook) after" in ran.traceback
@@ -577,6 +581,7 @@ class TestInterrupts:
         assert ran.status.startswith("stopped (interrupted in the notebook) · 3 ranks")
         assert ran.displays
         short(ran)
+        return [*taken.values()]
 
     @pytest.mark.parametrize(
         ("name", "work"), [("sleep", "time.sleep(600)"), ("spin", "while True:\n        pass")]
@@ -607,10 +612,14 @@ except KeyboardInterrupt:
     def test_a_rank_in_a_long_call_of_native_code_while_the_others_save(self, nb: Kernel) -> None:
         source = f"""
 import hashlib
-{mark("at work native")}
-if rank() == 1:
-    hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)
+while rank() == 1:
+    try:
+        {mark("at work native")}
+        hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)
+    except KeyboardInterrupt:  # it came a moment before the call
+        pass
 try:
+    {mark("at work native")}
     time.sleep(600)
 except KeyboardInterrupt:
     {mark("saved native")}
@@ -619,16 +628,15 @@ except KeyboardInterrupt:
         ran = nb.send(f"%%tpu_train --grace 2\n{source}", "train")
         at_work(nb, "at work native")
         nb.interrupt()
-        self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
+        first, second = self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
         assert {path.name for path in (nb.folder / "saved native").iterdir()} == {"0", "2"}
-        # Grace, and the second that the promise adds, on a machine that does other things too.
-        assert ran.seconds < 30
+        assert second - first < 15  # which they have where nobody says --grace
 
     def test_a_second_interrupt_hurries(self, nb: Kernel) -> None:
         source = f"""
-{mark("at work twice")}
 while True:
     try:
+        {mark("at work twice")}
         time.sleep(600)
     except KeyboardInterrupt:
         {mark("deaf")}
@@ -644,13 +652,15 @@ while True:
     def test_before_the_run_begins(self, bare: Kernel) -> None:
         """Reading the notebook takes a moment, most of all the first time in a kernel."""
         bare.run(
-            "import tpunb.reading, time\nconvert = tpunb.reading.convert\n"
-            "def slow(snapshot):\n    print('reading')\n    time.sleep(1)\n"
+            "import os, tpunb.reading, time\nconvert = tpunb.reading.convert\n"
+            "def slow(snapshot):\n    print('reading')\n"
+            "    while not os.path.exists('read on'):\n        time.sleep(0.05)\n"
             "    return convert(snapshot)\ntpunb.reading.convert = slow"
         ).good()
         ran = bare.send("%%tpu_train --cores 1\nprint('never')")
         bare.until(ran, "reading")
         bare.interrupt()
+        (bare.folder / "read on").touch()
         bare.wait(ran)
         assert ran.traceback == (
             "TpunbError: interrupted before the run began: nothing was started"
