@@ -26,6 +26,8 @@ for step in range(5):
 print("done", rank)
 """
 
+# Hang time-outs here are some seconds: ranks on a busy machine need more than one to begin.
+
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
@@ -41,11 +43,11 @@ def stacks(folder: Path, rank: int) -> str:
 
 @pytest.mark.slow
 def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
-    seen = driver.run([], LOOP.format(one="time.sleep(1000)"), ranks=3, hang_timeout=2.0, grace=1.0)
+    seen = driver.run([], LOOP.format(one="time.sleep(1000)"), ranks=3, hang_timeout=6.0, grace=1.0)
     result = seen.result
     assert (result.state, result.returncode) == ("hung", 124)
     text = result.explain()
-    assert text.startswith("no rank has shown a sign of life for 2 s")
+    assert text.startswith("no rank has shown a sign of life for 6 s")
     assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in text
     assert "rank 1: at cell [1], line 8: time.sleep(1000)" in text
     assert "--hang-timeout" in text
@@ -63,7 +65,7 @@ def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
 def test_ranks_in_c_code_are_seen_and_ended(driver: Driver) -> None:
     # It holds the interpreter's lock, so that no Python of this process runs any more.
     busy = "import re\nre.match(r'(a+)+$', 'a' * 60 + 'b')"
-    seen = driver.run([], busy, hang_timeout=1.0, grace=0.5)
+    seen = driver.run([], busy, hang_timeout=4.0, grace=0.5)
     assert seen.result.state == "hung"
     assert "ranks 0, 1: in re" in seen.result.explain()
     assert "cell [1], line 2: re.match(" in seen.result.explain()
@@ -91,20 +93,20 @@ def test_a_stopped_rank_is_named(driver: Driver) -> None:
 @pytest.mark.parametrize(
     "alive",
     [
-        "for _ in range(8):\n    time.sleep(0.5)\n    print('.', end='', flush=True)",
-        "import tpunb\nfor i in range(8):\n    time.sleep(0.5)\n    tpunb.log(step=i, loss=1.0)",
+        "for _ in range(12):\n    time.sleep(0.5)\n    print('.', end='', flush=True)",
+        "import tpunb\nfor i in range(12):\n    time.sleep(0.5)\n    tpunb.log(step=i, loss=1.0)",
         "x = torch.ones(2, device='xla', requires_grad=True)\n(x * x).sum().backward()\n"
-        "for _ in range(8):\n    time.sleep(0.5)\n    torch_xla.sync()",
+        "for _ in range(12):\n    time.sleep(0.5)\n    torch_xla.sync()",
         "from pathlib import Path\nfolder = Path(os.environ['TPUNB_RUN'], 'checkpoints')\n"
-        "folder.mkdir(exist_ok=True)\nfor i in range(8):\n    time.sleep(0.5)\n"
+        "folder.mkdir(exist_ok=True)\nfor i in range(12):\n    time.sleep(0.5)\n"
         "    (folder / 'part').write_bytes(bytes(i))",
-        "import torch_xla.core.xla_model as xm\nfor _ in range(8):\n    time.sleep(0.5)\n"
+        "import torch_xla.core.xla_model as xm\nfor _ in range(12):\n    time.sleep(0.5)\n"
         "    xm.rendezvous('here')",
     ],
     ids=["line", "metric", "step", "checkpoint", "collective"],
 )
 def test_any_sign_of_life_will_do(driver: Driver, alive: str) -> None:
-    seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=2.0)
+    seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=4.0)
     assert seen.result.state == "succeeded"
 
 
@@ -121,15 +123,15 @@ def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
         torch_xla.sync()
         print("took long", flush=True)
     """
-    seen = driver.run([], large, ranks=1, hang_timeout=1.0)
+    seen = driver.run([], large, ranks=1, hang_timeout=3.0)
     assert seen.result.state == "succeeded"
-    assert seen.seconds > 2.0, "compiled too quickly to show anything"
+    assert seen.seconds > 4.0, "compiled too quickly to show anything"
 
 
 @pytest.mark.slow
 def test_nothing_is_expected_of_the_prelude_or_with_0(driver: Driver) -> None:
-    quiet = "import time\ntime.sleep(2.5)"
+    quiet = "import time\ntime.sleep(4.5)"
     for replicate in (None, "asked for"):
-        seen = driver.run([quiet], "print('here')", hang_timeout=1.0, replicate=replicate)
+        seen = driver.run([quiet], "print('here')", hang_timeout=3.0, replicate=replicate)
         assert seen.result.state == "succeeded"
     assert driver.run([], quiet, hang_timeout=0.0).result.state == "succeeded"
