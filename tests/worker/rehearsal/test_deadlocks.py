@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from textwrap import indent
 
 import pytest
@@ -11,15 +12,21 @@ import pytest
 from tests.support import Driver, Seen
 from tests.worker.ranks import Ranks, rehearse, warm
 from tpunb.events import Note
-from tpunb.worker import vigil
 
 START = """\
-import os, threading, time, torch, torch_xla
+import os, pathlib, threading, time, torch, torch_xla
 import torch_xla.core.xla_model as xm
 def ones(*shape, **kind):
     return torch.ones(*shape, device=torch_xla.device(), **kind)
+def begun_with_the_others():
+    folder, rank = pathlib.Path(os.environ["TPUNB_RUN"]), int(os.environ["RANK"])
+    (folder / f"here-{rank}").touch()
+    while len(list(folder.glob("here-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+    return rank
 """
-RANK = 'rank = int(os.environ["RANK"])\n'
+# So those that leave together do so within the time in which they are named together.
+RANK = "rank = begun_with_the_others()\n"
 
 
 @pytest.fixture(scope="module")
@@ -202,17 +209,25 @@ for step in range(5):
     total = xm.all_reduce("sum", torch.ones(3, device=device))
     torch_xla.sync()
     if rank == 1 and step == 3:
-        time.sleep(WAITED + 3)
+        while not os.path.exists("told"): time.sleep(0.1)
 print("done", rank)
 """
 
 
 @pytest.mark.slow
-def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(driver: Driver) -> None:
-    train = ELSEWHERE.replace("WAITED", str(vigil.WAITED))
-    seen = driver.run([], train, ranks=3)
+def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
+    driver: Driver, tmp_path: Path
+) -> None:
+    seen = driver.run(
+        [],
+        ELSEWHERE,
+        ranks=3,
+        when=lambda event: isinstance(event, Note),
+        then=lambda run: (tmp_path / "told").touch(),
+        cwd=str(tmp_path),
+    )
     assert seen.result.state == "succeeded"
     (note,) = seen.of(Note)
     assert note.text.startswith("waiting in a collective for 15 s: 0, 2; not there: 1\n")
     assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in note.text
-    assert "rank 1: at cell [1], line 8: time.sleep(" in note.text
+    assert "rank 1: at cell [1], line 8: while not os.path.exists(" in note.text
