@@ -136,6 +136,9 @@ def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
         page.shows("[0] a\n[1] b</pre>")
         click = page.say(page.comm("TabModel"), selected_index=3)
         page.shows(">[1] b</pre>")
+        told = page.messages("the click was dealt with")
+        while click not in page.idle:
+            next(told)
         assert watch.message not in page.idle
         (tmp_path / "go on").touch()
         for _ in page.messages("the end"):
@@ -166,12 +169,16 @@ def test_a_run_in_the_background_has_its_panel_in_an_idle_kernel(tmp_path: Path)
         train = nb.send(f"%%tpu_train --cores 2 --bg --out run\n{body}", "train")
         page.panel()
         page.shows("line of 1")
-        assert train.message in page.idle
+        told = page.messages("the cell has ended")
+        while train.message not in page.idle:
+            next(told)
         page.say(page.comm("TabModel"), selected_index=3)
         page.shows(">[1] line of 1</pre>")
         (tmp_path / "go on").touch()
         page.shows("<b>succeeded</b>")
-        assert page.widgets() == ["HTMLModel", "VBoxModel"]
+        told = page.messages("the rest of the panel is closed")
+        while page.widgets() != ["HTMLModel", "VBoxModel"]:
+            next(told)
         nb.run("run.wait(); None", "wait").good()
         shown = nb.run("run", "again").good()
         card, panel = shown.statuses()
