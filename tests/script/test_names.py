@@ -156,6 +156,13 @@ def test_not_refused_because_it_works(source: str, tmp_path: Path) -> None:
     assert done.stdout.endswith("end\n")
 
 
+def test_a_result_may_be_called_run() -> None:
+    with pytest.raises(ConversionError, match=r"`run` is made by cell \[1\] only"):
+        convert(notebook("%%tpu_train --out run\n1", "run", "%%tpu_train\n2"))
+    shown = convert(notebook("# tpu: skip\nrun = 1", "run = 2", "run", "%%tpu_train\n2"))
+    assert "\nrun\n" in shown.text
+
+
 def test_functions_may_need_what_a_cell_below_makes(tmp_path: Path) -> None:
     cells = ["# tpu: skip\nx = 1", "def f():\n    return x", "x = 2", "%%tpu_train\nprint(f())"]
     assert run(convert(notebook(*cells)), tmp_path).stdout == "2\n"

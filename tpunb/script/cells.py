@@ -88,7 +88,8 @@ def _mark_automagic(lines: list[str]) -> None:
     if at == len(lines) or syntax.next_statement(lines, at + 1) < len(lines):
         return
     name = lines[at].split(maxsplit=1)[0]
-    if name not in treatments.AUTOMAGIC:
+    # `run` alone shows a variable, of which a run's result is the first that comes to mind.
+    if name not in treatments.AUTOMAGIC or lines[at].strip() == "run":
         return
     try:
         nodes = list(ast.walk(ast.parse(lines[at])))
