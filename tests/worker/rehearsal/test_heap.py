@@ -19,8 +19,11 @@ def test_what_is_kept_free_goes_back_now_and_then() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
-    # Small enough for the heap, and what is behind each keeps it from shrinking by itself.
-    blocks = [(libc.malloc(100_000), libc.malloc(5_000)) for _ in range(3 * heap.SPARE // 100_000)]
+    # Small enough for the heap. What stays is as large as what is freed: something smaller could
+    # lie in holes that were there before, and all that is freed would go back by itself.
+    blocks = [
+        (libc.malloc(100_000), libc.malloc(100_000)) for _ in range(3 * heap.SPARE // 100_000)
+    ]
     for block, _ in blocks:
         ctypes.memset(block, 1, 100_000)
     before = resident()
