@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from tests.kernels import PATIENCE
 from tests.platforms.test_tpu_vm import MINE
 from tests.platforms.vms import PLACE, gcloud, path_with
 from tpunb import rundir
@@ -35,7 +35,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGclou
     yield made
     stopping.take_back()
     for watcher in stopping._watchers:
-        watcher.wait(20)
+        watcher.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -62,10 +62,18 @@ def ended(run: RunDir, state: State = "succeeded", reason: str = "") -> None:
 
 
 def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < deadline, stopping.status()
         time.sleep(0.01)
+
+
+def hurried(order: Order) -> None:
+    """Let an order that was given count down quickly from now on; the watcher goes on."""
+    given = stopping.given()
+    assert given is not None
+    path = stopping.folder() / "order.json"
+    rundir.write_json(path, asdict(replace(given, countdown=order.countdown)))
 
 
 def why() -> str:
@@ -84,13 +92,14 @@ def stops(known: FakeGcloud) -> int:
 
 def test_after_the_run_and_not_before(known: FakeGcloud, order: Order) -> None:
     run, other = started(Path(order.runs[0])), started(Path(order.runs[0]), "b")
-    stopping.give(replace(order, run=str(run.path)))
+    stopping.give(replace(order, run=str(run.path), countdown=600.0))
     until(lambda: why().endswith("-a goes on"))
     ended(run, "failed")
     until(lambda: why().endswith("-b goes on"))  # in the background, or detached
     assert known.calls == []
     ended(other)
     until(lambda: phase() == "counting")
+    hurried(order)
     until(lambda: phase() == "stopped")
     assert known.nodes[PLACE]["state"] == "STOPPING"
     assert stops(known) == 1
@@ -100,16 +109,16 @@ def test_after_the_run_and_not_before(known: FakeGcloud, order: Order) -> None:
 def test_the_countdown_can_be_ended_by_anybody(known: FakeGcloud, order: Order) -> None:
     run = started(Path(order.runs[0]))
     ended(run)
-    stopping.give(replace(order, run=str(run.path), countdown=30.0))
+    stopping.give(replace(order, run=str(run.path), countdown=600.0))
     until(lambda: phase() == "counting")
     status = stopping.status()
     assert status is not None
     assert status.left is not None
-    assert 0 < status.left <= 30
+    assert 0 < status.left <= 600
     assert stopping.take_back()
     assert not stopping.take_back()
     for watcher in stopping._watchers:
-        assert watcher.wait(20) == 0
+        assert watcher.wait(PATIENCE) == 0
     assert known.calls == []
 
 
@@ -136,13 +145,14 @@ def test_any_run_that_ends_later_will_do(known: FakeGcloud, order: Order) -> Non
 def test_a_cell_holds_it_up_and_the_time_begins_anew(known: FakeGcloud, order: Order) -> None:
     activity = Activity("a notebook")
     activity.say(True)
-    stopping.give(replace(order, idle=0.1, countdown=0.3))
+    stopping.give(replace(order, idle=0.1, countdown=600.0))
     until(lambda: why() == "a cell runs in a notebook")
     activity.say(False)
     until(lambda: phase() == "counting")
     activity.say(True)
     until(lambda: why() == "a cell runs in a notebook")
     assert stops(known) == 0
+    hurried(order)
     activity.close()  # the kernel has ended
     until(lambda: phase() == "stopped")
 
@@ -150,7 +160,7 @@ def test_a_cell_holds_it_up_and_the_time_begins_anew(known: FakeGcloud, order: O
 def test_a_kernel_that_was_killed_does_not_hold_it_up(known: FakeGcloud, order: Order) -> None:
     code = (
         "import sys, time; from tpunb.platforms.stopping import Activity; a = Activity('x'); "
-        "a.say(True); print('busy', flush=True); time.sleep(60)"
+        "a.say(True); print('busy', flush=True); time.sleep(600)"
     )
     kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert kernel.stdout is not None
@@ -197,7 +207,7 @@ def test_what_begins_while_gcloud_starts_is_not_cut_off(
     known: FakeGcloud, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = stopping.folder()
-    rundir.write_json(place / "order.json", {**json.loads(_as_json(order)), "idle": 0.1})
+    rundir.write_json(place / "order.json", asdict(replace(order, idle=0.1)))
     given = stopping.given()
     assert given is not None
     monkeypatch.setattr(type(MINE), "check", lambda self: started(Path(order.runs[0])))
@@ -211,7 +221,7 @@ def test_a_full_disk_does_not_keep_it_running(
     known: FakeGcloud, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = stopping.folder()
-    rundir.write_json(place / "order.json", {**json.loads(_as_json(order)), "idle": 0.1})
+    rundir.write_json(place / "order.json", asdict(replace(order, idle=0.1)))
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
@@ -222,20 +232,14 @@ def test_a_full_disk_does_not_keep_it_running(
     assert stopping.given() is None
 
 
-def _as_json(order: Order) -> str:
-    from dataclasses import asdict
-
-    return json.dumps(asdict(order))
-
-
 def test_one_watcher_and_the_latest_order(known: FakeGcloud, order: Order) -> None:
     stopping.give(order)
     until(lambda: why() == "no run has ended since")
     stopping.give(replace(order, idle=0.1, since=time.time()))
     first, second = stopping._watchers[-2:]
     until(lambda: phase() == "stopped")
-    assert first.wait(20) == 0
-    assert second.wait(20) == 0
+    assert first.wait(PATIENCE) == 0
+    assert second.wait(PATIENCE) == 0
     assert stops(known) == 1
 
 
