@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import until
+from tpunb.worker import processes
+
 pytest_plugins = ["pytester"]
 
 LEAVING = """
@@ -50,32 +53,31 @@ def test_that_finds_it_there(shell):
 """
 
 
-def run(pytester: pytest.Pytester, text: str) -> pytest.RunResult:
+def run(pytester: pytest.Pytester, text: str, patience: float) -> pytest.RunResult:
     conftest = Path(__file__).with_name("conftest.py").read_text()
-    pytester.makeconftest(conftest.replace("PATIENCE = 60.0", "PATIENCE = 0.2"))
+    assert "PATIENCE = 60.0" in conftest
+    pytester.makeconftest(conftest.replace("PATIENCE = 60.0", f"PATIENCE = {patience}"))
     pytester.makepyfile(text)
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "ignore::ResourceWarning")
 
 
 def test_what_is_left_is_named_and_ended(pytester: pytest.Pytester) -> None:
-    result = run(pytester, LEAVING)
+    result = run(pytester, LEAVING, 1.0)
     result.assert_outcomes(passed=4, errors=3)
     named = [line.split(":")[0] for line in result.outlines if "time.sleep(60)" in line]
     pids = {int(text) for text in named if text.strip().isdigit()}
     assert len(pids) == 3
-    for pid in pids:
-        state = Path(f"/proc/{pid}/stat")
-        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    until(lambda: not any(map(processes.find, pids)), "they have ended")
 
 
 def test_a_shared_process_keeps_its_helpers_until_the_module_ends(
     pytester: pytest.Pytester,
 ) -> None:
-    run(pytester, SHARING.format(end=True)).assert_outcomes(passed=2)
+    run(pytester, SHARING.format(end=True), 60.0).assert_outcomes(passed=2)
 
 
 def test_helpers_of_a_shared_process_must_end_with_it(pytester: pytest.Pytester) -> None:
-    result = run(pytester, SHARING.format(end=False))
+    result = run(pytester, SHARING.format(end=False), 1.0)
     result.assert_outcomes(passed=2, errors=1)
     assert "sleep 60" in "\n".join(result.outlines)
 
