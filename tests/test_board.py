@@ -96,8 +96,9 @@ def test_it_can_be_read_while_the_run_goes_on(
 
 
 def test_without_metrics_there_is_no_file_and_no_thread(tmp_path: Path) -> None:
+    before = threads()  # of other tests' runs
     Board(RunDir(tmp_path), 1).close()
-    assert threads() == []
+    assert set(threads()) <= set(before)
     assert os.listdir(tmp_path) == []
 
 

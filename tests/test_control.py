@@ -65,8 +65,8 @@ class TestState:
 
     def test_a_lock_that_is_just_being_taken_is_looked_at_again(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
-        run.lock.touch()
         started = time.monotonic()
+        run.lock.touch()
         assert control.state(run) == "lost"
         assert time.monotonic() - started >= 0.9 * control.RECENT
 
