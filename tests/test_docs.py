@@ -33,6 +33,7 @@ def notebook_of(cells: list[str]) -> nbformat.NotebookNode:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # for a whole page
 @pytest.mark.parametrize(
     "page",
     [*PAGES[:2], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[2:])],
@@ -41,7 +42,7 @@ def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Pa
     cells = blocks(page, "python")
     assert cells
     notebook = notebook_of(cells)
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.outputs)
     if page == "README.md":
         assert "on 4 cores" in printed
@@ -50,6 +51,7 @@ def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # for all commands
 def test_bash_blocks_run(tmp_path: Path) -> None:
     train = "%%tpu_train --cores {cores}\nprint('epochs', epochs)"
     notebook = notebook_of(["cores, epochs = 1, 1", "%load_ext tpunb", train])

@@ -31,6 +31,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(900)  # libraries are imported in three processes, and ranks train
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_trains_on_two_ranks_to_the_same_weights(notebook: Path, tmp_path: Path) -> None:
     done = subprocess.run(
