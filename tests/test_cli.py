@@ -389,12 +389,12 @@ except KeyboardInterrupt:
         ) as process:
             until(lambda: len(list(tmp_path.glob("started *"))) == 2, "both ranks at work")
             process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=120)
+            _, error = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
         assert error.endswith("tpunb: interrupted\n")
-        assert len(list(tmp_path.glob("saved *"))) == 2
         [run] = runs_in(tmp_path / "runs")
         until(lambda: run.read_result(), "the run's result")
+        assert len(list(tmp_path.glob("saved *"))) == 2
 
     def test_a_terminal_has_the_lines_as_they_come(self, tmp_path: Path) -> None:
         wait = (

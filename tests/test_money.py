@@ -107,7 +107,7 @@ def test_data_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
-    nb.run(SLOWLY.format(4.0), "slowly").good()
+    nb.run(SLOWLY.format(9.0), "slowly").good()
     ran = nb.run(
         "%%tpu_train --cores 2 --stop-when-done --returns w\nimport time\ntime.sleep(1)\nw = 7",
         "train",
@@ -122,7 +122,7 @@ def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
     assert nb.value("__import__('tpunb').last_run.cost") == kept["cost"]
 
     assert "TPU VM my-tpu is stopped in 0:0" in shown(nb, "unless a cell runs. Keep it:")
-    nb.run("import time; time.sleep(6)", "below").good()  # longer than the countdown
+    nb.run("import time; time.sleep(12)", "below").good()  # longer than the countdown
     assert stops(known) == 0
     assert "its disks stay" in shown(nb, "TPU VM my-tpu is being stopped")
     assert known.nodes[PLACE]["state"] == "STOPPING"
@@ -143,7 +143,7 @@ def test_it_is_taken_back_or_refused(
     assert len(runs_in(nb.folder / "runs")) == before
     known.put(PLACE, schedulingConfig={})
 
-    nb.run(SLOWLY.format(2.0), "slowly").good()
+    nb.run(SLOWLY.format(600.0), "slowly").good()
     nb.run("%tpu_setup --no-warm --stop-when-done --idle 1", "setup").good()
     assert "TPU VM my-tpu is stopped in " in shown(nb, "is stopped in ")
     assert cli.main(["keep"]) == 0  # from a terminal of the same user
