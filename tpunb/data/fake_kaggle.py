@@ -168,6 +168,10 @@ def _handler(kaggle: FakeKaggle) -> type[BaseHTTPRequestHandler]:
             asked = self.headers.get("Range")
             if asked and self.headers.get("If-Range", stored.tag) == stored.tag:
                 start = int(asked.removeprefix("bytes=").rstrip("-"))
+            # Before anything is sent: who has the headers may ask again at once.
+            rest = content[start:]
+            end = stored.cut.pop(0) if stored.cut else len(rest)
+            stored.reads.append((start, len(rest[:end])))
             self.send_response(206 if start else 200)
             if start:
                 self.send_header(
@@ -180,9 +184,6 @@ def _handler(kaggle: FakeKaggle) -> type[BaseHTTPRequestHandler]:
             self.send_header("ETag", stored.tag)
             self.send_header("x-goog-hash", f"crc32c=AAAAAA==,md5={given}")
             self.end_headers()
-            rest = content[start:]
-            end = stored.cut.pop(0) if stored.cut else len(rest)
-            stored.reads.append((start, len(rest[:end])))
             self.close_connection = True
             with contextlib.suppress(ConnectionError):  # who asks may have seen enough
                 self.wfile.write(rest[:end])
