@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import PATIENCE
 from tests.platforms.machines import machine
 from tpunb.data import quota
 from tpunb.data.fake_kaggle import FakeKaggle
@@ -25,6 +26,7 @@ ANSWER = {
 @pytest.fixture
 def there(kaggle: FakeKaggle, monkeypatch: pytest.MonkeyPatch) -> FakeKaggle:
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    monkeypatch.setattr(quota, "PATIENCE", PATIENCE)  # this machine may be busy
     kaggle.quota = ANSWER
     return kaggle
 

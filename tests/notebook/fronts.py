@@ -17,6 +17,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from nbformat import v4
 
+from tests.kernels import PATIENCE
 from tpunb.notebook.history import Execution
 from tpunb.notebook.sources import Kernel
 
@@ -85,7 +86,7 @@ def started(
     client = manager.blocking_client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=PATIENCE)
         yield client
     finally:
         client.stop_channels()

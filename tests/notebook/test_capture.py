@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.blocking.client import BlockingKernelClient
 from nbformat import v4
 
+from tests.kernels import PATIENCE
 from tests.notebook.fronts import LOAD, TRAIN, code, environ, sources, started, write, written
 from tpunb.errors import NotebookError, NotebookNotFoundError
 from tpunb.notebook.capture import capture
@@ -41,7 +42,7 @@ class Kernel:
             metadata=metadata | ({} if id is None else {"cellId": id}),
         )
         self.client.shell_channel.send(message)
-        reply = self.client._recv_reply(message["header"]["msg_id"], timeout=60)
+        reply = self.client._recv_reply(message["header"]["msg_id"], timeout=PATIENCE)
         assert reply["content"]["status"] == "ok", reply["content"]
 
 
@@ -166,7 +167,7 @@ RUNNERS = {
 
 def run(command: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        command, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
@@ -252,8 +253,9 @@ def test_a_file_that_the_user_names_must_exist(shell: InteractiveShell, tmp_path
 
 
 def test_a_file_that_is_being_saved_is_read_when_it_is_whole(
-    shell: InteractiveShell, tmp_path: Path
+    shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tpunb.notebook.capture.SETTLED", PATIENCE)  # this machine may be busy
     path = write(tmp_path / "nb.ipynb", code("a = 1", "mine"), TRAIN)
     text = path.read_text(encoding="utf-8")
     path.write_text(text[:100], encoding="utf-8")

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import PATIENCE
 from tests.notebook.fronts import write
+from tpunb.notebook.sources import jupyter, kaggle
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers late has answered: other tests take this machine's time."""
+    monkeypatch.setattr(jupyter, "WAIT", PATIENCE)
+    monkeypatch.setattr(kaggle, "WAIT", PATIENCE)
 
 
 @pytest.fixture

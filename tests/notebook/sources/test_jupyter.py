@@ -106,6 +106,8 @@ def test_the_path_of_the_session_right_after_a_rename(tmp_path: Path) -> None:
         session = jupyter.ask("POST", "api/sessions", **path, kernel={"name": "python3"})
         with client(tmp_path, session["kernel"]["id"]) as made:
             made.execute(LOAD, reply=True, timeout=PATIENCE)
+            patient = f"from tpunb.notebook.sources import jupyter; jupyter.WAIT = {PATIENCE}"
+            made.execute(patient, silent=True, reply=True, timeout=PATIENCE)
             made.execute(TRAIN, reply=True, timeout=PATIENCE)
             found = written(tmp_path)
             assert found["path"] == str(jupyter.folder / "sub/one.ipynb")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import PATIENCE
 from tests.notebook.fronts import (
     LOAD,
     TRAIN,
@@ -50,7 +51,7 @@ def test_the_draft_of_an_interactive_session(service: Service, tmp_path: Path) -
     with started(tmp_path, fake_kaggle.__name__, **service.environ) as client:
         # As far as is known its editor sends no ids.
         for source in (LOAD, "rate = 1", "rate = 2", TRAIN):
-            client.execute(source, reply=True, timeout=60)
+            client.execute(source, reply=True, timeout=PATIENCE)
     found = written(tmp_path)
     assert sources(found) == [LOAD, "rate = 2", TRAIN]
     assert (found["origin"], found["path"]) == ("Kaggle's editor", None)
@@ -78,7 +79,7 @@ def test_a_service_that_does_not_give_it(
     service.delay.clear()
     refused(r"Kaggle did not send the notebook within 0\.2 s")
     service.delay.set()
-    monkeypatch.setattr(kaggle, "WAIT", 60.0)
+    monkeypatch.setattr(kaggle, "WAIT", PATIENCE)
     service.token = "another"
     refused("Kaggle did not send the notebook: Service responded with error code 401$")
     monkeypatch.setenv("KAGGLE_URL_BASE", "http://127.0.0.1:9")
