@@ -27,8 +27,8 @@ from tpunb.errors import DataError, MissingPackageError
 
 
 @pytest.fixture(autouse=True)
-def _empty_memory() -> Iterator[None]:
-    yield
+def _empty_memory() -> None:
+    """Of what other tests of this process have put there, too."""
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
 

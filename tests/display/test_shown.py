@@ -30,8 +30,10 @@ SNAPSHOT = Snapshot(
 
 
 @pytest.fixture(scope="module")
-def shell() -> Iterator[InteractiveShell]:
-    made = InteractiveShell()
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InteractiveShell]:
+    with pytest.MonkeyPatch.context() as patch:  # a history that no other process writes
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        made = InteractiveShell()
     shown.register(made)
     yield made
     shown.unregister(made)
