@@ -11,6 +11,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
+from tests.kernels import PATIENCE
 from tpunb.display.frontend import FrontEnd, here
 from tpunb.display.paper import FIRST, NEWEST, ROOM
 from tpunb.display.view import View
@@ -232,7 +233,7 @@ view.show(Phase("training"))
 view.show(RanksStarted(0, (1, 2)))
 end = time.monotonic() + 1.5
 step = 0
-while time.monotonic() < end:
+while time.monotonic() < end or step < 10:
     for rank in range(2):
         view.show(Output(rank, "stdout", f"step {step}\\n"))
         view.show(Output(rank, "stderr", f"\\r{step} steps"))
@@ -245,10 +246,10 @@ view.finish(RunResult("succeeded", "digits", 2, "CPU", 0.0, 1.5, Path("runs/id")
 
 
 def test_in_a_kernel_the_status_is_one_output_that_is_replaced(tmp_path: Path) -> None:
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
+    manager, client = start_new_kernel(PATIENCE, "python3", cwd=str(tmp_path))
     try:
         messages: list[dict[str, Any]] = []
-        reply = client.execute_interactive(CELL, output_hook=messages.append, timeout=60)
+        reply = client.execute_interactive(CELL, output_hook=messages.append, timeout=PATIENCE)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -274,7 +275,10 @@ def test_in_a_kernel_the_status_is_one_output_that_is_replaced(tmp_path: Path) -
 def test_a_saved_notebook_holds_one_status_and_few_streams(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     NotebookClient(
-        notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+        startup_timeout=int(PATIENCE),
     ).execute()
     outputs = notebook.cells[0].outputs
     displays = [output for output in outputs if output.output_type == "display_data"]

@@ -28,7 +28,7 @@ FACTS = {
 @pytest.mark.skipif(find_spec("torch_xla") is None, reason="needs torch_xla")
 def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
     script = Path(__file__).with_name("facts.py")
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     facts = json.loads(run.stdout.splitlines()[-1])
     for rule, start in FACTS.items():

@@ -98,7 +98,6 @@ def run(cells: list[str], folder: Path) -> dict[str, object]:
         env={**os.environ, "PJRT_DEVICE": "CPU"},
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0, f"{text}\n{done.stderr}"
     facts: dict[str, object] = json.loads((folder / "facts.json").read_text())
