@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tpunb.worker import processes
+from tests.kernels import PATIENCE
+from tpunb.worker import ladder, processes
 from tpunb.worker.ladder import Ladder
 
 
@@ -37,7 +38,7 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(gone: processes.Process) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while processes.alive(gone):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -71,13 +72,13 @@ while zombies() < 2:
 processes.reap_adopted(processes.Process(own.pid, 0))
 print(children() == [str(own.pid)], own.wait())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("True 0\n", "")
 
 
 def test_descendants_parents_first(child: subprocess.Popen[str]) -> None:
     deep = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], start_new_session=True)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while len(processes.descendants(deep.pid)) < 1:
         assert time.monotonic() < deadline
     found = [process.pid for process in processes.descendants(os.getpid())]
@@ -90,9 +91,9 @@ def test_descendants_parents_first(child: subprocess.Popen[str]) -> None:
     deep.wait()
 
 
-def climb(ladder: Ladder) -> None:
-    deadline = time.monotonic() + 20
-    while not ladder.climb():
+def climb(steps: Ladder) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not steps.climb():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -101,20 +102,24 @@ IGNORE = "signal.signal(signal.SIG{0}, signal.SIG_IGN)"
 
 
 @pytest.mark.parametrize(
-    ("code", "steps"),
+    ("code", "steps", "grace"),
     [
-        ("", ["SIGINT"]),
-        (IGNORE.format("INT"), ["SIGINT", "SIGTERM"]),
-        (IGNORE.format("INT") + ";" + IGNORE.format("TERM"), ["SIGINT", "SIGTERM", "SIGKILL"]),
+        ("", ["SIGINT"], 60.0),
+        (IGNORE.format("INT"), ["SIGINT", "SIGTERM"], 0.3),
+        (IGNORE.format("INT") + ";" + IGNORE.format("TERM"), ["SIGINT", "SIGTERM", "SIGKILL"], 0.3),
     ],
 )
-def test_the_ladder_climbs_as_far_as_it_must(code: str, steps: list[str]) -> None:
+def test_the_ladder_climbs_as_far_as_it_must(
+    code: str, steps: list[str], grace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "SIGKILL" not in steps:
+        monkeypatch.setattr(ladder, "TERM_WAIT", 60.0)
     child = python(code)
     process = processes.find(child.pid)
     assert process is not None
     taken: list[str] = []
     living = lambda: [process] if processes.alive(process) else []  # noqa: E731
-    climb(Ladder([process], living, grace=0.3, stepped=taken.append))
+    climb(Ladder([process], living, grace=grace, stepped=taken.append))
     assert taken == steps
     assert child.wait() < 0
     assert child.stdout is not None
@@ -127,22 +132,25 @@ def test_a_stopped_process_gets_its_signal(child: subprocess.Popen[str]) -> None
     os.kill(child.pid, signal.SIGSTOP)
     taken: list[str] = []
     living = lambda: [process] if processes.alive(process) else []  # noqa: E731
-    climb(Ladder([process], living, grace=30.0, stepped=taken.append))
+    climb(Ladder([process], living, grace=60.0, stepped=taken.append))
     assert taken == ["SIGINT"]
 
 
-def test_the_parent_is_spared_until_its_children_are_gone(child: subprocess.Popen[str]) -> None:
+def test_the_parent_is_spared_until_its_children_are_gone(
+    child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not signalled with the others, only killed if it stays."""
+    monkeypatch.setattr(ladder, "TERM_WAIT", 3.0)  # its child has time to end
     rank = python(IGNORE.format("INT"))
     first, parent = processes.find(rank.pid), processes.find(child.pid)
     assert first is not None
     assert parent is not None
     living = lambda: [p for p in (first, parent) if processes.alive(p)]  # noqa: E731
-    ladder = Ladder([first], living, parent=parent, grace=0.2, stepped=lambda step: None)
+    steps = Ladder([first], living, parent=parent, grace=0.2, stepped=lambda step: None)
     while processes.alive(first):
-        ladder.climb()
+        steps.climb()
     assert processes.alive(parent)
-    climb(ladder)
+    climb(steps)
     assert child.wait() == -signal.SIGKILL
     rank.wait()
     assert rank.stdout is not None
