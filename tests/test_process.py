@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from tests.kernels import PATIENCE, until
 from tpunb.process import GuardProcess
 from tpunb.worker import processes
 
@@ -23,10 +23,7 @@ time.sleep(600)
 
 
 def wait_until_gone(gone: processes.Process) -> None:
-    deadline = time.monotonic() + 30
-    while processes.alive(gone):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not processes.alive(gone), f"{gone} has ended")
 
 
 def test_a_child_that_outlives_the_kernel_does_not_keep_the_guard() -> None:
@@ -51,14 +48,10 @@ def test_modules_of_the_notebooks_folder_do_not_stand_in_for_standard_ones(tmp_p
     finally:
         os.chdir(before)
     guard.run(tmp_path, {})  # there is no such run: the guard says what it thinks of it
-    deadline = time.monotonic() + 30
-    while not guard.broken:
-        assert time.monotonic() < deadline
-        guard.hear()
-        time.sleep(0.02)
+    until(lambda: guard.hear() or guard.broken, "the guard says what is wrong")
     assert "FileNotFoundError" in guard.broken
     assert "wrong json" not in guard.broken
-    guard.close()
+    guard.close(PATIENCE)
 
 
 def test_an_agent_that_cannot_import_says_why(tmp_path: Path) -> None:
@@ -68,10 +61,6 @@ def test_an_agent_that_cannot_import_says_why(tmp_path: Path) -> None:
         guard = GuardProcess(dict(os.environ))
     finally:
         sys.path.remove(str(tmp_path))
-    deadline = time.monotonic() + 60
-    while not guard.broken:
-        assert time.monotonic() < deadline
-        guard.hear()
-        time.sleep(0.02)
+    until(lambda: guard.hear() or guard.broken, "the guard says what is wrong")
     assert "this torch is broken" in guard.broken
-    guard.close()
+    guard.close(PATIENCE)
