@@ -92,7 +92,9 @@ def test_every_rank_s_peak_is_kept(driver: Driver) -> None:
         ),
         (
             "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_void_p\n"
-            "x = ctypes.c_void_p(libc.malloc(64))\nlibc.free(x)\nlibc.free(x)\nlibc.free(x)",
+            # The last of many: what was in the tcache of this size is used up, so there is room.
+            "x = [ctypes.c_void_p(libc.malloc(64)) for _ in range(50)][-1]\n"
+            "libc.free(x)\nlibc.free(x)\nlibc.free(x)",
             "crashed with SIGABRT (native code gave up): free(): double free detected in tcache 2",
         ),
         ("os.abort()", "crashed with SIGABRT (native code gave up)"),
