@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import tempfile
@@ -100,6 +101,7 @@ def own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def test_a_hundred_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
+    gc.collect()  # what tests before this one have left would be closed some time later
     driver = Driver(tmp_path / "runs")
     driver.warm()
     guard = driver.launcher._guard
