@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ import pytest
 import tpunb
 from tests.support import Driver
 from tpunb import control
-from tpunb.events import Ended, RanksStarted
+from tpunb.events import Ended, Metric, RanksStarted
 from tpunb.launcher import Run
 from tpunb.worker import processes
 
@@ -23,8 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STOPS = int(os.environ.get("TPUNB_TEST_STOPS", "60"))
 SEED = int(os.environ.get("TPUNB_TEST_SEED", "7"))
-LATEST = 1.2
-"""Seconds after which a run is stopped at last: by then it is far into its steps."""
+START, STEP = "after the start", "after the first step"
+MOMENTS, WEIGHTS = [(START, 0.15), (START, 1.2), (STEP, 0.8)], [4, 2, 4]
+"""After what a run is stopped, and how many seconds after it at last."""
 PATIENCE = 100.0
 KINDS = ("run", "folder", "twice", "at once", "SIGTERM")
 
@@ -88,9 +90,11 @@ def test_stops_at_random_moments(driver: Driver, tmp_path: Path) -> None:
     for number in range(STOPS):
         kind, ranks = dice.choice(KINDS), dice.choice((2, 3))
         start = dice.choice((None, "asked for"))
-        # Half of them while it starts, where most happens at once.
-        moment = dice.uniform(0, 0.15) if dice.random() < 0.5 else dice.uniform(0, LATEST)
-        what = f"stop {number} (seed {SEED}): {kind}, {ranks} ranks, {start}, {moment:.3f} s"
+        # Many of them while it starts, where most happens at once; and many after the first step,
+        # whenever that is on this machine: what they have saved is looked at.
+        when, latest = dice.choices(MOMENTS, WEIGHTS)[0]
+        moment = dice.uniform(0, latest)
+        what = f"stop {number} (seed {SEED}): {kind}, {ranks} ranks, {start}, {moment:.3f} s {when}"
         run, _ = driver.start(
             PRELUDE, TRAIN, ranks=ranks, replicate=start, grace=2.0, cwd=str(tmp_path)
         )
@@ -98,12 +102,15 @@ def test_stops_at_random_moments(driver: Driver, tmp_path: Path) -> None:
         pids: list[int] = []
         late = threading.Timer(PATIENCE, run.stop, ("interrupt", what), {"now": True})
         late.start()
-        due: float | None = time.monotonic() + moment
+        due = time.monotonic() + moment if when == START else math.inf
+        stopped = False
         for event in run.events():
             if isinstance(event, RanksStarted):
                 pids = list(event.pids)
-            if due is not None and time.monotonic() >= due:
-                due = None
+            if isinstance(event, Metric) and due == math.inf:
+                due = time.monotonic() + moment
+            if not stopped and time.monotonic() >= due:
+                stopped = True
                 _stop(kind, run, pids, dice)
             if event is not None and isinstance(event, Ended):
                 break
