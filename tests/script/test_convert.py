@@ -6,11 +6,12 @@ import ast
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jupytext
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.script.notebooks import lines_of, notebook, run
@@ -349,6 +350,7 @@ def test_random_notebooks_compile_and_keep_their_lines(sources: list[str]) -> No
 
 
 @settings(max_examples=300, deadline=None)
+@example("''()")
 @given(
     st.text(alphabet=st.characters() | st.sampled_from("%!?\n\\ ='\"#()[]:,;/{}$x"), max_size=60)
 )
@@ -359,7 +361,9 @@ def test_any_text_becomes_a_script_or_is_refused(source: str) -> None:
     except ConversionError as error:
         refused = error
     if refused is None:
-        compile(script.text, "script.py", "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the compiler minds of ''() and the like
+            compile(script.text, "script.py", "exec", dont_inherit=True)
         made = source.replace("\r\n", "\n").replace("\r", "\n")
         assert len(lines_of(script, 1)) == len(made.split("\n")) + 1
     else:
