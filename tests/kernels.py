@@ -118,7 +118,6 @@ class Kernel:
         self.folder = folder
         self.path = None if file is None else folder / file
         self.cells: dict[str, str] = {}
-        self.manager = KernelManager()
         self._env = {name: value for name, value in os.environ.items() if name[:4] != "JPY_"}
         # Importing torch_xla has set it, where a test of this process did.
         self._env.pop("PJRT_DEVICE", None)
@@ -127,10 +126,7 @@ class Kernel:
         if self.path is not None:
             self._env["JPY_SESSION_NAME"] = str(self.path)
             self.save()
-        self.manager.start_kernel(cwd=str(folder), env=self._env)
-        self.client: BlockingKernelClient = self.manager.blocking_client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=PATIENCE)
+        self.manager, self.client = start_kernel(KernelManager, cwd=str(folder), env=self._env)
 
     @property
     def pid(self) -> int:
@@ -228,10 +224,40 @@ class Kernel:
 
     def stop(self) -> None:
         """Shut the kernel down, and wait until it has."""
-        self.client.stop_channels()
-        if self.manager.has_kernel:
-            self.manager.shutdown_kernel(now=False)
-        self.manager.cleanup_resources()
+        stop_kernel(self.manager, self.client)
+
+
+def start_kernel(
+    make: Callable[[], KernelManager], **options: Any
+) -> tuple[KernelManager, BlockingKernelClient]:
+    """A kernel that answers, and a client of it. `options`: what `start_kernel` takes.
+
+    Its ports are chosen before its process begins, so that one may be taken by then, and the
+    kernel ends: that happens when others start at the same time, and is tried once more.
+    """
+    for again in (True, False):
+        manager = make()
+        manager.start_kernel(**options)
+        client: BlockingKernelClient = manager.blocking_client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=PATIENCE)
+        except RuntimeError:
+            again = again and not manager.is_alive()
+            stop_kernel(manager, client)
+            if not again:
+                raise
+        else:
+            break
+    return manager, client
+
+
+def stop_kernel(manager: KernelManager, client: BlockingKernelClient, *, now: bool = False) -> None:
+    """End a kernel, and wait until it has."""
+    client.stop_channels()
+    if manager.has_kernel:
+        manager.shutdown_kernel(now=now)
+    manager.cleanup_resources()
 
 
 def _command(pid: int) -> str:

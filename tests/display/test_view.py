@@ -8,10 +8,10 @@ from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.manager import start_new_kernel
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from tests.kernels import PATIENCE
+from tests.kernels import PATIENCE, start_kernel, stop_kernel
 from tpunb.display.frontend import FrontEnd, here
 from tpunb.display.paper import FIRST, NEWEST, ROOM
 from tpunb.display.view import View
@@ -246,13 +246,12 @@ view.finish(RunResult("succeeded", "digits", 2, "CPU", 0.0, 1.5, Path("runs/id")
 
 
 def test_in_a_kernel_the_status_is_one_output_that_is_replaced(tmp_path: Path) -> None:
-    manager, client = start_new_kernel(PATIENCE, "python3", cwd=str(tmp_path))
+    manager, client = start_kernel(KernelManager, cwd=str(tmp_path))
     try:
         messages: list[dict[str, Any]] = []
         reply = client.execute_interactive(CELL, output_hook=messages.append, timeout=PATIENCE)
     finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+        stop_kernel(manager, client, now=True)
     assert reply["content"]["status"] == "ok"
     shown = [m["content"] for m in messages if m["msg_type"] == "display_data"]
     updates = [m["content"] for m in messages if m["msg_type"] == "update_display_data"]

@@ -17,7 +17,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 from nbformat import v4
 
-from tests.kernels import PATIENCE
+from tests.kernels import start_kernel, stop_kernel
 from tpunb.notebook.history import Execution
 from tpunb.notebook.sources import Kernel
 
@@ -81,17 +81,15 @@ def started(
     argv = [sys.executable, "-m", module, "-f", "{connection_file}"]
     spec.write_text(json.dumps({"argv": argv, "display_name": "Made", "language": "python"}))
     specs = KernelSpecManager(kernel_dirs=[str(tmp_path / "kernels")])
-    manager = KernelManager(kernel_name="made", kernel_spec_manager=specs)
-    manager.start_kernel(cwd=str(tmp_path), env=environ(tmp_path, **env))
-    client = manager.blocking_client()
-    client.start_channels()
+    manager, client = start_kernel(
+        lambda: KernelManager(kernel_name="made", kernel_spec_manager=specs),
+        cwd=str(tmp_path),
+        env=environ(tmp_path, **env),
+    )
     try:
-        client.wait_for_ready(timeout=PATIENCE)
         yield client
     finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
+        stop_kernel(manager, client, now=True)
 
 
 @contextmanager
