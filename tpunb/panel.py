@@ -33,9 +33,10 @@ from tpunb.launcher import Attached, Run
 from tpunb.models import RunResult, RunSpec
 from tpunb.rundir import RunDir
 
-ASK_EVERY = 0.5
-"""Seconds between two questions to the front end: the first ones may come to nothing."""
-QUESTIONS = 6
+ASK_AFTER = (0.0, 0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each question to the front end: the first ones may come to nothing, and all that
+reach a page which still gets ready for widgets."""
+QUESTIONS = len(ASK_AFTER)
 LOOK_EVERY = 0.5
 LINES = 200
 LONGEST = 300
@@ -44,6 +45,8 @@ MOST_TABS = 16
 """Ranks that have a tab of their own; more are chosen from a list."""
 KEPT = 4
 """Runs of which what stands in the panel's place is kept for pages that are opened again."""
+_LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visible"
+"""How lines stand. Front ends let `pre` scroll by itself, and show its oldest lines then."""
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
 
@@ -188,7 +191,7 @@ class Panel:
             self._close_questions()
             self._shown = _Shown(self._spec, self._run)
             self._output(self._shown.bundle())
-        elif self._left and now - self._asked >= ASK_EVERY:
+        elif self._left and now - self._asked >= ASK_AFTER[-self._left]:
             self._asked = now
             self._left -= 1
             self._questions.append(_Question())
@@ -291,10 +294,7 @@ class _Shown:
             # The newest is at the bottom, and in sight, however often it is replaced.
             style = "display:flex;flex-direction:column-reverse;max-height:300px;overflow:auto"
             text = escape(lines) or "<i>no line yet</i>"
-            self._log.value = (
-                f'<div style="{style}"><pre style="margin:0;white-space:pre-wrap;line-height:1.3">'
-                f"{text}</pre></div>"
-            )
+            self._log.value = f'<div style="{style}"><pre style="{_LINES}">{text}</pre></div>'
 
     def _draw(self, points: Points) -> None:
         if points.names != self._metric.options:
