@@ -22,6 +22,7 @@ import pytest
 
 import tpunb
 from tests.conftest import Processes
+from tests.kernels import PATIENCE, until
 from tests.support import Driver, Seen, script_of
 from tpunb import control
 from tpunb import process as guards
@@ -37,10 +38,10 @@ from tpunb.worker import processes
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SLEEP = "time.sleep(600)"
-PATIENCE = 120.0
-"""Seconds that a run may take."""
-TIMEOUT = 4.0
+TIMEOUT = 8.0
 """Seconds, for runs that are to reach it: in this time a busy machine has started four ranks."""
+SILENT = 3.0
+"""Seconds, for runs that are to hang: a busy machine's ranks begin, and step, more often."""
 GIVEN_UP = "the test waits no longer"
 
 
@@ -371,21 +372,14 @@ def _no_process_left_by_test(request: pytest.FixtureRequest) -> Iterator[None]:
         now = Processes()
         return (now.pids - before.pids) - bench.waiting()
 
-    until(lambda: not left(), "nothing but guards and agents is left", 15.0)
-
-
-def until(true: Callable[[], object], what: str, patience: float = 60.0) -> None:
-    deadline = time.monotonic() + patience
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
+    until(lambda: not left(), "nothing but guards and agents is left")
 
 
 def _options(case: Case, bench: Bench) -> dict[str, object]:
     options: dict[str, object] = {
         "ranks": case.ranks,
         "grace": 0.3,
-        "hang_timeout": 1.0 if case.fault in ("hang", "hang_in_c", "SIGSTOP") else 300.0,
+        "hang_timeout": SILENT if case.fault in ("hang", "hang_in_c", "SIGSTOP") else 300.0,
         "replicate": None if case.start == "fork" else "asked for",
         "returns": ("x",) if case.moment == "return" else (),
     }
@@ -524,7 +518,7 @@ def test_fault(case: Case, bench: Bench, tmp_path: Path) -> None:
         shutil.rmtree(left)
     (tmp_path / "accel0").touch()
     seen = _drive(case, bench, tmp_path)
-    until(lambda: not holders(tmp_path / "accel0"), "nobody holds the device", 5.0)
+    until(lambda: not holders(tmp_path / "accel0"), "nobody holds the device")
     _judge(case, seen, tmp_path)
     if case.mode != "detached" and case.fault not in LOST:
         following = bench.near.run(["a = 1"], "print('next', a)", ranks=2)
