@@ -34,8 +34,10 @@ def machine(name: str, root: Path) -> Iterator[FakeMachine]:
             made.env["GCE_METADATA_HOST"] = server.host
             if dump.behaviour == "stalls":
                 _STALLED.add(server.host)
-            yield made
-            _STALLED.discard(server.host)
+            try:
+                yield made
+            finally:
+                _STALLED.discard(server.host)
 
 
 def patience_with(made: FakeMachine) -> float:
