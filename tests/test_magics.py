@@ -437,7 +437,7 @@ class TestThatGoesWrong:
 
     def test_retries_and_a_later_run_go_on_from_the_last_checkpoint(self, nb: Kernel) -> None:
         source = """
-            import torch, tpunb
+            import torch, tpunb, tpunb.training.log
             found = tpunb.load()
             begun, weight = (0, torch.zeros(1)) if found is None else (found.step + 1, found["w"])
             print("begins with", begun)
@@ -446,7 +446,7 @@ class TestThatGoesWrong:
                 tpunb.save({"w": weight}, step)
                 tpunb.log(step=step, weight=weight)
                 if step == 2 and rank() == 0:
-                    time.sleep(0.3)
+                    tpunb.training.log.flush()
                     os._exit(7)
                 if step == 2:
                     time.sleep(600)
