@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -258,3 +260,16 @@ def test_nothing_is_there_before_somebody_asks(known: FakeGcloud) -> None:
     assert not stopping.take_back()
     assert not os.path.exists(os.environ["HOME"])
     assert stopping.folder().stat().st_mode & 0o077 == 0
+
+
+def test_a_kernel_that_begins_while_the_watcher_looks(known: FakeGcloud) -> None:
+    """It holds what a kernel has just made for what one has left, and removes it."""
+    made = stopping.folder() / "kernels" / str(os.getpid())
+    made.touch()
+    with open(made) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        Timer(0.2, lambda: (made.unlink(), file.close())).start()
+        activity = Activity("a new one")
+    activity.say(True)
+    assert stopping.kernels(stopping.folder())[os.getpid()]["busy"]
+    activity.close()

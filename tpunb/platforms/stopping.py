@@ -170,8 +170,21 @@ class Activity:
         """`name`: what to call this kernel."""
         self._name = name[: ROOM // 2]
         self._path = folder() / "kernels" / str(os.getpid())
+        deadline = time.monotonic() + HANDOVER
+        while not self._is_ours():
+            # A watcher that looks just now takes it for what a kernel has left, and removes it.
+            if time.monotonic() > deadline:
+                raise SetupError(f"another process has {self._path}")
+            time.sleep(0.01)
+
+    def _is_ours(self) -> bool:
         self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 (as long as the kernel)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                return True
+        self._file.close()
+        return False
 
     def say(self, busy: bool) -> None:
         """A cell begins or has ended. In one write: who reads meanwhile must not find half."""
