@@ -14,7 +14,8 @@ from playwright.sync_api import Browser, expect
 
 from tests import browsers, saved
 from tests.browsers import APPS, CHROMIUM, Opened
-from tests.kernels import PATIENCE
+from tests.kernels import PATIENCE, until
+from tpunb import control
 from tpunb.rundir import RunDir, runs_in
 from tpunb.worker import processes
 
@@ -37,8 +38,9 @@ while not os.path.exists("go on"):
     time.sleep(0.05)
 print("rank", os.environ["RANK"], "done")""",
     "wait": """%%tpu_train
-print("waiting")
 try:
+    print("waiting")
+    open(f"waiting {os.environ['RANK']}", "w")
     time.sleep(600)
 except KeyboardInterrupt:
     open(f"saved {os.environ['RANK']}", "w")
@@ -79,6 +81,8 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     (opened.folder / "go on").touch()
     opened.shows("train", re.compile(r"succeeded · 3 ranks · .* · step 7.*loss 0.75"))
     opened.shows("train", "RunResult succeeded on 3 rehearsal cores")
+    for rank in range(3):
+        opened.shows("train", f"[{rank}] rank {rank} done")
     text = opened.output("train").inner_text()
     assert "training ·" not in text
     assert "Stop" not in text
@@ -95,6 +99,7 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
 
     # The stop button; "run all" ends there.
     opened.shows("wait", re.compile(r"\[\S+\] waiting"))
+    until(lambda: len(list(opened.folder.glob("waiting *"))) == 3, "all ranks wait")
     opened.stop()
     opened.shows("wait", "stopped (interrupted in the notebook) · 3 ranks")
     opened.shows("wait", "RunInterruptedError: stopped (interrupted in the notebook) after ")
@@ -120,7 +125,7 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.edit("below", "%%tpu_train --dry-run\nprint(factor)")
     opened.run("below")
     opened.shows("below", f"notebook: {opened.folder / 'renamed.ipynb'} (from the Jupyter server)")
-    assert "factor = 3" in opened.output("below").inner_text()
+    opened.shows("below", "factor = 3")
 
 
 @pytest.mark.long
@@ -149,28 +154,34 @@ def _last_line(run: RunDir, kind: str) -> str:
     return [line for line in run.events.read_text().splitlines() if kind in line][-1]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("app", ["notebook"])
-def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
-    app: str, browser: Browser, tmp_path: Path
-) -> None:
-    body = """import os, time, tpunb
+STEPS = """import os, time, tpunb
 step = 0
 while not os.path.exists("go on"):
     tpunb.log(step=step, loss=1 / (step + 1))
     print("rank", os.environ["RANK"], "step", step)
     step += 1
     time.sleep(0.05)"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("app", ["notebook"])
+def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
+    app: str, browser: Browser, tmp_path: Path
+) -> None:
     setup = "import ipywidgets\n%load_ext tpunb\n%tpu_setup"
-    cells = {"load": setup, "train": f"%%tpu_train --cores 2\n{body}", "below": "print('on', 1)"}
+    cells = {"load": setup, "train": f"%%tpu_train --cores 2\n{STEPS}", "below": "print('on', 1)"}
     with browsers.opened(browser, app, cells, tmp_path) as opened:
         opened.run_all()
         page, train = opened.page, opened.output("train")
         page.get_by_role("tab", name="rank 1").click(timeout=PATIENCE * 1000)
+        log = train.locator(".jupyter-widgets pre:visible")
+        expect(log).to_contain_text("[1] rank 1 step 60", timeout=PATIENCE * 1000)
+        # It is longer than its box, and does not scroll by itself: so the newest is in sight.
+        whole = "pre => pre.parentElement.clientHeight < pre.clientHeight"
+        until(lambda: log.evaluate(f"{whole} && pre.clientHeight == pre.scrollHeight"), "it is")
         search = train.locator("input[type=text]:visible")
         search.fill("step [0-9]$")
         search.press("Enter")
-        log = train.locator(".jupyter-widgets pre:visible")
         lines = "\n".join(f"[1] rank 1 step {step}" for step in range(10))
         expect(log).to_have_text(lines, timeout=PATIENCE * 1000)
         page.get_by_role("tab", name="chart").click()
@@ -185,3 +196,43 @@ while not os.path.exists("go on"):
         saved_text = (opened.folder / "small.ipynb").read_text()
         assert "widget-view" not in saved_text
         assert '"widgets"' not in saved_text
+
+
+@pytest.mark.long
+def test_who_comes_back_interrupts_and_attaches_again(browser: Browser, tmp_path: Path) -> None:
+    setup = "import ipywidgets\n%load_ext tpunb"
+    train = f"%%tpu_train --cores 2 --name far --detach\n{STEPS}"
+    cells = {"load": setup, "train": train, "attach": "%tpu_attach far"}
+    with browsers.opened(browser, "jupyterlab", cells, tmp_path) as opened:
+        opened.run_all()
+        opened.page.get_by_role("tab", name="rank 1").click(timeout=PATIENCE * 1000)
+        log = opened.output("attach").locator(".jupyter-widgets pre:visible")
+        expect(log).to_contain_text("[1] rank 1 step 1", timeout=PATIENCE * 1000)
+        opened.shows("attach", "Stop following")
+        opened.save()
+        opened.open_again("jupyterlab")
+        # What was saved, and no mark that the cell goes on.
+        opened.shows("attach", "long ago? %tpu_attach follows it")
+        prompt = opened.cell("attach").locator(".jp-InputPrompt")
+        expect(prompt).not_to_have_text("[*]:")
+
+        def idle() -> bool:
+            if not opened.is_idle():
+                opened.stop()
+            return opened.is_idle()
+
+        until(idle, "nobody follows any more")
+        [run] = runs_in(opened.folder / "runs")
+        assert control.state(run) == "running"
+
+        def follows() -> bool:  # what a page is told to run while it connects is dropped
+            opened.run("attach")
+            try:
+                expect(prompt).to_have_text("[*]:", timeout=10_000)
+            except AssertionError:
+                return False
+            return True
+
+        until(follows, "it is followed again")
+        (opened.folder / "go on").touch()
+        opened.shows("attach", "RunResult succeeded on 2 rehearsal cores")
