@@ -63,7 +63,7 @@ class Driver:
     def warm(self) -> None:
         """Start the agent and wait until it is ready."""
         self.launcher.warm(self.env())
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300  # it imports torch_xla, on a machine that is busy
         while not self.launcher.is_warm:
             assert time.monotonic() < deadline, "the agent did not get warm"
             time.sleep(0.05)

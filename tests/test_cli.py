@@ -79,7 +79,7 @@ def command(*words: str | Path, **env: str) -> list[str]:
 
 
 def tpunb(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=500)
 
 
 def errors(done: subprocess.CompletedProcess[str]) -> str:
@@ -512,7 +512,7 @@ class TestListings:
         large.log.write_text("[0] a line\n" * 100_000)
         line = f"{' '.join(command('logs', '--runs', 'large'))} | head -1"
         done = subprocess.run(
-            ["bash", "-c", line], cwd=two_runs, capture_output=True, text=True, timeout=60
+            ["bash", "-c", line], cwd=two_runs, capture_output=True, text=True, timeout=300
         )
         assert (done.stdout, done.stderr) == ("[0] a line\n", "")
 

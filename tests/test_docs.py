@@ -75,7 +75,7 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
                 env={**os.environ, "PATH": path},
                 capture_output=True,
                 text=True,
-                timeout=240,
+                timeout=500,
             )
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert (tmp_path / "notebook.py").exists()

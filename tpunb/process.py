@@ -165,7 +165,7 @@ class GuardProcess:
             self.broken = f"the guard has ended (exit code {code})\n{said}".strip()
         self._runs.clear()
 
-    def close(self, wait: float = 5.0) -> None:
+    def close(self, wait: float = 60.0) -> None:
         """Close the lifeline and wait until the guard has ended everything below it.
 
         Raises subprocess.TimeoutExpired if that takes longer than `wait` seconds.

@@ -173,7 +173,10 @@ def test_what_is_installed_here_is_read_as_importlib_reads_it() -> None:
 
 
 @pytest.mark.slow
-def test_the_pair_is_imported_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_the_pair_is_imported_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "PATIENCE", 500.0)
     here, have = detect({}), versions.installed()
     env = {"PATH": "/usr/bin:/bin"}
     assert importing.problem(env, here, have) is None

@@ -57,4 +57,4 @@ class Shell:
         return told, values
 
     def close(self) -> None:
-        self._worker.communicate(timeout=60)
+        self._worker.communicate(timeout=300)

@@ -186,7 +186,7 @@ def test_with_tpunb_installed_the_script_is_prepared(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", code, str(tmp_path / "site"), str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert (done.stdout, done.stderr) == ("prepared\n[]\n", "")
 
@@ -243,7 +243,7 @@ def _ruff(script: Script, folder: Path) -> list[int]:
         [ruff, "check", "--isolated", "--no-cache", "--output-format=json", path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     return [finding["location"]["row"] for finding in json.loads(done.stdout)]
 
@@ -272,7 +272,7 @@ def test_importing_it_does_not_import_nbconvert() -> None:
         "print([name for name in ('nbconvert', 'nbformat', 'IPython', 'torch', 'pandas')"
         " if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
