@@ -245,6 +245,22 @@ def test_an_interrupt_at_any_moment_is_not_lost() -> None:
     assert not list(Path("checkpoints").glob(".*.tmp"))
 
 
+def test_an_archive_that_an_interrupt_keeps_torch_from_closing_ends_no_process() -> None:
+    """torch closes it when it is let go of, when the file is closed, and aborts on an error."""
+
+    def interrupted(self: object, *args: object) -> None:
+        raise KeyboardInterrupt
+
+    def work() -> None:
+        torch.serialization._open_zipfile_writer_buffer.__exit__ = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            save({"x": torch.ones(3)}, 1)
+
+    with child(work) as pid:
+        assert code_of(pid) == 0
+    assert not files()
+
+
 def test_a_stopped_rank_that_saves_has_saved() -> None:
     read, write = os.pipe()
 

@@ -45,7 +45,13 @@ class Writer:
         self._crc = zlib.crc32(data, self._crc)
 
     def write(self, data: bytes) -> int:
-        """Called by torch, also for hundreds of megabytes at once. The last bytes wait."""
+        """Called by torch, also for hundreds of megabytes at once. The last bytes wait.
+
+        Also when the file is closed: if an interrupt kept torch from ending its archive, that is
+        done where an error would abort the process, in the destructor.
+        """
+        if self._file.closed:
+            return len(data)
         if len(data) < _EOCD:
             waiting = self._last + data
             self._put(waiting[:-_EOCD])
