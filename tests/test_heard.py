@@ -196,7 +196,7 @@ def test_who_attaches_has_the_panel_below_the_card_and_may_leave(tmp_path: Path)
     run.log.write_text("[1] of the log\n")
     with kernel(tmp_path) as nb, open(run.lock) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as its guard does for as long as it lives
-        nb.run("import ipywidgets\n%load_ext tpunb", "setup").good()
+        nb.run("%load_ext tpunb", "setup").good()
         page = Page(nb)
         ran = nb.send("%tpu_attach", "attach")
         told = page.panel()

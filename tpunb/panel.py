@@ -12,6 +12,7 @@ noted there, and the thread that follows the run acts on it at its next `tick`.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections import deque
@@ -64,6 +65,8 @@ def beside(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterato
 
 def watched(run: Run | Attached, view: View) -> Iterator[None]:
     """Show a run in the cell that runs now until it has ended; pauses at whatever happens."""
+    if isinstance(run, Attached) and comms.are_heard(here()):
+        importlib.import_module("ipywidgets")  # nothing waits for it, the run goes on by itself
     with beside(run.spec, run.dir) as panel:
         if isinstance(run, Attached) and panel.may_be_shown:
             # What the ranks have written until now comes at once, before the front end answers.
