@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 from tests import browsers
-from tests.kernels import ROOT
+from tests.kernels import PATIENCE, ROOT
 
 MOMENT = "epoch 8 of 12"
 """When the picture is taken."""
 CELLS = {
-    "load": "%load_ext tpunb\n%tpu_setup --cores 4",
+    "load": "%load_ext tpunb\n%tpu_setup --cores 4\nimport ipywidgets",
     "prelude": """import torch
 import torch_xla
 from torch import nn
@@ -55,6 +55,8 @@ def main() -> None:
         browsers.opened(browser, "jupyterlab", CELLS, Path(folder)) as opened,
     ):
         opened.run_all()
+        chart = opened.page.get_by_role("tab", name="chart")
+        chart.click(timeout=PATIENCE * 1000)
         opened.shows("train", MOMENT)
         opened.cell("train").screenshot(path=path)
         opened.shows("train", "RunResult succeeded")
