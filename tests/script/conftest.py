@@ -7,7 +7,7 @@ import pytest
 from tests.script.shell import Shell
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ipython(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("ipython"))
     yield shell
