@@ -77,7 +77,7 @@ def explain(result: RunResult, *, traceback: bool = True) -> str:
             lines += [*([""] if lines[-1] else []), failure.traceback.rstrip(), ""]
         else:
             lines.append(
-                "traceback: folded in the card; print(tpunb.last_run.explain()) has it too"
+                "traceback: print(tpunb.last_run.explain()), or unfold it in a notebook's card"
             )
     if result.state != "succeeded" and any(result.dir.glob("checkpoints/*.pt")):
         lines.append(f"to go on from its last checkpoint: %%tpu_train --resume {result.dir.name}")
