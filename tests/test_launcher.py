@@ -165,7 +165,8 @@ class TestThatWorks:
             ],
             "print(sum(int(x.sum()) for x, in DataLoader(data, batch_size=2, num_workers=2)))",
         )
-        assert sorted(seen.log) == ["[0] 45", "[1] 45"]
+        # With one processor torch warns of two workers.
+        assert sorted(line for line in seen.log if " err]" not in line) == ["[0] 45", "[1] 45"]
         assert below(driver) == []
 
     def test_an_xla_device_in_each_rank(self, driver: Driver) -> None:
