@@ -7,6 +7,8 @@ import math
 import re
 from xml.etree import ElementTree
 
+import pytest
+
 from tpunb.display.chart import MOST, image
 
 
@@ -23,8 +25,7 @@ def drawn(html: str) -> tuple[list[str], list[tuple[float, float]]]:
 
 def test_axes_and_line() -> None:
     words, points = drawn(image([(0, 1.0), (50, 3.0), (100, 5.0)], "loss", log=False))
-    assert [words[0], words[-2]] == ["1", "5"]
-    assert [words[1], words[-1]] == ["0", "100"]
+    assert words == ["1", "2", "3", "4", "5", "0", "20", "40", "60", "80", "100"]
     (left, low), (middle, half), (right, high) = points
     assert math.isclose(middle, (left + right) / 2, abs_tol=0.1)
     assert math.isclose(half, (low + high) / 2, abs_tol=0.1)
@@ -34,9 +35,26 @@ def test_axes_and_line() -> None:
 def test_on_a_log_scale_powers_are_equally_far() -> None:
     points = [(0, -1.0), (1, 0.01), (2, 0.1), (3, 1.0), (4, math.nan), (5, math.inf)]
     words, line = drawn(image(points, "loss", log=True))
-    assert [words[0], words[-2]] == ["0.01", "1"]
+    assert words == ["0.01", "0.1", "1", "1", "2", "3"]
     assert len(line) == 3
     assert math.isclose(line[1][1], (line[0][1] + line[2][1]) / 2, abs_tol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "marks"),
+    [
+        (0.3775, 2.32, False, "0.5 1 1.5 2"),
+        (-0.2, 0.25, False, "-0.2 -0.1 0 0.1 0.2"),
+        (1234.1, 1234.9, False, "1234.2 1234.4 1234.6 1234.8"),
+        (2.0, 2.0, False, "1.6 1.8 2 2.2 2.4"),
+        (0.0028, 0.9, True, "0.005 0.01 0.02 0.05 0.1 0.2 0.5"),
+        (1e-9, 1e9, True, "1e-05 1 100000"),
+        (2.2, 2.4, True, "2.2 2.4"),
+    ],
+)
+def test_the_numbers_at_an_axis_are_round(low: float, high: float, log: bool, marks: str) -> None:
+    words, _ = drawn(image([(0, low), (3, high)], "loss", log=log))
+    assert words == [*marks.split(), "0", "1", "2", "3"]
 
 
 def test_many_points_are_joined_and_few_are_said() -> None:

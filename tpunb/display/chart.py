@@ -15,7 +15,11 @@ MOST = 600
 """Points that are drawn; of more, each is the mean of equally many."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 24
 _INK, _LINE = "#808080", "#2f81f7"
-_TICKS = 4
+_TICKS = 6
+"""At an axis, at most."""
+
+_EPS = 1e-9
+"""How far rounding may be off."""
 
 Point = tuple[float, float]
 
@@ -39,12 +43,15 @@ def image(points: Sequence[Point], name: str, *, log: bool) -> str:
         return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
     parts = []
-    for tick in range(_TICKS + 1):
-        y, x = low + (high - low) * tick / _TICKS, xs[0] + (xs[-1] - xs[0]) * tick / _TICKS
-        value, anchor = 10**y if log else y, ("start", "middle", "end")[(tick > 0) + (tick == 4)]
+    for y in _powers(low, high) if log else _round(low, high):
+        value = 10**y if log else y
         parts.append(
             f'<path d="M{_LEFT} {down(y):.1f}H{WIDTH - _RIGHT}" stroke="{_INK}" opacity="0.3"/>'
-            f'<text x="{_LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+            f'<text x="{_LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{value:.6g}</text>'
+        )
+    for x in _round(xs[0], xs[-1], 1):
+        anchor = "end" if WIDTH - across(x) < _LEFT / 2 else "middle"
+        parts.append(
             f'<text x="{across(x):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{x:,.0f}</text>'
         )
     line = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in zip(xs, ys, strict=True))
@@ -59,6 +66,25 @@ def image(points: Sequence[Point], name: str, *, log: bool) -> str:
         f'<div style="overflow:auto"><img alt="{said}" src="data:image/svg+xml;base64,{data}" '
         f'style="max-width:100%;min-width:{NARROWEST}px;height:auto"></div>'
     )
+
+
+def _round(low: float, high: float, least: float = 0.0) -> list[float]:
+    """Round numbers from `low` to `high`, equally far from each other, by `least` or more."""
+    step = max((high - low) / (_TICKS - 1), least)
+    power = 10.0 ** math.floor(math.log10(step))
+    step = power * next(n for n in (1, 2, 5, 10) if n * power >= step * (1 - _EPS))
+    numbers = range(math.ceil(low / step - _EPS), math.floor(high / step + _EPS) + 1)
+    return [number * step for number in numbers]
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Logarithms of powers of ten from `low` to `high`; of 2 and 5 times them where few are."""
+    found = _round(low, high, 1)
+    if len(found) > 2:
+        return found
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    every = [power + math.log10(times) for power in powers for times in (1, 2, 5)]
+    return [one for one in every if low - _EPS <= one <= high + _EPS] or [low, high]
 
 
 def _fewer(points: Sequence[Point]) -> list[Point]:
