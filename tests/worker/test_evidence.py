@@ -123,12 +123,21 @@ def test_a_full_disk(driver: Driver, small_disk: Path) -> None:
     """Who fills it fails, says why, and nothing that was written before is lost."""
     other = Driver(small_disk)
     other.launcher = driver.launcher
-    flood = "print('first', flush=True)\nfor _ in range(100_000):\n    print('x' * 50)"
-    seen = other.run([], flood)
+    # Both ranks have begun before one of them fills it.
+    together = """
+        import os, pathlib, time
+        def together():
+            folder = pathlib.Path(os.environ["TPUNB_RUN"])
+            (folder / f"here-{os.environ['RANK']}").touch()
+            while len(list(folder.glob("here-*"))) < 2:
+                time.sleep(0.01)
+    """
+    flood = "together(); print('first', flush=True)\n\nfor _ in range(100_000): print('x' * 50)"
+    seen = other.run([together], flood)
     assert seen.result.state == "failed"
     assert seen.result.failure is not None
     assert seen.result.failure.headline().endswith(
-        "failed in cell [1], line 3: OSError: [Errno 28] No space left on device"
+        "failed in cell [2], line 3: OSError: [Errno 28] No space left on device"
     )
     # What its log says of the cause, and its times, are read anew each time, not kept.
     assert [diagnosis.id for diagnosis in seen.result.diagnoses] == ["disk-full"]

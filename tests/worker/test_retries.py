@@ -77,12 +77,15 @@ def test_children_of_an_attempt_do_not_live_in_the_next(driver: Driver) -> None:
         from tpunb.worker import processes
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            open(f"child-{os.environ['RANK']}", "w").write(str(child.pid))
+            open(f"new-{os.environ['RANK']}", "w").write(str(child.pid))
+            os.rename(f"new-{os.environ['RANK']}", f"child-{os.environ['RANK']}")
             raise RuntimeError("first")
-        time.sleep(0.5)
         for rank in range(2):
             if os.path.exists(f"child-{rank}"):
                 pid = int(open(f"child-{rank}").read())
+                deadline = time.monotonic() + 60  # the guard ends it beside this
+                while processes.find(pid) is not None and time.monotonic() < deadline:
+                    time.sleep(0.01)
                 print("child", processes.find(pid) is not None)
     """
     folder = driver.folder / "children"
