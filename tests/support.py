@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +20,15 @@ from tpunb.handoff import returns
 from tpunb.launcher import Attached, Launcher, Run
 from tpunb.models import Block, RunResult, RunSpec, Script, Snapshot
 from tpunb.platforms import environment
+
+
+def free_port() -> int:
+    """One that nobody has, below those that sockets get by themselves (from 32768 on)."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def script_of(prelude: Iterable[str], train: str) -> Script:

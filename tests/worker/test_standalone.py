@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import free_port
 
 pytestmark = pytest.mark.long  # each imports torch_xla in new processes
 
@@ -61,13 +62,6 @@ SCRIPT = """
     torch_xla.launch(train, args=(sys.argv[1],))
 """  # noqa: E501
 TORCHRUN = ("-m", "torch.distributed.run")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run(tmp_path: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:

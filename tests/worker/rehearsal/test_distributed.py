@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kernels import until
+from tests.support import free_port
 from tests.worker.ranks import Ranks, rehearse, warm
 
 
@@ -18,13 +18,6 @@ from tests.worker.ranks import Ranks, rehearse, warm
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     with warm(tmp_path_factory.mktemp("ranks")) as started:
         yield started
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
@@ -65,7 +58,7 @@ def meetings(free: int) -> list[Any]:
 
 
 def test_process_groups_meet_in_every_way_one_after_the_other(ranks: Ranks) -> None:
-    found = ranks.values(meetings, 2, _free_port())
+    found = ranks.values(meetings, 2, free_port())
     backends = ["xla"] * 3 + ["gloo"] * 2 + ["xla"] * 2 + ["gloo"] * 2 + ["xla"]
     assert found == [[[backend, 3.0] for backend in backends]] * 2
 
@@ -137,7 +130,7 @@ def own_children() -> list[Any]:
     import torch
     import torch.distributed as dist
 
-    os.environ["MASTER_PORT"] = str(_free_port())
+    os.environ["MASTER_PORT"] = str(free_port())
     parent_end, child_end = os.pipe()
     if os.fork() == 0:
         os.environ.update(RANK="0", WORLD_SIZE="1")
