@@ -325,13 +325,13 @@ def test_readers_beside_a_writer_always_find_a_whole_one(
             assert found.step >= last
             assert (found["x"] == found.step).all()
             last = found.step
+        assert "changed" not in capsys.readouterr().err
 
     with child(reads) as one, child(reads) as other:
         for step in range(1, 61):
             save({"x": torch.full((size,), float(step))}, step)
         assert code_of(one) == 0
         assert code_of(other) == 0
-    assert "changed" not in capsys.readouterr().err
 
 
 def test_threads_may_save_at_once() -> None:
