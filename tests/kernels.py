@@ -21,7 +21,7 @@ from tpunb.worker import processes
 from tpunb.worker.processes import Process
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds that anything may take on a machine that is busy with other things."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
