@@ -28,7 +28,11 @@ pytestmark = [
 ]
 
 CELLS = {
-    "load": "%load_ext tpunb\n%tpu_setup --cores 3",
+    # This machine may be busy: a server that answers late has answered.
+    "load": """%load_ext tpunb
+%tpu_setup --cores 3
+from tpunb.notebook.sources import jupyter
+jupyter.WAIT = 60.0""",
     "prelude": "import os, time\nfactor = 2",
     "train": """%%tpu_train
 import tpunb
