@@ -70,7 +70,7 @@ print("VALUE", (torch.tensor(1.0, device="xla") * 1.001).item())
 def run(code: str, **variables: str) -> str:
     environment = {**os.environ, "PJRT_DEVICE": "CPU", **variables}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
