@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.lint.rules import RULES
+from tpunb.lint.check import RULES  # with the rules of all topics
 
 FACTS = {
     "nprocs": "ValueError: Unsupported nprocs (8)",
