@@ -24,13 +24,13 @@ class Memory:
 
     def killed(self, pid: int) -> str:
         """How it is known that a process was killed for its memory; '' if nothing says so."""
-        told = _kernel_log(pid, self._since)
-        if told:
-            return f"the kernel's log: {told}"
+        logged = _kernel_log(self._since)
+        if pid in logged:
+            return f"the kernel's log: {logged[pid]}"
         kills = _kills()
         if kills is not None and self._kills is not None and kills > self._kills:
             return f"a process was killed at this container's limit of {limit()} (cgroup)"
-        if _machine_kills() > self._machine:
+        if _machine_kills() - self._machine > len(logged):  # or the log says who they were
             return "the machine has killed a process for its memory since the run began"
         return ""
 
@@ -88,12 +88,13 @@ def size(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
 
 
-def _kernel_log(pid: int, since: float) -> str:
-    """The kernel's line about killing this process, if it may be read."""
+def _kernel_log(since: float) -> dict[int, str]:
+    """The kernel's line about each process that it has killed, if they may be read."""
+    found: dict[int, str] = {}
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return found
     try:
         while True:
             try:
@@ -102,8 +103,9 @@ def _kernel_log(pid: int, since: float) -> str:
             except BrokenPipeError:
                 continue  # records were overwritten before they could be read
             except OSError:  # BlockingIOError: no more; EINVAL: a record that is too long
-                return ""
-            if float(head.split(",")[2]) / 1e6 >= since - 1 and f"Killed process {pid} " in text:
-                return text.partition("\n")[0].partition(", UID")[0]
+                return found
+            killed = re.search(r"Killed process (\d+) ", text)
+            if killed and float(head.split(",")[2]) / 1e6 >= since - 1:
+                found[int(killed[1])] = text.partition("\n")[0].partition(", UID")[0]
     finally:
         os.close(log)
