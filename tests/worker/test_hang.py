@@ -116,7 +116,7 @@ def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
         import torch, torch_xla
         x = torch.rand(64, 64, device=torch_xla.device(), requires_grad=True)
         y = x
-        for i in range(250):
+        for i in range(450):
             y = torch.tanh(y @ x + float(i)) * 1.0001 - y.mean(dim=i % 2, keepdim=True)
             print(i, flush=True)  # it lives: what follows is silent
         y.sum().backward()
