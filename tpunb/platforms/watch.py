@@ -57,10 +57,10 @@ def _tell(place: Path, order: Order, status: Status) -> None:
 
 
 def _end(place: Path, order: Order, status: Status) -> None:
-    _tell(place, order, status)
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # first: who reads the state may look for the reason here
         print(when, order.vm.name, status.phase, status.why, flush=True)
+    _tell(place, order, status)
     if stopping.given(place) == order:  # and not a newer one
         (place / "order.json").unlink()
 
