@@ -26,11 +26,14 @@ from tpunb.worker.processes import Process
 DUMP = signal.SIGRTMIN + 9
 """Ranks answer it with their stacks. Real-time signals are used by nothing else here."""
 
-_WAIT = 2.0
-"""Seconds for faulthandler: it writes as soon as the signal is delivered."""
+_WAIT = 5.0
+"""Seconds for faulthandler: it writes as soon as the signal is delivered, frame by frame."""
 _NATIVE_WAIT = 10.0
 """Seconds for py-spy, which reads the debug information of torch's libraries."""
+_OURS = "tpunb/worker/rank.py"
+"""Runs the cells, so its frames are below the notebook's, and are written after them."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_CUT = re.compile(r"^  \.\.\.$", re.MULTILINE)
 _NAMES = {
     "torch_xla/core/xla_model.py": "xm",
     "torch_xla/runtime.py": "xr",
@@ -54,24 +57,26 @@ def collect(
     """Have the living ranks write their stacks to `stacks.txt`, and add the native ones."""
     # A rank that has not made its file yet would die of the signal: it is still in the fork.
     files = {rank: path for rank in ranks if (path := run.stacks(attempt, rank)).exists()}
-    before = {rank: _size(path) for rank, path in files.items()}
-    waiting = {rank: path for rank, path in files.items() if processes.send(ranks[rank], DUMP)}
+    before = {rank: path.stat().st_size for rank, path in files.items()}
+    waiting = {
+        rank: path
+        for rank, path in files.items()
+        if processes.state(ranks[rank]) != "T" and processes.send(ranks[rank], DUMP)
+    }
     deadline = time.monotonic() + _WAIT
     while waiting and time.monotonic() < deadline:
         time.sleep(0.05)
-        sizes = {rank: _size(path) for rank, path in waiting.items()}
-        waiting = {r: p for r, p in waiting.items() if sizes[r] == before[r]}
-        before |= sizes
-    time.sleep(0.05)  # what has begun to write is done in a moment
+        waiting = {r: p for r, p in waiting.items() if not _whole(p, before[r])}
     if native:
         _add_native({rank: (ranks[rank], path) for rank, path in files.items()})
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _whole(path: Path, before: int) -> bool:
+    """Whether what is written after the first bytes has the stack of the thread with the cells."""
+    with open(path, "rb") as file:
+        file.seek(before)
+        text = file.read().decode("utf-8", "replace")
+    return bool(_main_thread(text))
 
 
 def _add_native(ranks: Mapping[int, tuple[Process, Path]]) -> None:
@@ -160,8 +165,10 @@ def _main_thread(text: str) -> list[tuple[str, int, str]]:
     """File, line and function of the frames of the thread that runs the cells, innermost first."""
     threads = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
     found = [[(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(thread)] for thread in threads]
-    ours = [frames for frames in found if any("tpunb/worker/rank.py" in f for f, _, _ in frames)]
-    return ours[-1] if ours else []
+    ours = [frames for frames in found if any(_OURS in file for file, _, _ in frames)]
+    # Of a deep recursion only the 100 innermost frames are written: where it is, it may be ours.
+    deep = [frames for frames, thread in zip(found, threads, strict=True) if _CUT.search(thread)]
+    return (ours or deep or [[]])[-1]
 
 
 def _named(frame: tuple[str, int, str]) -> str:
