@@ -145,6 +145,8 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
     if told is not None:
         if stopped and told["type"] == "KeyboardInterrupt":
             return None
+        if _by_stop(seen.stop, told):
+            return None
         if stopped and signal in end.sent:  # by us, on its way out: it has not failed by that
             return Failure(rank=end.rank, pid=end.pid, exitcode=None, signal=None, **told)
         return Failure(rank=end.rank, pid=end.pid, exitcode=end.code, signal=signal, **told)
@@ -180,6 +182,12 @@ def _failure(run: RunDir, spec: RunSpec, seen: Observed, end: Exit) -> Failure |
         traceback=stack or _last_lines(run, seen, end.rank),
         time=end.time,
     )
+
+
+def _by_stop(stop: Stop | None, told: dict[str, Any]) -> bool:
+    """Whether a rank lost the others to the stop: they had its signal, and ended, before it."""
+    ours = stop is not None and stop.why != "peer" and told["time"] >= stop.time
+    return ours and told["type"] in CONSEQUENCES
 
 
 def _peaks(exits: list[Exit]) -> tuple[int, ...]:
