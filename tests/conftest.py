@@ -46,6 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(long)]
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name no test by its bytes: those of an archive hold the second, and workers must agree."""
+    return argname if isinstance(val, bytes) else None
+
+
 class Processes:
     """The processes of this test session at one moment, except this one."""
 
