@@ -91,6 +91,13 @@ def says(seen: Seen, *texts: str) -> None:
             id="unequal batches, and the rank that is done lives on",
         ),
         pytest.param(
+            "for batch in range(4 if rank == 0 else 3):\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            "threading.Thread(target=time.sleep, args=(1000 if rank == 2 else 0,)).start()",
+            [r"^rank 0 failed in cell \[2\], line 3: PeerLostError: ranks 1, 2 have returned"],
+            id="two ranks that are done, and one of them lives on",
+        ),
+        pytest.param(
             "for batch in range(3 if rank == 1 else 4):\n"
             '    xm.all_reduce("sum", [ones(3)])\n'
             'xm.rendezvous("epoch")',

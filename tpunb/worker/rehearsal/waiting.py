@@ -30,8 +30,8 @@ from tpunb.worker.rehearsal.waits import Wait, crossed
 
 STEP = timedelta(seconds=0.2)
 """How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
-FAREWELLS = 0.3
-"""Seconds in which others follow a rank that has left the train cell."""
+FAREWELLS = 1.0
+"""Seconds in which others follow a rank that has left the train cell: they end a moment apart."""
 INQUIRY = 2.0
 """Seconds that the ranks of a collective that failed have to say that they are in it."""
 
@@ -162,9 +162,13 @@ class Others:
         self, group: str, exchange: int, absent: Sequence[int], call: Call
     ) -> None:
         """Raise if one of those that are waited for has said that it will not come."""
-        if self._departed(group, exchange, absent):
-            time.sleep(FAREWELLS)  # ranks that end alike end a moment apart
-            left = self._departed(group, exchange, absent)
+        left = self._departed(group, exchange, absent)
+        if left:
+            deadline = time.monotonic() + FAREWELLS
+            others = [member for member in absent if member != self.rank]
+            while len(left) < len(others) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                left = self._departed(group, exchange, others)
             raise PeerLostError(departed(self.rank, self.trail, call, left))
 
     def _departed(self, group: str, exchange: int, absent: Sequence[int]) -> dict[int, Farewell]:
@@ -207,7 +211,8 @@ class Others:
         """Say which rank is missing from an exchange that failed."""
         ended, absent = self._missing(group)
         if ended:
-            self._look_for_departed(group.name, group.exchanges, ended, call)
+            if self._departed(group.name, group.exchanges, ended):
+                self._look_for_departed(group.name, group.exchanges, absent, call)
             raise PeerLostError(
                 f"{_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
                 "failed, and its own error says why, or it makes fewer collective calls than "
