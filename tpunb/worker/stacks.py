@@ -57,7 +57,7 @@ def collect(
     """Have the living ranks write their stacks to `stacks.txt`, and add the native ones."""
     # A rank that has not made its file yet would die of the signal: it is still in the fork.
     files = {rank: path for rank in ranks if (path := run.stacks(attempt, rank)).exists()}
-    before = {rank: path.stat().st_size for rank, path in files.items()}
+    before = {rank: len(_written(path)) for rank, path in files.items()}
     waiting = {
         rank: path
         for rank, path in files.items()
@@ -66,17 +66,17 @@ def collect(
     deadline = time.monotonic() + _WAIT
     while waiting and time.monotonic() < deadline:
         time.sleep(0.05)
-        waiting = {r: p for r, p in waiting.items() if not _whole(p, before[r])}
+        waiting = {r: p for r, p in waiting.items() if not _main_thread(_written(p)[before[r] :])}
     if native:
         _add_native({rank: (ranks[rank], path) for rank, path in files.items()})
 
 
-def _whole(path: Path, before: int) -> bool:
-    """Whether what is written after the first bytes has the stack of the thread with the cells."""
-    with open(path, "rb") as file:
-        file.seek(before)
-        text = file.read().decode("utf-8", "replace")
-    return bool(_main_thread(text))
+def _written(path: Path) -> str:
+    """The stacks in a file; '' if somebody has deleted it."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _add_native(ranks: Mapping[int, tuple[Process, Path]]) -> None:
@@ -144,12 +144,11 @@ def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, process: Process
         return Place(None, None, "has ended")
     if processes.state(process) == "T":
         return Place(None, None, "is stopped (SIGSTOP, or a debugger)")
-    try:
-        text = run.stacks(attempt, rank).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    path = run.stacks(attempt, rank)
+    if not path.exists():
         words = "has not come out of the fork (does something in the cells above wait for a lock"
         return Place(None, None, f"{words} there, or for another process? Try --replicate)")
-    frames = _main_thread(text)
+    frames = _main_thread(_written(path))
     at = next((i for i, frame in enumerate(frames) if frame[0] == str(run.script)), None)
     if at is None:
         return Place(None, None, "is not in the notebook's code (see stacks.txt)")
@@ -164,11 +163,9 @@ def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, process: Process
 def _main_thread(text: str) -> list[tuple[str, int, str]]:
     """File, line and function of the frames of the thread that runs the cells, innermost first."""
     threads = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
-    found = [[(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(thread)] for thread in threads]
-    ours = [frames for frames in found if any(_OURS in file for file, _, _ in frames)]
-    # Of a deep recursion only the 100 innermost frames are written: where it is, it may be ours.
-    deep = [frames for frames, thread in zip(found, threads, strict=True) if _CUT.search(thread)]
-    return (ours or deep or [[]])[-1]
+    # The main thread comes last. Of a deep recursion only the 100 innermost frames are written.
+    ours = [thread for thread in threads if _OURS in thread or _CUT.search(thread)]
+    return [(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(ours[-1])] if ours else []
 
 
 def _named(frame: tuple[str, int, str]) -> str:
