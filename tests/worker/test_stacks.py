@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import until
 from tests.support import script_of
 from tpunb import rundir
 from tpunb.models import RunSpec
@@ -38,6 +40,14 @@ def down(n):
     print("ready", flush=True)
     time.sleep(600)
 exec(compile(open(sys.argv[2]).read(), sys.argv[2], "exec"))
+"""
+GONE = """
+import os, shutil, signal, sys, time
+open(sys.argv[1], "w").close()
+signal.signal(int(sys.argv[3]), lambda *_: shutil.rmtree(os.path.dirname(sys.argv[2])))
+print("ready", flush=True)
+while True:
+    time.sleep(600)
 """
 
 
@@ -86,7 +96,15 @@ def test_a_rank_that_writes_slowly_is_waited_for(
 ) -> None:
     spec = write(run, "import sleep\nsleep.nap()")
     words = "rank 0: in sleep.nap, cell [1], line 2: sleep.nap()"
-    assert where(run, spec, begin(SLOW)) == words
+    rank = begin(SLOW)
+    assert where(run, spec, rank) == words
+    with open(run.stacks(0, 0), "a") as file:  # as py-spy 0.4.3 has written it
+        file.write(
+            "\n--- native (py-spy) ---\nProcess 9938: python\n"
+            'Thread 9938 (active+gil): "MainThread"\n    sre_ucs1_match (libpython3.11.so.1.0)\n'
+            "    <module> (script.py:3)\n    main (tpunb/worker/rank.py:77)\n"
+        )
+    assert stacks.describe(run, spec, 0, {0: rank})[0] == words
 
 
 def test_a_deep_recursion_is_found_though_its_stack_is_cut_off(
@@ -95,3 +113,16 @@ def test_a_deep_recursion_is_found_though_its_stack_is_cut_off(
     spec = write(run, "def fall(n):\n    fall(n - 1) if n else down(0)\nfall(150)")
     words = "cell [1], line 2: fall(n - 1) if n else down(0)"
     assert words in where(run, spec, begin(DEEP))
+
+
+def test_a_run_folder_that_is_deleted_meanwhile_ends_nothing(
+    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = run.path.parent / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text("#!/bin/sh\necho Process $4\n")
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{spy.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(stacks, "_WAIT", 1.0)
+    stacks.collect(run, 0, {0: begin(GONE)})
+    until(lambda: not run.path.exists(), "the folder's end")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +104,8 @@ def _add_native(ranks: Mapping[int, tuple[Process, Path]]) -> None:
         except subprocess.TimeoutExpired:
             looker.kill()
             said = looker.communicate()[0] + f"\n(no more after {_NATIVE_WAIT:g} s)"
-        with open(ranks[rank][1], "a", encoding="utf-8") as file:
+        # The folder may have been deleted: the guard goes on.
+        with suppress(FileNotFoundError), open(ranks[rank][1], "a", encoding="utf-8") as file:
             file.write(f"\n--- native (py-spy) ---\n{said.strip()}\n")
 
 
@@ -162,10 +164,12 @@ def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, process: Process
 
 def _main_thread(text: str) -> list[tuple[str, int, str]]:
     """File, line and function of the frames of the thread that runs the cells, innermost first."""
-    threads = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
+    parts = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
+    found = [(part, _FRAME.findall(part)) for part in parts]
     # The main thread comes last. Of a deep recursion only the 100 innermost frames are written.
-    ours = [thread for thread in threads if _OURS in thread or _CUT.search(thread)]
-    return [(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(ours[-1])] if ours else []
+    # What py-spy adds has no such frames.
+    ours = [frames for part, frames in found if frames and (_OURS in part or _CUT.search(part))]
+    return [(file, int(line), name) for file, line, name in ours[-1]] if ours else []
 
 
 def _named(frame: tuple[str, int, str]) -> str:
