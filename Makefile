@@ -1,11 +1,12 @@
 # Every target sets up .venv by itself: it needs Python 3.10 or later with pip, make and git.
 #
 #   make demo    run the quickstart notebook on this machine's TPU, or on 4 rehearsal cores
-#   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too)
+#   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too, which
+#                                      wait much: three at a time)
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
 #   make picture docs/quickstart.png anew, from a run in JupyterLab (needs chromium)
-#   make matrix  the quickstart in Colab's and Kaggle's environments, the newest and the oldest
+#   make matrix  what people do, in Colab's and Kaggle's environments, the newest and the oldest
 
 PYTHON ?= python3
 # libtpu is large, and of use only where there is a TPU.
@@ -21,7 +22,7 @@ demo: .venv/.ready
 	@.venv/bin/python -c "$$LAST_LINE" out/00_quickstart.ipynb
 
 test: .venv/.ready
-	.venv/bin/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	.venv/bin/pytest --numprocesses $(if $(CI),3,2) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/.ready
 	.venv/bin/ruff check
@@ -46,7 +47,7 @@ matrix: .venv/.ready
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --editable '.[$(XLA),kaggle,demo]' --group dev
+	.venv/bin/uv pip install --quiet --python .venv/bin/python --editable '.[$(XLA),kaggle,migrate,demo]' --group dev
 	@touch $@
 
 # The last line that the notebook printed: what was trained, on what, and the accuracy.

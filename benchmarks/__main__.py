@@ -13,10 +13,13 @@ from pathlib import Path
 
 from benchmarks import (
     collectives,
+    diagnosing,
     doctor,
     failing,
     lines,
+    loop,
     predict,
+    prelude,
     reading,
     start,
     step,
@@ -28,6 +31,8 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         lambda folder, rounds: start.measure(folder, rounds, 5),
         lambda folder: start.measure(folder, 1, 1),
     ),
+    "loop": (loop.measure, lambda folder: loop.measure(folder, 1, loop.LITTLE)),
+    "prelude": (prelude.measure, lambda folder: prelude.measure(folder, 1, 200, 8)),
     "step": (
         lambda folder, rounds: step.measure(folder, rounds, 9, (1, 2), 3000),
         lambda folder: step.measure(folder, 1, 3, (2,), 100),
@@ -38,6 +43,7 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         doctor.measure,
         lambda folder: doctor.measure(folder, 1, ("laptop", doctor.STALLED)),
     ),
+    "diagnosing": (diagnosing.measure, lambda folder: diagnosing.measure(folder, 1)),
     "failing": (
         failing.measure,
         lambda folder: failing.measure(folder, 1, ("fail", "loop")),

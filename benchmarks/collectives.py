@@ -110,7 +110,7 @@ def _memory(folder: Path, rounds: int, megabytes: int) -> str:
     notebook = folder / "memory.ipynb"
     nb = v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources])
     nbformat.write(nb, notebook)
-    rows = [("ranks", "private of a rank", "agent and ranks", "each more rank", "goal")]
+    rows = [("ranks", "private of a rank", "runner and ranks", "each more rank", "goal")]
     first = Samples()
     with Kernel(notebook) as kernel:
         kernel.cell(0)
@@ -119,7 +119,7 @@ def _memory(folder: Path, rounds: int, megabytes: int) -> str:
             private, together = Samples(), Samples()
             for _ in range(rounds):
                 kernel.do(f"ranks = {ranks}")
-                lines = [line for line in kernel.cell(2).text.splitlines() if WORDS in line]
+                lines = [line for line in kernel.cell(2).printed().splitlines() if WORDS in line]
                 told = [
                     [float(word) for word in line.partition(WORDS)[2].split()] for line in lines
                 ]
@@ -135,6 +135,6 @@ def _memory(folder: Path, rounds: int, megabytes: int) -> str:
             rows.append(tuple(row))
     return (
         f"Memory: megabytes after training on {megabytes / 1000:g} GB that the prelude has\n"
-        "loaded. In those of agent and ranks together each page counts once (PSS).\n\n"
+        "loaded. In those of runner and ranks together each page counts once (PSS).\n\n"
         + table(rows)
     )

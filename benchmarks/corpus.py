@@ -19,10 +19,10 @@ import nbformat
 from nbformat import v4
 
 from tpunb.errors import ConversionError
-from tpunb.lint.check import lint
-from tpunb.migrate import migrate_text
-from tpunb.notebook.files import read
-from tpunb.script.convert import convert
+from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.files import load_snapshot
+from tpunb.notebook.lint.linter import lint
+from tpunb.notebook.migrate import migrate_text
 
 LIST = Path(__file__).with_name("corpus.txt")
 
@@ -92,13 +92,13 @@ def _with_magics(cell: str) -> str:
 def _row(name: str, text: str, folder: Path) -> Row:
     path = folder / "notebook.ipynb"
     path.write_text(text, encoding="utf-8")
-    snapshot = read(path)
+    snapshot = load_snapshot(path)
     converted = _converted(path)
-    migrated = migrate_text(text)
-    if migrate_text(migrated.text).text != migrated.text:
+    migrated, migration = migrate_text(text)
+    if migrate_text(migrated)[0] != migrated:
         raise AssertionError(f"a second migration changes {name}")
-    path.write_text(migrated.text, encoding="utf-8")
-    kinds = Counter(change.kind for change in migrated.migration.changes)
+    path.write_text(migrated, encoding="utf-8")
+    kinds = Counter(change.kind for change in migration.changes)
     return Row(
         name,
         converted,
@@ -106,14 +106,14 @@ def _row(name: str, text: str, folder: Path) -> Row:
         kinds["rewritten"],
         kinds["marked"],
         _converted(path),
-        Counter(finding.severity for finding in lint(read(path))),
+        Counter(finding.severity for finding in lint(load_snapshot(path))),
     )
 
 
 def _converted(path: Path) -> str:
     """'yes', or why not. A script that does not compile would be an error of ours."""
     try:
-        script = convert(read(path))
+        script = convert(load_snapshot(path))
     except ConversionError as error:
         return str(error).splitlines()[0]
     compile(script.text, "script.py", "exec")

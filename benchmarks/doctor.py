@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.commands import PYTHON, TPUNB
 from benchmarks.table import Samples, met, table
-from tpunb.platforms.fakes import DUMPS, Server, build
+from tests.fakes.dumps import DUMPS, build
+from tests.fakes.metadata import FakeMetadataServer
 
 GOAL = 0.5
 """Seconds, on each of them."""
@@ -33,7 +34,7 @@ def measure(folder: Path, rounds: int, names: tuple[str, ...] = (*DUMPS, STALLED
             env = {"PATH": os.environ["PATH"]} | machine.env
             behaviour = "stalls" if name == STALLED else dump.behaviour
             if behaviour is not None:
-                server = stack.enter_context(Server(dump.metadata, behaviour))
+                server = stack.enter_context(FakeMetadataServer(dump.metadata, behaviour))
                 env["GCE_METADATA_HOST"] = server.host
             environments[name] = env
         for _ in range(rounds):

@@ -101,15 +101,15 @@ def _once(bench: Bench, kind: str, seen: Seen) -> None:
         bench.kernel.interrupt()
     started.read_to_the_end(since + LIMIT - time.monotonic())
     running, left = started.running, started.left()
-    if running.ended is None:
+    if running.idle is None:
         seen.hung += 1
     else:
-        seen.back.add([(running.raised or running.ended) - since])
+        seen.back.add([(running.raised or running.idle) - since])
         seen.failed += running.error is not None
     if started.gone is not None:
         seen.gone.add([started.gone - since])
     seen.left.append(len(left))
-    if left or running.ended is None:
+    if left or running.idle is None:
         started.end()
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tpunb.training import predict
-from tpunb.worker.rehearsal.install import install
+from tpunb.xla.rehearsal.install import install_rehearsal
 
 WIDTH, CLASSES = 1024, 10
 BATCH = 32
@@ -74,7 +74,7 @@ def predicting(rounds: int, samples: int) -> Times:
 def main(rounds: int, samples: int) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
-        install(rank, world, rank, world)
+        install_rehearsal(rank, world, rank, world)
     found = predicting(rounds, samples)
     if rank == 0:
         print(json.dumps(found), flush=True)

@@ -92,8 +92,8 @@ def _once(bench: Bench, name: str, case: tuple[int, int], count: int, seen: Seen
     words = [f"rank {rank} line {count - 1:06d}:" for rank in range(printing)]
     started = bench.begin(ranks, given, words)
     running = started.running
-    whole = started.read_until(lambda: running.ended, LIMIT)
-    seen.shown.append(len(set(LINE.findall(running.text()))))
+    whole = started.read_until(lambda: running.idle is not None, LIMIT)
+    seen.shown.append(len(set(LINE.findall(running.printed()))))
     if not whole:
         seen.over = True
         started.end()
@@ -107,7 +107,7 @@ def _once(bench: Bench, name: str, case: tuple[int, int], count: int, seen: Seen
     if running.found is not None:
         seen.last.add([running.found - began])
     if name == TPUNB:
-        folder = bench.kernel.do("import tpunb; print(tpunb.last_run.dir)").text.strip()
+        folder = bench.kernel.do("import tpunb; print(tpunb.last_run.dir)").stdout.strip()
         log = (Path(folder) / "run.log").read_text()
         seen.logged.append(len(set(LINE.findall(log))))
 
@@ -116,8 +116,17 @@ def _report(
     case: tuple[int, int], count: int, seen: dict[tuple[str, tuple[int, int]], Seen]
 ) -> str:
     ranks, printing = case
-    rows = [("", "into a file", "printed", "slowed by", "last line in the cell",
-             "lines in the cell", "in run.log")]  # fmt: skip
+    rows = [
+        (
+            "",
+            "into a file",
+            "printed",
+            "slowed by",
+            "last line in the cell",
+            "lines in the cell",
+            "in run.log",
+        )
+    ]
     for name, way in WAYS.items():
         one = seen[name, case]
         shown = f"{min(one.shown):,}"
@@ -133,8 +142,9 @@ def _report(
         )
         last = one.last.text(2) if len(one.last.rounds) == len(one.shown) else "never"
         logged = f"{min(one.logged):,}" if one.logged else "-"
-        rows.append((way.label, one.file.text(2), one.printed.text(2), slowed.text(2), last,
-                     shown, logged))  # fmt: skip
+        rows.append(
+            (way.label, one.file.text(2), one.printed.text(2), slowed.text(2), last, shown, logged)
+        )
     whom = f"All of {ranks} ranks print" if ranks == printing else f"{printing} of {ranks} prints"
     kept = min(seen[TPUNB, case].logged)
     goals = [

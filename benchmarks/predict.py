@@ -26,9 +26,12 @@ def measure(folder: Path, rounds: int, ranks: int, samples: int) -> str:
         ("outputs of every sample", "seconds", "times as fast with predict"),
         (f"predict on {ranks} ranks", shared.text(2), ""),
         ("rank 0 of them, while the others wait", alone.text(2), alone.over(shared).text(2)),
-        (f"a rank by itself, with {processors} processors", whole.text(2),
-         whole.over(shared).text(2)),
-    ]  # fmt: skip
+        (
+            f"a rank by itself, with {processors} processors",
+            whole.text(2),
+            whole.over(shared).text(2),
+        ),
+    ]
     return (
         f"Predict: {samples} samples through a network of 1.1 million weights, in batches of 32; "
         f"{ranks} rehearsal ranks on {processors} processors.\n\n{table(inference)}"

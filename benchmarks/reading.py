@@ -15,11 +15,11 @@ from nbformat import v4
 
 from benchmarks.kernel import Kernel
 from benchmarks.table import Samples, met, table
-from tpunb.lint.check import lint
-from tpunb.notebook.capture import capture
-from tpunb.notebook.history import History
-from tpunb.script.convert import convert, warm_up
-from tpunb.script.replicate import static_reason
+from tpunb.notebook.capture.capture import capture
+from tpunb.notebook.capture.history import History
+from tpunb.notebook.convert.convert import convert, warm_up
+from tpunb.notebook.convert.fork_safety import static_reason
+from tpunb.notebook.lint.linter import lint
 
 CELLS = 1000
 TRAIN = "%%tpu_train\nprint(total)"
@@ -85,8 +85,13 @@ def _reading(folder: Path, rounds: int, name: str, head: str) -> str:
     whole = samples["all three"]
     goals = [("goal", "measured", "")]
     if not head:
-        goals.append(("captured, converted and linted in 2 s", f"{whole.median():.2f} s",
-                      met(whole, most=2.0)))  # fmt: skip
+        goals.append(
+            (
+                "captured, converted and linted in 2 s",
+                f"{whole.median():.2f} s",
+                met(whole, most=2.0),
+            )
+        )
     against = whole.over(samples["nbconvert's PythonExporter"])
     goals.append(("… against nbconvert, which only converts", f"{against.text(2)} ×", ""))
     return f"{title}\n\n{table(rows)}\n\n{table(goals)}"
@@ -111,7 +116,7 @@ def _loading(folder: Path, rounds: int) -> str:
         with Kernel(path) as kernel:
             for index, taken in enumerate(samples):
                 ran = kernel.cell(index)
-                taken.add([ran.ended - ran.sent])
+                taken.add([ran.done - ran.sent])
     rows = [("cell, the first in a new kernel", "seconds")]
     rows += [(source, taken.text(2)) for source, taken in zip(sources, samples, strict=True)]
     goal = ("%load_ext tpunb in 0.15 s", f"{samples[0].median():.2f} s", met(samples[0], most=0.15))

@@ -17,8 +17,8 @@ from urllib.request import Request, urlopen
 import nbformat
 import websocket
 
-from tpunb.worker import processes
-from tpunb.worker.processes import Process
+from tpunb.utils import processes
+from tpunb.utils.processes import Process
 
 PATIENCE = 300.0
 LOGGED_IN = {"Authorization": "token bench"}
@@ -74,16 +74,28 @@ class Server:
         env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime)}
         with open(self._folder / "server.log", "w") as log:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "jupyter_server", *options.split(),
-                 f"--ServerApp.root_dir={self._folder}"],
-                cwd=self._folder, env=env, stdout=log, stderr=log,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "jupyter_server",
+                    *options.split(),
+                    f"--ServerApp.root_dir={self._folder}",
+                ],
+                cwd=self._folder,
+                env=env,
+                stdout=log,
+                stderr=log,
+            )
         self._url = self._wait_for_url(runtime)
         session = self._ask(
             "api/sessions",
-            {"path": self._notebook.name, "name": "", "type": "notebook",
-             "kernel": {"name": "python3"}},
-        )  # fmt: skip
+            {
+                "path": self._notebook.name,
+                "name": "",
+                "type": "notebook",
+                "kernel": {"name": "python3"},
+            },
+        )
         kernel = session["kernel"]["id"]
         self._socket = websocket.create_connection(
             f"{self._url.replace('http', 'ws', 1)}api/kernels/{kernel}/channels",
@@ -91,15 +103,18 @@ class Server:
             header=LOGGED_IN,
         )
         [self._kernel] = [
-            process for process in processes.descendants(self._server.pid)
+            process
+            for process in processes.descendants(self._server.pid)
             if "ipykernel" in Path(f"/proc/{process.pid}/cmdline").read_text()
-        ]  # fmt: skip
+        ]
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._socket.close()
         self._server.terminate()
         self._server.wait(PATIENCE)
@@ -130,13 +145,29 @@ class Server:
         """Run the code cell with this index, and take in all that comes back."""
         cell = self._cells[index]
         header = {
-            "msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3",
-            "username": "", "session": uuid.uuid4().hex, "date": "",
-        }  # fmt: skip
-        content = {"code": cell.source, "silent": False, "store_history": True,
-                   "user_expressions": {}, "allow_stdin": True, "stop_on_error": True}  # fmt: skip
-        message = {"header": header, "parent_header": {}, "metadata": {"cellId": cell.id},
-                   "content": content, "channel": "shell", "buffers": []}  # fmt: skip
+            "msg_id": uuid.uuid4().hex,
+            "msg_type": "execute_request",
+            "version": "5.3",
+            "username": "",
+            "session": uuid.uuid4().hex,
+            "date": "",
+        }
+        content = {
+            "code": cell.source,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": True,
+            "stop_on_error": True,
+        }
+        message = {
+            "header": header,
+            "parent_header": {},
+            "metadata": {"cellId": cell.id},
+            "content": content,
+            "channel": "shell",
+            "buffers": [],
+        }
         self._socket.send(json.dumps(message))
         heard = Heard(header["msg_id"])
         while heard.ended is None:

@@ -12,10 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from tpunb import rundir
-from tpunb.beat import SIZE, Beat
-from tpunb.events import Ended, Phase, RankEnded, RanksStarted
-from tpunb.rundir import RunDir
+from tpunb.runs import follow
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Phase, RankEnded, RanksStarted
+from tpunb.runs.heartbeat import SIZE, Heartbeat
+from tpunb.runs.spec import PhaseKind, RunState
+from tpunb.utils.files import append_text, write_json
 
 EVERY = 0.05
 """Seconds between two looks at what is due."""
@@ -23,21 +25,21 @@ EVERY = 0.05
 
 def play(run: RunDir, ranks: int, lines: float, seconds: float) -> None:
     """Write what so many ranks leave, for so long; then they end well."""
-    run.emit(Phase("training"))
+    run.emit(Phase(PhaseKind.TRAINING, "training"))
     for rank in range(ranks):
         run.attempt(0, rank).mkdir(parents=True)
     run.emit(RanksStarted(0, (os.getpid(),) * ranks))
     for rank in range(ranks):
-        for stream in rundir.STREAMS:
+        for stream in follow.STREAMS:
             (run.attempt(0, rank) / f"{stream}.log").touch()
-    files = [(run.attempt(0, rank) / "stdout.log").open("ab", buffering=0) for rank in range(ranks)]
+    logs = [(run.attempt(0, rank) / "stdout.log").open("ab", buffering=0) for rank in range(ranks)]
     pulse = bytearray(SIZE)
     began = time.monotonic()
     written, logged = 0, 0
     while (now := time.monotonic() - began) < seconds:
         due = int(now * lines)
         steps = int(now * 10)
-        for rank, file in enumerate(files):
+        for rank, file in enumerate(logs):
             if due > written:
                 text = "".join(
                     f"rank {rank} line {number:07d}: loss 0.123456, rate 0.001000\n"
@@ -45,20 +47,20 @@ def play(run: RunDir, ranks: int, lines: float, seconds: float) -> None:
                 )
                 file.write(text.encode())
             # The last rank is behind, so that the card has an odd one to show.
-            Beat(train=1, steps=max(0, steps - 5 * (rank == ranks - 1))).pack_into(pulse)
-            run.pulse(0, rank).write_bytes(pulse)
+            Heartbeat(train=1, steps=max(0, steps - 5 * (rank == ranks - 1))).pack_into(pulse)
+            run.heartbeat(0, rank).write_bytes(pulse)
         written = max(written, due)
         if now >= logged:
             logged += 1
             for rank in range(ranks):
                 row = {"step": steps, "rank": rank, "time": time.time(), "loss": 1 / (1 + now)}
-                rundir.append(run.metrics, json.dumps(row) + "\n")
+                append_text(run.metrics, json.dumps(row) + "\n")
                 bars = [{"name": "step", "done": steps, "total": int(seconds * 10)}]
-                rundir.write_json(run.progress(0, rank), {"bars": bars, "samples": 32 * steps})
+                write_json(run.progress(0, rank), {"bars": bars, "samples": 32 * steps})
         time.sleep(EVERY)
     for rank in range(ranks):
         run.emit(RankEnded(0, rank, 0))
-    run.emit(Ended("succeeded"))
+    run.emit(Ended(RunState.SUCCEEDED))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import nbformat
 from nbformat import v4
 
 from benchmarks.commands import JUPYTER, PYTHON, TPUNB, run, torchrun
-from benchmarks.kernel import Execution, Kernel
+from benchmarks.kernel import Kernel
 from benchmarks.table import Samples, met, table
+from tests.drivers.kernel import Ran
 
 RANKS = 2
 WORDS = "is here at"
@@ -46,17 +47,17 @@ def measure(folder: Path, rounds: int, warm_runs: int) -> str:
         kernel.cell(1)
         kernel.wait_until_warm()
 
-        def warm() -> list[Execution]:
+        def warm() -> list[Ran]:
             kernel.do("options = ''")
-            return [kernel.cell(2, await_words=WORDS) for _ in range(warm_runs)]
+            return [kernel.cell(2, await_words=[WORDS]) for _ in range(warm_runs)]
 
-        def fresh() -> list[Execution]:
-            kernel.do("options = '--fresh'")
-            return [kernel.cell(2, await_words=WORDS)]
+        def fresh() -> list[Ran]:
+            kernel.do("options = '--cold'")
+            return [kernel.cell(2, await_words=[WORDS])]
 
-        def in_kernel(name: str, executions: list[Execution]) -> list[float]:
-            printed.setdefault(name, Samples()).add([_printed(one) for one in executions])
-            return [one.first - one.sent for one in executions if one.first is not None]
+        def in_kernel(name: str, cells: list[Ran]) -> list[float]:
+            printed.setdefault(name, Samples()).add([_printed(ran) for ran in cells])
+            return [ran.found - ran.sent for ran in cells if ran.found is not None]
 
         def importing() -> list[float]:
             ran = run([PYTHON, "-c", IMPORT], folder, await_words="imported")
@@ -89,22 +90,20 @@ def _write(path: Path, sources: list[str]) -> Path:
     return path
 
 
-def _printed(execution: Execution) -> float:
+def _printed(ran: Ran) -> float:
     """Seconds from sending the cell to the moment at which the first rank printed."""
-    times = [
-        float(line.rpartition(" ")[2]) for line in execution.text.splitlines() if WORDS in line
-    ]
+    times = [float(line.rpartition(" ")[2]) for line in ran.printed().splitlines() if WORDS in line]
     if len(times) != RANKS:
-        raise AssertionError(f"{len(times)} ranks have printed, not {RANKS}:\n{execution.text}")
-    return min(times) - execution.sent
+        raise AssertionError(f"{len(times)} ranks have printed, not {RANKS}:\n{ran.printed()}")
+    return min(times) - ran.sent
 
 
-def _in_new_kernel(notebook: Path) -> Execution:
+def _in_new_kernel(notebook: Path) -> Ran:
     """The first train cell of a kernel in which nothing was warm."""
     with Kernel(notebook) as kernel:
         kernel.cell(0)
         kernel.cell(1)
-        return kernel.cell(2, await_words=WORDS)
+        return kernel.cell(2, await_words=[WORDS])
 
 
 def _nbconvert_and_python(folder: Path) -> float:
@@ -123,8 +122,8 @@ def _torchrun(folder: Path, script: str) -> float:
 
 def _report(seconds: dict[str, Samples], printed: dict[str, Samples]) -> str:
     labels = {
-        "warm": "%%tpu_train, warm",
-        "fresh": "%%tpu_train --fresh",
+        "warm": "%%tpu_train, preloaded",
+        "fresh": "%%tpu_train --cold",
         "cold": "%%tpu_train, the first in a new kernel without %tpu_setup",
         "nbconvert": "jupyter nbconvert --to python, then python",
         "torchrun": f"torchrun --nproc-per-node={RANKS}, script of tpunb convert",
@@ -140,14 +139,14 @@ def _report(seconds: dict[str, Samples], printed: dict[str, Samples]) -> str:
     cold = seconds["cold"].over(seconds["import"])
     goals = [
         ("goal", "measured", ""),
-        ("warm ≤ 0.5 s", f"{seconds['warm'].median():.2f} s", met(seconds["warm"], most=0.5)),
+        ("preloaded ≤ 0.5 s", f"{seconds['warm'].median():.2f} s", met(seconds["warm"], most=0.5)),
         (
-            "warm at least 20 × faster than nbconvert and python",
+            "preloaded at least 20 × faster than nbconvert and python",
             f"{faster.text(1)} ×",
             met(faster, least=20.0),
         ),
-        ("--fresh ≤ 1.2 × import torch_xla", f"{fresh.text(2)} ×", met(fresh, most=1.2)),
-        ("… and in a new kernel", f"{cold.text(2)} ×", met(cold, most=1.2)),
+        ("--cold ≤ 1.2 × import torch_xla", f"{fresh.text(2)} ×", met(fresh, most=1.2)),
+        ("the first in a new kernel ≤ 1.0 ×", f"{cold.text(2)} ×", met(cold, most=1.0)),
     ]
     head = (
         f"Start: from sending the train cell, or from starting the command, to the first line "

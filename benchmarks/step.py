@@ -66,7 +66,7 @@ Taken = dict[str, tuple[float, float]]
 
 HELPERS = {
     "looked": ("the look at each step of a run", "bare"),
-    "dropped": ('shard, rest="drop"', "bare"),
+    "dropped": ('shard, remainder="drop"', "bare"),
     "masked": ("shard and masked_loss", "bare masked"),
     "accumulated": ("Accumulation of four pieces", "bare pieces"),
 }
@@ -91,7 +91,7 @@ def _quickstart(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) 
 
         def in_a_run(size: int) -> Taken:
             kernel.do(f"ranks = {size}")
-            return _told(kernel.cell(cells - 1).text)
+            return _told(kernel.cell(cells - 1).printed())
 
         def under_torchrun(size: int) -> Taken:
             # torchrun gives each of several processes one thread, a run its share of all.
@@ -154,10 +154,15 @@ def _report(
             ratio, of_means = mine.over(theirs), my_mean.over(their_mean)
             rows.append(
                 (
-                    str(size), label, mine.text(2), theirs.text(2), ratio.text(3),
-                    of_means.text(3), met(ratio, most=1.02),
+                    str(size),
+                    label,
+                    mine.text(2),
+                    theirs.text(2),
+                    ratio.text(3),
+                    of_means.text(3),
+                    met(ratio, most=1.02),
                 )
-            )  # fmt: skip
+            )
     watched = [("ranks", "in a run", "over bare code", "of means", "goal ≤ 1.02")]
     for size in sizes:
         bare, bare_mean = found["run", "bare", size]

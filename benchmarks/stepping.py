@@ -22,9 +22,11 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from benchmarks.inferring import BATCH, CLASSES, Times, make_model
+from tpunb.runs.cell_lines import CellLines
+from tpunb.runs.spec import RunSpec
 from tpunb.training import Accumulation, masked_loss, shard
-from tpunb.worker import counters
-from tpunb.worker.marks import Marks
+from tpunb.worker.recompiles import StepMonitor
+from tpunb.xla import counters
 
 PIECES = 4
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
@@ -37,7 +39,7 @@ def stepping(rounds: int, samples: int) -> Times:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
     plain: DataLoader[list[torch.Tensor]] = DataLoader(data, BATCH, sampler=sampler, drop_last=True)
-    dropping, padding = shard(plain, rest="drop"), shard(plain)
+    dropping, padding = shard(plain, remainder="drop"), shard(plain)
 
     def step(loss: torch.Tensor) -> None:
         optimizer.zero_grad()
@@ -91,7 +93,8 @@ def stepping(rounds: int, samples: int) -> Times:
     marker = _XLAC._xla_step_marker
     folder = tempfile.TemporaryDirectory()
     told = Path(folder.name) / "told.jsonl"
-    Marks(__file__, str, told, counters, []).install()
+    spec = RunSpec("", "", 1, "CPU", "", (), ())
+    StepMonitor(CellLines(Path(__file__), spec), told, counters).install()
     looking = _XLAC._xla_step_marker
 
     def looked() -> None:

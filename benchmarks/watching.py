@@ -36,16 +36,16 @@ print("rank", rank, "wrote", number, "lines")"""
 SIMULATED = """\
 import subprocess, sys, tempfile
 from pathlib import Path
-from tpunb.display.view import View
-from tpunb.launcher import follow
-from tpunb.models import RunSpec
-from tpunb.rundir import RunDir
+from tpunb.display.run_view import RunView
+from tpunb.runs.follow import follow_run
+from tpunb.runs.spec import RunSpec
+from tpunb.runs.directory import RunDir
 folder = RunDir(tempfile.mkdtemp(dir="."))
 spec = RunSpec(folder.id, "many", {ranks}, "CPU", "/", (), ())
-view = View(spec, folder, logs=frozenset(range({ranks})))
+view = RunView(spec, folder, logs=frozenset(range({ranks})))
 words = [sys.executable, "-m", "benchmarks.simulated", str(folder.path)]
 player = subprocess.Popen([*words, "{ranks}", "5", "{seconds}"], cwd={root!r})
-for event in follow(folder, {ranks}, lambda: player.poll() is not None):
+for event in follow_run(folder, {ranks}, lambda: player.poll() is not None):
     if event is None:
         view.tick()
     else:
@@ -96,30 +96,47 @@ def measure(folder: Path, rounds: int, seconds: float) -> str:
         where = folder / str(number)
         where.mkdir()
         notebook = where / "watching.ipynb"
-        _write(notebook, [SETUP, TRAIN.format(seconds=seconds, lines=LINES),
-                          SIMULATED.format(ranks=MANY, seconds=seconds,
-                                           root=str(Path(__file__).parents[1]))])  # fmt: skip
+        _write(
+            notebook,
+            [
+                SETUP,
+                TRAIN.format(seconds=seconds, lines=LINES),
+                SIMULATED.format(ranks=MANY, seconds=seconds, root=str(Path(__file__).parents[1])),
+            ],
+        )
         with Server(notebook) as server:
             server.run(0)
             real.add(server.run(1), seconds / 4)
             real.missing += _missing(where)
             many.add(server.run(2), seconds / 4)
     rows = [("", "kernel, % of a core", "cards/s", "longest wait, s", "card, kB")]
-    for label, seen in ((f"{RANKS} ranks, {LINES:,} lines/s each", real),
-                        (f"{MANY} simulated ranks", many)):  # fmt: skip
-        rows.append((label, seen.share.text(1), seen.rate.text(2), seen.longest.text(2),
-                     seen.size.text(1)))  # fmt: skip
+    for label, seen in (
+        (f"{RANKS} ranks, {LINES:,} lines/s each", real),
+        (f"{MANY} simulated ranks", many),
+    ):
+        rows.append(
+            (label, seen.share.text(1), seen.rate.text(2), seen.longest.text(2), seen.size.text(1))
+        )
     goals = [
         ("goal", "measured", ""),
-        (f"{RANKS} ranks: under 5 % of one core", f"{real.share.median():.1f} %",
-         met(real.share, most=5)),
+        (
+            f"{RANKS} ranks: under 5 % of one core",
+            f"{real.share.median():.1f} %",
+            met(real.share, most=5),
+        ),
         (f"{RANKS} ranks: run.log is complete", f"{real.missing} missing", _none(real.missing)),
         (f"{RANKS} ranks: the server drops nothing", f"{real.dropped} times", _none(real.dropped)),
-        (f"{MANY} ranks: two updates a second", f"{many.rate.median():.2f}",
-         met(many.rate, least=1.9)),
-        (f"{MANY} ranks: a card of at most 10 kB", f"{many.size.median():.1f} kB",
-         met(many.size, most=10)),
-    ]  # fmt: skip
+        (
+            f"{MANY} ranks: two updates a second",
+            f"{many.rate.median():.2f}",
+            met(many.rate, least=1.9),
+        ),
+        (
+            f"{MANY} ranks: a card of at most 10 kB",
+            f"{many.size.median():.1f} kB",
+            met(many.size, most=10),
+        ),
+    ]
     head = (
         f"Watching: {seconds:.0f} s each, behind a real Jupyter server. Processor time is that of "
         "the kernel's\nown process, while ranks train, from a quarter of that time on."

@@ -14,9 +14,11 @@ import nbformat
 from nbformat import v4
 
 from benchmarks.commands import JUPYTER, PYTHON, free_port
-from benchmarks.kernel import Kernel, Running
-from tpunb.worker import processes
-from tpunb.worker.processes import Process
+from benchmarks.kernel import Kernel
+from tests.drivers.kernel import Ran
+from tests.support import is_kept
+from tpunb.utils import processes
+from tpunb.utils.processes import Process
 
 JOB = "job.json"
 HERE = "here."
@@ -116,11 +118,11 @@ class Bench:
         (self.folder / JOB).write_text(json.dumps(known))
         self.kernel.do(f"ranks = {ranks}")
         before = set(self.kernel.processes())
-        running = self.kernel.send(self.start, await_words=words)
+        running = self.kernel.start(self.start, await_words=words)
         started = Started(self.kernel, running, before)
         here = [self.folder / f"{HERE}{rank}" for rank in range(ranks)]
         if not started.read_until(lambda: all(path.exists() for path in here), PATIENCE):
-            raise AssertionError(f"the ranks did not start:\n{running.error}\n{running.text()}")
+            raise AssertionError(f"the ranks did not start:\n{running.error}\n{running.printed()}")
         started.look()
         return started
 
@@ -128,7 +130,7 @@ class Bench:
 class Started:
     """A cell whose ranks run, and their processes: all that are new below the kernel."""
 
-    def __init__(self, kernel: Kernel, running: Running, before: set[Process]) -> None:
+    def __init__(self, kernel: Kernel, running: Ran, before: set[Process]) -> None:
         self.kernel = kernel
         self.running = running
         self._before = before
@@ -151,7 +153,7 @@ class Started:
 
     def read_to_the_end(self, seconds: float) -> bool:
         """Take in all until the cell and all its processes have ended; whether they have."""
-        return self.read_until(lambda: self._is_gone() and self.running.ended, seconds)
+        return self.read_until(lambda: self._is_gone() and self.running.idle is not None, seconds)
 
     def _is_gone(self) -> bool:
         if self.gone is None and not self.left():
@@ -159,15 +161,15 @@ class Started:
         return self.gone is not None
 
     def left(self) -> list[Process]:
-        """The processes that still run."""
-        return [process for process in self._new if processes.alive(process)]
+        """The processes that still run, but for preludes kept for the next run."""
+        return [p for p in self._new if processes.is_alive(p) and not is_kept(p)]
 
     def end(self) -> None:
         """Kill what is left, by pid; if the cell does not end by that, its kernel too."""
         self.look()
         for process in self.left():
-            processes.end(process, signal.SIGKILL)
-        if not self.read_until(lambda: self.running.ended, 5.0):
+            processes.signal_and_continue(process, signal.SIGKILL)
+        if not self.read_until(lambda: self.running.idle is not None, 5.0):
             self.kernel.kill()
 
 

@@ -6,11 +6,15 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.drivers.ranks import Ranks, warm
+from tests.support import Driver
+from tpunb.training.checkpoint import api
 
 # Inherited by every process that a test starts, however deep, own session or not: what
 # carries it was started by this test session and by nothing else on the machine.
@@ -24,20 +28,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # As hypothesis does where CI is set: a machine that is busy with other tests needs any time for an
 # example, and the same tests give the same answer. `--hypothesis-profile=default`: other examples.
 settings.register_profile(
-    "tpunb", deadline=None, derandomize=True, database=None, print_blob=True,
+    "tpunb",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+)
 settings.load_profile("tpunb")
 
 # One for the whole session, started by the standard library when it is first needed.
 SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_session_roots: list[Callable[[], int]] = []
+"""Session fixtures' processes, which may replace them. What else they leave is found as ever."""
 PATIENCE = 60.0
 """Seconds that a process gets to end by itself after its test, on a busy machine."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what repeats and measures for minutes, except in CI or where it is chosen."""
-    chosen = config.option.markexpr or any("::" in str(one) for one in config.args)
+    """Leave out tests marked `long`, except in CI or where one is named or `-m` names the mark.
+
+    Files with tests that take long come first, so that no worker is alone with one at the end.
+    """
+    slow = {item.path for item in items if any(map(item.get_closest_marker, ("long", "slow")))}
+    items.sort(key=lambda item: item.path not in slow)
+    chosen = "long" in config.option.markexpr or any("::" in str(arg) for arg in config.args)
     if chosen or os.environ.get("CI") == "true":
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -92,7 +107,9 @@ class Processes:
         A kernel that a module shares among its tests may start a process in one of them and
         keep it: that is looked at when the module is done.
         """
-        return {p for p in self.pids - before.pids if not self.ancestors(p) & before.pids}
+        session = {root() for root in _session_roots}
+        new = self.pids - before.pids - session
+        return {p for p in new if not self.ancestors(p) & (before.pids | session)}
 
 
 def _command(pid: int) -> str:
@@ -119,6 +136,19 @@ def _fail_for_those_left(before: Processes) -> None:
         pytest.fail(f"processes were left behind (and are killed now):\n{listing}", pytrace=False)
 
 
+@pytest.fixture
+def outside_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process is in no run and has no checkpoints; its working directory is empty."""
+    for name in os.environ:
+        if name.startswith(("TPUNB_", "TORCHELASTIC_")) and name != MARK:
+            monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(api, "_processes", {})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_left_by_module() -> Iterator[None]:
     before = Processes()
@@ -131,3 +161,21 @@ def _no_process_left_by_test(_no_process_left_by_module: None) -> Iterator[None]
     before = Processes()
     yield
     _fail_for_those_left(before)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Rehearsal ranks, forked from one process that has imported torch_xla."""
+    with warm(tmp_path_factory.mktemp("ranks")) as process:
+        _session_roots.append(lambda: process.pid)
+        yield process
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """Runs hand-made scripts on one supervisor that has imported torch_xla."""
+    driver = Driver(tmp_path_factory.mktemp("runs"))
+    driver.warm()
+    _session_roots.append(lambda: getattr(driver.launcher.supervisor, "pid", 0))
+    yield driver
+    driver.launcher.close()

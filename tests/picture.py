@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests import browsers
-from tests.kernels import PATIENCE, ROOT
+from tests.drivers import browser as browsers
+from tests.drivers.kernel import PATIENCE, ROOT
 
 MOMENT = "epoch 8 of 12"
 """When the picture is taken."""

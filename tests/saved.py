@@ -48,8 +48,9 @@ def check(path: Path) -> None:
     first = "".join(out.text for out in streams)
     assert "\r" not in first
     # Of whoever began first: lines of others may have come between those of a rank that waited.
-    assert re.search(r"^\[(\d)\] rank \1 step 0 of many\n\[\1\] rank \1 step 1 of many$",
-                     first, re.MULTILINE)  # fmt: skip
+    assert re.search(
+        r"^\[(\d)\] rank \1 step 0 of many\n\[\1\] rank \1 step 1 of many$", first, re.MULTILINE
+    )
     [value] = [out for out in train.outputs if out.output_type == "execute_result"]
     assert "RunResult succeeded" in value.data["text/plain"]
     assert "".join(out.text for out in below.outputs) == "goes on\n"

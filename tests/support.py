@@ -8,18 +8,22 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from tpunb import rundir
-from tpunb.events import Event
-from tpunb.handoff import returns
-from tpunb.launcher import Attached, Launcher, Run
-from tpunb.models import Block, RunResult, RunSpec, Script, Snapshot
-from tpunb.platforms import environment
+from tpunb.kernel.launcher import Attached, Launcher, Run
+from tpunb.machine import environment
+from tpunb.notebook.models import Script, Snapshot
+from tpunb.runs import directory, returns
+from tpunb.runs.events import Event
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import Block, RunSpec
+from tpunb.utils import processes
+from tpunb.utils.memory import FIRST_TO_GO
+from tpunb.utils.processes import Process
 
 
 def free_port() -> int:
@@ -31,8 +35,11 @@ def free_port() -> int:
             return port
 
 
-def script_of(prelude: Iterable[str], train: str) -> Script:
-    """A script whose cells have the numbers 1, 2, … and the train cell the last."""
+def script_of(prelude: Iterable[str], train: str, numbers: Sequence[int] | None = None) -> Script:
+    """A script whose cells have the numbers 1, 2, … and the train cell the last.
+
+    `numbers`: other ones for the prelude's cells.
+    """
     lines = ["made_by = 'hand'"]
     blocks = [Block("header", 1, 1)]
     cells = [("prelude", cell) for cell in prelude] + [("train", train)]
@@ -40,7 +47,8 @@ def script_of(prelude: Iterable[str], train: str) -> Script:
         source = dedent(source).strip("\n")
         first = len(lines) + 1
         lines += source.split("\n")
-        blocks.append(Block(role, first, len(lines), index, index + 1))  # type: ignore[arg-type]
+        number = numbers[index] if numbers and role == "prelude" else index + 1
+        blocks.append(Block(role, first, len(lines), index, number))  # type: ignore[arg-type]
     return Script("\n".join(lines) + "\n", tuple(blocks))
 
 
@@ -62,6 +70,26 @@ class Seen:
         return [line for line in text.splitlines() if not line.startswith("[tpunb] ")]
 
 
+def left_below(supervisor: int) -> list[Process]:
+    """The processes below a supervisor without those that wait: fork server, kept preludes."""
+    server = fork_server(supervisor)
+    below = processes.descendants(supervisor)
+    return [process for process in below if process != server and not is_kept(process)]
+
+
+def fork_server(supervisor: int) -> Process | None:
+    """The oldest process below a supervisor: all others are forks of it."""
+    return min(processes.descendants(supervisor), key=lambda each: each.started, default=None)
+
+
+def is_kept(process: Process) -> bool:
+    """Whether it is a kept prelude: the first that goes when memory runs out."""
+    try:
+        return Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == FIRST_TO_GO
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class Driver:
     """Runs hand-made scripts one after the other on one warm launcher."""
 
@@ -69,15 +97,21 @@ class Driver:
         self.folder = folder
         self.launcher = Launcher()
 
+    @property
+    def supervisor_pid(self) -> int:
+        assert self.launcher.supervisor is not None
+        return self.launcher.supervisor.pid
+
     def env(self, **extra: str) -> dict[str, str]:
-        return environment.for_run(os.environ, "CPU", extra)
+        own = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        return environment.run_environment(own, "CPU", extra)
 
     def warm(self) -> None:
-        """Start the agent and wait until it is ready."""
+        """Start the fork server and wait until it is ready."""
         self.launcher.warm(self.env())
         deadline = time.monotonic() + 300  # it imports torch_xla, on a machine that is busy
         while not self.launcher.is_warm:
-            assert time.monotonic() < deadline, "the agent did not get warm"
+            assert time.monotonic() < deadline, "the fork server is not ready"
             time.sleep(0.05)
 
     def run(
@@ -90,11 +124,14 @@ class Driver:
         then: Callable[[Any], None] | None = None,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
+        numbers: Sequence[int] | None = None,
         **values: Any,
     ) -> Seen:
         """One run; after the first event for which `when` is true, `then` is called with it."""
         started = time.monotonic()
-        run, script = self.start(prelude, train, ranks=ranks, env=env, cwd=cwd, **values)
+        run, script = self.start(
+            prelude, train, ranks=ranks, env=env, cwd=cwd, numbers=numbers, **values
+        )
         events: list[Event] = []
         for event in run.events():
             if event is None:
@@ -103,7 +140,7 @@ class Driver:
             if when is not None and then is not None and when(event):
                 then(run)
                 when = None
-        result = returns.collect(run.result(), run.spec)
+        result = returns.collect_returns(run.result(), run.spec)
         self.launcher.remember(script, result, run.spec)
         return Seen(result, events, time.monotonic() - started)
 
@@ -116,11 +153,12 @@ class Driver:
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         detached: bool = False,
+        numbers: Sequence[int] | None = None,
         **values: Any,
     ) -> tuple[Run | Attached, Script]:
         """Start a run, and go on."""
-        script = script_of(prelude, train)
-        folder = rundir.create(self.folder, "test")
+        script = script_of(prelude, train, numbers)
+        folder = directory.create_run(self.folder, "test")
         spec = RunSpec(
             id=folder.id,
             name="test",

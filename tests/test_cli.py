@@ -18,42 +18,44 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from nbformat import v4
 
-from tests.kernels import PATIENCE, ROOT, until
-from tests.test_listings import made
-from tpunb import __version__, cli, listings, rundir
-from tpunb.rundir import RunDir, runs_in
+from tests.drivers.kernel import PATIENCE, ROOT, until
+from tests.kernel.test_options import shown_options
+from tests.runs.test_listing import made
+from tpunb import __version__, cli
+from tpunb.errors import TpunbError
+from tpunb.kernel import papermill
+from tpunb.kernel.papermill import run_notebook
+from tpunb.runs import listing
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.utils import files, terminal
 
 SURFACE = {
-    "doctor": ["--json", "--import", "--runs DIR"],
-    "convert": ["NB.ipynb", "-o --output OUT.py", "--cell N|ID"],
+    "doctor": ["--runs DIR", "--json", "--import"],
+    "convert": ["NB.ipynb", "--cell N|ID", "-o --output OUT.py", "--no-setup"],
     "run": ["NB.ipynb", "OUT.ipynb", "-p --parameter NAME VALUE", "--cores N|all"],
-    "lint": ["NB.ipynb", "--json", "--cell N|ID"],
+    "lint": ["NB.ipynb", "--cell N|ID", "--json"],
     "migrate": ["NB.ipynb", "-o --output OUT.ipynb", "--diff", "--train"],
     "diagnose": ["LOG", "--returncode N", "--json"],
-    "runs": ["--runs DIR"],
+    "runs": ["--all", "--runs DIR"],
     "logs": [
         "RUN",
-        "--rank R",
-        "--stream",
-        "--level",
+        "--ranks all|none|LIST",
+        "--stream stdout|stderr|prelude",
+        "--level warning|error",
         "--grep PATTERN",
         "--context N",
         "--tail N",
-        "-f --follow",
         "--runs DIR",
+        "-f --follow",
     ],
     "stop": ["RUN", "--runs DIR"],
-    "clean": ["--older-than DAYS", "--keep N", "-y --yes", "--runs DIR"],
+    "clean": ["--runs DIR", "--older-than DAYS", "--keep N", "-y --yes"],
     "keep": [],
-    "data": [
-        "SOURCE",
-        "--to DIR",
-        "--upload URL",
-        "--credentials PATH|URL",
-        "--no-unpack",
-    ],
+    "complete": [],
+    "data": ["SOURCE", "--to DIR", "--upload URL", "--no-unpack"],
 }
 """What people type into terminals and scripts: changed only with a reason."""
 
@@ -89,21 +91,13 @@ def errors(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_the_surface_is_what_it_was() -> None:
-    found = {}
     [commands] = [
         action
-        for action in cli._parser()._actions
+        for action in cli.make_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     ]
-    for name, parser in commands.choices.items():
-        rows = []
-        for action in parser._actions:
-            if action.dest != "help":
-                value = action.metavar or ""
-                words = [value] if isinstance(value, str) else list(value)
-                rows.append(" ".join([*action.option_strings, *filter(None, words)]))
-        found[name] = rows
-    assert found == SURFACE
+    shown = {name: shown_options(parser) for name, parser in commands.choices.items()}
+    assert {name: rows[1:] for name, rows in shown.items()} == SURFACE  # without -h
 
 
 class TestConvert:
@@ -117,8 +111,26 @@ class TestConvert:
         text = capsys.readouterr().out
         assert "# %% cell 4, on every core" in text
         assert "print('epochs', epochs + 1, name)" in text
-        assert "print('first')" not in text
+        assert text.index("print('first')") < text.index("# %% cell 4")  # it runs in its place
         compile(text, "script.py", "exec")
+
+    def test_setup_lines_and_what_is_missing_elsewhere(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = str(write(tmp_path / "nb.ipynb", "!x --token geheim\n%load_ext dotenv", TRAIN))
+        assert cli.main(["convert", path]) == 0
+        told = capsys.readouterr()
+        assert "_setup_shell('x --token ' + _setup_secret('TOKEN'))" in told.out
+        assert "geheim" not in told.out
+        assert told.err == (
+            "tpunb: cell [1], line 1: holds a secret, which is not written out: set the variable "
+            "TOKEN before the start\n"
+            "tpunb: cell [1], line 2: %load_ext dotenv is not known, so what it does is missing\n"
+        )
+        assert cli.main(["convert", path, "--no-setup"]) == 0
+        told = capsys.readouterr()
+        assert "# left out (shell commands run once, in the notebook): !x --token …" in told.out
+        assert "TOKEN" not in told.err
 
     def test_to_a_file(
         self, notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -147,8 +159,9 @@ class TestConvert:
     ) -> None:
         assert cli.main(["convert", str(write(tmp_path / "nb.ipynb", "a = 1", "b = ("))]) == 1
         assert capsys.readouterr().err == (
-            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed. Mend the cell; begin "
-            "shell commands with !; or tag the cell tpu-skip to leave it out of runs\n    b = (\n"
+            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed. Fix the syntax error; "
+            "begin shell commands with !; or tag the cell tpu-skip to leave it out of runs\n"
+            "    b = (\n"
         )
 
     @pytest.mark.parametrize("name", ["convert", "run", "lint", "migrate"])
@@ -159,8 +172,10 @@ class TestConvert:
         assert capsys.readouterr().err == f"tpunb: there is no notebook '{tmp_path}/gone.ipynb'\n"
         (tmp_path / "text.ipynb").write_text("{broken")
         assert cli.main([name, str(tmp_path / "text.ipynb")]) == 1
-        assert re.match(r"tpunb: .*text.ipynb is not valid JSON \(.*line 1 column 2.*\)\. Save",
-                        capsys.readouterr().err)  # fmt: skip
+        assert re.match(
+            r"tpunb: .*text.ipynb is not valid JSON \(.*line 1 column 2.*\)\. Save",
+            capsys.readouterr().err,
+        )
         assert not list(tmp_path.glob("*.out.ipynb"))
 
 
@@ -189,6 +204,32 @@ class TestLint:
             ("retired-name", 1, 2),
             ("old-name", 1, 3),
         ]
+
+    def test_several(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        one, two = write(tmp_path / "one.ipynb", OLD), write(tmp_path / "two.ipynb", "x = 1")
+        gone = tmp_path / "gone.ipynb"
+        assert cli.main(["lint", str(two), str(two)]) == 0
+        assert cli.main(["lint", str(two), str(gone)]) == 1
+        capsys.readouterr()
+        assert cli.main(["lint", str(gone), str(two), str(one)]) == 1
+        said = capsys.readouterr()
+        assert said.out.startswith(f"{one}:\n\ncell [1], line 2: error: ")
+        assert said.out.endswith("\n1 error, 1 hint\n")
+        assert said.err == f"tpunb: there is no notebook '{gone}'\n"
+        assert cli.main(["lint", "--json", str(two), str(one)]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert [(f["notebook"], f["rule"]) for f in found] == [
+            (str(one), "retired-name"),
+            (str(one), "old-name"),
+        ]
+        assert cli.main(["lint", "--cell", "1", str(two), str(one)]) == 1
+        assert "--cell names the train cell of one notebook" in capsys.readouterr().err
+
+    def test_the_hook_for_pre_commit_is_this_command(self) -> None:
+        [hook] = yaml.safe_load((Path(__file__).parents[1] / ".pre-commit-hooks.yaml").read_text())
+        program, *arguments = hook["entry"].split()
+        assert program == "tpunb"
+        assert cli.make_parser().parse_args([*arguments, "a.ipynb", "b.ipynb"]).notebooks
 
     def test_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1"))]) == 0
@@ -222,6 +263,20 @@ class TestMigrate:
         assert "-print(xm.xrt_world_size())  # how many\n" in said.out
         assert "rewritten" in said.err
         assert list(tmp_path.iterdir()) == [given]
+
+    def test_without_libcst(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        for name in [name for name in sys.modules if name.startswith("tpunb.notebook.migrate")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "libcst", None)
+        given = write(tmp_path / "nb.ipynb", OLD)
+        assert cli.main(["migrate", str(given)]) == 1
+        assert "libcst is needed for `tpunb migrate`" in (error := capsys.readouterr().err)
+        assert "pip install 'tpunb[migrate]'" in error
 
     def test_a_notebook_that_trains(self, tmp_path: Path) -> None:
         launch = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
@@ -285,6 +340,30 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cells", "parameters", "name", "words"),
+    [
+        (["lr"], "lr = 1\nepochs = 2", "learning_rate", "; its parameters are: epochs, lr"),
+        (["lr"], "lr = 1\nepochs = 2", "epoch", "; did you mean epochs?"),
+        (["x = 2\nprint(x)"], "lr = 1", "x", "; its parameters are: lr"),
+        (["x = 2\nprint(x)"], "", "x", ": no cell of it is tagged `parameters`; tag the one"),
+    ],
+)
+def test_a_parameter_that_changes_nothing_is_refused(
+    tmp_path: Path, cells: list[str], parameters: str, name: str, words: str
+) -> None:
+    given = write(tmp_path / "nb.ipynb", *cells, parameters=parameters)
+    with pytest.raises(TpunbError, match=f"-p {name}: .*nb.ipynb has no such parameter{words}"):
+        run_notebook(given, None, {"lr": "1", name: "2"} if parameters else {name: "2"}, None)
+    assert list(tmp_path.iterdir()) == [given]
+
+
+@pytest.mark.parametrize("name", ["lr", "seed"])
+def test_parameters_that_a_cell_uses(tmp_path: Path, name: str) -> None:
+    given = write(tmp_path / "nb.ipynb", "%time\nprint(seed)", "x = (", parameters="lr = 1")
+    papermill._refuse_unknown(given, {name: "1"})
+
+
 class TestRun:
     def test_parameters_and_cores(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, TRAIN, "print(name)", parameters=PARAMETERS)
@@ -295,7 +374,7 @@ class TestRun:
             r"nb: succeeded on 1 rehearsal core in \d+\.\d s · loss 0.25\n", done.stdout
         )
         assert errors(done) == ""
-        [run] = runs_in(tmp_path / "runs")
+        [run] = list_runs(tmp_path / "runs")
         first, line = run.log.read_text().splitlines()
         assert first.startswith("[tpunb] rehearsal on CPU")
         assert line == "[0] epochs 5 b c"
@@ -304,6 +383,7 @@ class TestRun:
         assert "".join(part.text for part in out.cells[-1].outputs) == "b c\n"
         assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
 
+    @pytest.mark.long
     def test_a_failed_run_fails_even_where_the_cell_does_not(self, two_runs: Path) -> None:
         # a kernel under load may send one print in pieces
         last = nbformat.read(two_runs / "nb.out.ipynb", as_version=4).cells[-1]
@@ -313,6 +393,7 @@ class TestRun:
         assert one.startswith("one: succeeded on 2 rehearsal cores in ")
         assert two.startswith("two: failed on 2 rehearsal cores in ")
 
+    @pytest.mark.long
     def test_a_failed_cell_is_told_as_in_the_notebook(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
         done = tpunb(tmp_path, "run", "nb.ipynb")
@@ -337,6 +418,7 @@ class TestRun:
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
 
+    @pytest.mark.long
     def test_runs_in_the_background_and_detached_ones_count_too(self, tmp_path: Path) -> None:
         """The notebook is at its end before they are: one ends with the kernel, one later."""
         work = "import time\nfor i in range({n}):\n    time.sleep(0.1)\nprint('whole')"
@@ -369,6 +451,7 @@ class TestRun:
         assert "tpunb: nb.ipynb: Kernel died" in done.stderr
         assert "Traceback" not in errors(done)
 
+    @pytest.mark.long
     def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path) -> None:
         train = """%%tpu_train --cores 2
 import os, time
@@ -392,10 +475,11 @@ except KeyboardInterrupt:
             _, error = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
         assert error.endswith("tpunb: interrupted\n")
-        [run] = runs_in(tmp_path / "runs")
+        [run] = list_runs(tmp_path / "runs")
         until(lambda: run.read_result(), "the run's result")
         assert len(list(tmp_path.glob("saved *"))) == 2
 
+    @pytest.mark.long
     def test_a_terminal_has_the_lines_as_they_come(self, tmp_path: Path) -> None:
         wait = (
             "import pathlib, time\nwhile not pathlib.Path('go on').exists():\n    time.sleep(0.05)"
@@ -415,15 +499,13 @@ except KeyboardInterrupt:
             out, _ = process.communicate(timeout=PATIENCE)
         os.close(ours)
         assert out.startswith(b"nb: succeeded on 1 rehearsal core in ")
-        [run] = runs_in(tmp_path / "runs")
+        [run] = list_runs(tmp_path / "runs")
         assert seen.startswith(f"run {run.id}\r\n[tpunb] rehearsal on CPU".encode())
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("name", "words"),
-        [
-            ("00_quickstart", ["-p", "epochs", "8"]),
-            pytest.param("01_spawn_unchanged", [], marks=pytest.mark.long),
-        ],
+        [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
     )
     def test_the_notebooks_of_this_project(
         self, name: str, words: list[str], tmp_path: Path
@@ -445,11 +527,9 @@ class TestListings:
 
     def test_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs"]) == 0
-        heads, one, two = capsys.readouterr().out.splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started", "size"]
-        assert re.match(
-            r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d +\S+ kB$", one
-        )
+        heads, two, one = capsys.readouterr().out.splitlines()
+        assert heads.split() == ["run", "state", "cores", "time", "started", "best", "parameters"]
+        assert re.match(r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one)
         assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)
 
     def test_runs_elsewhere(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,7 +545,7 @@ class TestListings:
         *lines, last = logs("one")
         assert last.startswith("[tpunb] rehearsal on CPU")
         assert lines == ["[0] one 0", "[1] one 1"]
-        assert logs("one", "--rank", "1") == ["[1] one 1"]
+        assert logs("one", "--ranks", "1") == ["[1] one 1"]
         assert logs("one", "--tail", "0") == []
         assert len(logs("one", "--tail", "1")) == 1
         assert logs("one", "--grep", "ONE.[1-9]", "--stream", "stdout") == []
@@ -473,14 +553,14 @@ class TestListings:
         assert cli.main(["logs", "one", "--level", "error"]) == 0
         out, error = capsys.readouterr()
         assert out == ""
-        assert re.match(r"tpunb: no line of run \S+-one fits \(.*run\.log\)$", error)
+        assert re.match(r"tpunb: no matching lines in run \S+-one \(.*run\.log\)$", error)
 
     @pytest.mark.parametrize(
         ("words", "message"),
         [
             (["three"], "has 'three' in its id; the latest are: "),
-            (["20"], "'20' fits several runs: "),
-            (["one", "--rank", "2"], "-one has no rank 2: its ranks are 0 to 1"),
+            (["20"], "'20' matches several runs: "),
+            (["one", "--ranks", "2"], "-one has no rank 2: its ranks are 0 to 1"),
             (["--runs", "/nowhere"], "there are no runs in /nowhere"),
         ],
     )
@@ -493,8 +573,25 @@ class TestListings:
         assert message in error
         assert error.count("\n") == 1
 
+    def test_logs_steer_no_terminal(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        title, red = "\x1b]0;owned\x07\x1bc\x1b[6n\x9b5n", "\x1b[31mred\x1b[0m"
+        run = next(run for run in list_runs(listing.default_folder()) if "one" in run.id)
+        with open(run.log, "a") as file:
+            file.write(f"[0] {title}{red}\n")
+        assert cli.main(["logs", "one", "--tail", "1"]) == 0
+        assert capsys.readouterr().out == f"[0] {title}{red}\n"  # a file gets everything
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        for more in ([], ["--follow"]):
+            assert cli.main(["logs", "one", "--tail", "1", *more]) == 0
+            assert capsys.readouterr().out == f"[0] {red}\n"
+        assert cli.main(["logs", "\x1b[31mx"]) == 1
+        assert "\x1b" not in capsys.readouterr().err
+        assert terminal.coloured("a\x1b]0;x\x07b") == "a␛]0;x␇b"
+
     def test_logs_followed(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["logs", "one", "--follow", "--rank", "1"]) == 0
+        assert cli.main(["logs", "one", "--follow", "--ranks", "1"]) == 0
         out, error = capsys.readouterr()
         assert out == "[1] one 1\n"
         assert re.match(r"tpunb: run \S+-one has ended: succeeded, at 20\S+ \S+, after ", error)
@@ -503,10 +600,10 @@ class TestListings:
         assert cli.main(["stop", "two"]) == 0
         assert re.match(r"run \S+-two has ended: failed \(", capsys.readouterr().out)
         assert cli.main(["stop"]) == 1
-        assert "goes on; the latest: run " in capsys.readouterr().err
+        assert "last run: run " in capsys.readouterr().err
 
     def test_a_reader_that_has_seen_enough(self, two_runs: Path) -> None:
-        [run, _] = runs_in(two_runs / "runs")
+        [run, _] = list_runs(two_runs / "runs")
         large = RunDir(two_runs / "large" / run.id)
         shutil.copytree(run.path, large.path)
         large.log.write_text("[0] a line\n" * 100_000)
@@ -566,9 +663,12 @@ class TestClean:
 
     def test_without_a_terminal_it_refuses(self, folder: Path) -> None:
         done = subprocess.run(
-            command("clean"), cwd=folder.parent, capture_output=True, text=True,
+            command("clean"),
+            cwd=folder.parent,
+            capture_output=True,
+            text=True,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         assert done.returncode == 1
         assert done.stderr == (
             "tpunb: nothing was removed: there is no terminal to ask at; -y does not ask\n"
@@ -580,7 +680,7 @@ class TestClean:
         assert len(self.left(folder)) == 3 + len(self.OTHERS)
         young = made(folder, "young", state="failed")
         result = json.loads(young.result.read_text())
-        rundir.write_json(young.result, {**result, "ended": time.time() - 3600})
+        files.write_json(young.result, {**result, "ended": time.time() - 3600})
         assert cli.main(["clean", "-y", "--older-than", "1"]) == 0
         assert self.left(folder) == {"young", *self.OTHERS}
         assert cli.main(["clean", "-y", "--older-than", "0.01"]) == 0
@@ -591,10 +691,10 @@ class TestClean:
         starting.lock.unlink()
         with open(on.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = listings.old(folder, None, 0)
+            found = listing.find_old(folder, None, 0)
             assert {one.run.id for one in found}.isdisjoint({on.id, starting.id})
-            later = listings.kept(folder)  # as if it had begun since it was listed
-            listings.remove(later)
+            later = listing.list_stored(folder)  # as if it had begun since it was listed
+            listing.remove_runs(later)
             assert self.left(folder) == {"on", "starting", *self.OTHERS}
 
     def test_a_folder_that_a_crash_has_left_half_written(self, folder: Path) -> None:
@@ -605,7 +705,9 @@ class TestClean:
         (folder / "20251231-235959-cut/spec.json").write_text("")
         for path in folder.glob("20251231*"):
             os.utime(path, (1_767_000_000, 1_767_000_000))
-        rows = {line.split()[0]: line.split()[1:4] for line in listings.table(folder).splitlines()}
+        rows = {
+            line.split()[0]: line.split()[1:4] for line in listing.format_table(folder).splitlines()
+        }
         for name in ("empty", "early", "cut"):
             assert rows[f"20251231-235959-{name}"] == ["lost", "?", "?"]
         assert cli.main(["clean", "-y"]) == 0
@@ -658,3 +760,20 @@ def test_cores_are_checked_at_once(cores: str, capsys: pytest.CaptureFixture[str
         cli.main(["run", "nb.ipynb", f"--cores={cores}"])
     assert ended.value.code == 2
     assert f"--cores: '{cores}' is not a number of cores (or 'all')" in capsys.readouterr().err
+
+
+def test_the_shell_completes_commands_and_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["complete"]) == 0
+    script = capsys.readouterr().out
+    if shutil.which("bash"):
+        subprocess.run(["bash", "-n", "-c", script], check=True)
+    monkeypatch.setenv("COMP_LINE", "tpunb logs --st x")
+    monkeypatch.setenv("COMP_POINT", "15")
+    assert cli.main(["complete", "tpunb", "--st", "logs"]) == 0
+    assert capsys.readouterr().out == "--stream\n"
+    monkeypatch.setenv("COMP_LINE", "tpunb lint n")
+    monkeypatch.delenv("COMP_POINT")
+    assert cli.main(["complete"]) == 0
+    assert capsys.readouterr().out == ""

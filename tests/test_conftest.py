@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels import until
-from tpunb.worker import processes
+from tests.drivers.kernel import until
+from tpunb.utils import processes
 
 pytest_plugins = ["pytester"]
 
@@ -67,7 +67,7 @@ def test_what_is_left_is_named_and_ended(pytester: pytest.Pytester) -> None:
     named = [line.split(":")[0] for line in result.outlines if "time.sleep(60)" in line]
     pids = {int(text) for text in named if text.strip().isdigit()}
     assert len(pids) == 3
-    until(lambda: not any(map(processes.find, pids)), "they have ended")
+    until(lambda: not any(map(processes.find_process, pids)), "they have ended")
 
 
 def test_a_shared_process_keeps_its_helpers_until_the_module_ends(

@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests import option_tables
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
@@ -50,7 +52,7 @@ def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Pa
         assert float(final.splitlines()[-2].split()[-1]) < 0.5  # it has learned
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # for all commands
 def test_bash_blocks_run(tmp_path: Path) -> None:
     train = "%%tpu_train --cores {cores}\nprint('epochs', epochs)"
@@ -90,3 +92,8 @@ def test_links_lead_to_files() -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_option_tables_are_those_of_the_parsers() -> None:
+    page = option_tables.GUIDE.read_text(encoding="utf-8")
+    assert page == option_tables.rewritten(page), f"write them anew: {option_tables.COMMAND}"

@@ -32,7 +32,7 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"]]
-    for extra in ("xla", "kaggle", "demo"):
+    for extra in ("xla", "kaggle", "migrate", "demo"):
         wanted += extras[extra]
     assert sorted(last["pip"][:-1]) == sorted(wanted)
 
@@ -40,7 +40,7 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 def test_the_installed_environment_satisfies_every_requirement(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
-    for extra in ("xla", "kaggle", "demo"):
+    for extra in ("xla", "kaggle", "migrate", "demo"):
         wanted += extras[extra]
     for requirement in map(Requirement, wanted):
         version = metadata.version(requirement.name)
@@ -69,14 +69,17 @@ def test_the_xla_and_tpu_extras_name_the_same_pair(pyproject: dict[str, Any]) ->
     assert pairs[0] == pairs[1]
 
 
-@pytest.mark.parametrize("statement", ["import tpunb", "import tpunb.magics", "import tpunb.cli"])
+@pytest.mark.parametrize(
+    "statement", ["import tpunb", "import tpunb.kernel.magics", "import tpunb.cli"]
+)
 def test_importing_is_light(statement: str) -> None:
     code = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
     assert "tpunb" in loaded
-    assert not loaded & {"torch", "torch_xla", "nbconvert", "papermill", "pandas", "sklearn"}
+    heavy = {"torch", "torch_xla", "nbconvert", "papermill", "pandas", "sklearn", "libcst"}
+    assert not loaded & heavy
 
 
 @pytest.mark.slow
@@ -100,6 +103,7 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(
     }
     assert "tpunb/py.typed" in sources
     assert sources == {name for name in names if not name.startswith(info)}
+    assert not [name for name in names if "fake" in name]
     assert f"{info}/licenses/LICENSE" in names
 
     assert (meta["Name"], meta["Version"]) == ("tpunb", tpunb.__version__)

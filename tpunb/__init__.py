@@ -4,9 +4,10 @@
     %tpu_setup
     %%tpu_train          the notebook above, and this cell on every core
 
-In cells: `tpunb.log(step=…, loss=…)`, `tpunb.track(loader)`, `tpunb.save(state, step)` and
-`tpunb.load()`; after a run:
-`tpunb.last_run`, and to compare several `tpunb.runs()` and `tpunb.plot()`. For a log of any run:
+In cells: `tpunb.log(step, loss=loss)`, `tpunb.track(loader)`, `tpunb.save(state, step)` and
+`tpunb.load()`, and the helpers of `tpunb.training`. A run without a magic, also in a loop:
+`tpunb.launch(train, args=(0.1,))`. After a run: `tpunb.last_run`; to compare
+several: `tpunb.runs()`, `tpunb.plot()` and `tpunb.scaling()`. For the log of any run:
 `tpunb.diagnose(text)`.
 """
 
@@ -15,64 +16,89 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tpunb.utils.deprecation import warn_renamed
+from tpunb.utils.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from tpunb.comparison import plot, runs
-    from tpunb.diagnosis import diagnose
-    from tpunb.models import RunResult
-    from tpunb.scaling import compare
-    from tpunb.training.checkpoint import load, save
+    from tpunb.diagnostics.failure import diagnose
+    from tpunb.kernel.launch import launch
+    from tpunb.kernel.scaling import scaling
+    from tpunb.runs.callbacks import on_log
+    from tpunb.runs.compare import plot, runs
+    from tpunb.runs.result import RunResult
+    from tpunb.training.checkpoint.api import load, save
     from tpunb.training.log import log
     from tpunb.training.track import track
 
-__version__ = "0.1.0"
+    last_run: RunResult | None
+    """The result of the last run in this kernel."""
+
 __all__ = [
     "RunResult",
-    "compare",
     "diagnose",
     "last_run",
+    "launch",
     "load",
     "log",
+    "on_log",
     "plot",
     "runs",
     "save",
+    "scaling",
     "track",
 ]
 
-last_run: RunResult | None = None
-"""The result of the last run of this kernel."""
-
-
-_PLACES = {
-    "RunResult": "models",
-    "compare": "scaling",
-    "diagnose": "diagnosis",
-    "load": "training.checkpoint",
+_MODULES = {
+    "RunResult": "runs.result",
+    "diagnose": "diagnostics.failure",
+    "launch": "kernel.launch",
+    "load": "training.checkpoint.api",
     "log": "training.log",
-    "plot": "comparison",
-    "runs": "comparison",
-    "save": "training.checkpoint",
+    "on_log": "runs.callbacks",
+    "plot": "runs.compare",
+    "runs": "runs.compare",
+    "save": "training.checkpoint.api",
+    "scaling": "kernel.scaling",
     "track": "training.track",
 }
-"""Where a name is. Loaded when it is used: `import tpunb` must feel instant."""
+"""The module of each name. Loaded on first use: `import tpunb` must feel instant."""
+
+_PACKAGES = ("errors", "training")
+"""The other public modules."""
+
+_RENAMED = {"compare": "scaling"}
+"""Names that work for one more release, with a warning."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name == "last_run":  # it changes: never cached here
+        return importlib.import_module("tpunb.runs.last_run").result
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warn_renamed(f"tpunb.{name}", f"tpunb.{new}")
+        name = new
+    if name in _PACKAGES:
+        return importlib.import_module(f"tpunb.{name}")
+    if name not in _MODULES:
         raise AttributeError(f"module 'tpunb' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"tpunb.{_PLACES[name]}"), name)
+    return getattr(importlib.import_module(f"tpunb.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_PACKAGES]
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext tpunb`."""
-    from tpunb import magics
+    from tpunb.kernel import magics
 
     magics.load_ipython_extension(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """`%unload_ext tpunb`."""
-    from tpunb import magics
+    from tpunb.kernel import magics
 
     magics.unload_ipython_extension(shell)

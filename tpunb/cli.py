@@ -1,4 +1,4 @@
-"""The command `tpunb`: the same things for a terminal."""
+"""The command `tpunb`: what the magics do, for a terminal."""
 
 from __future__ import annotations
 
@@ -7,29 +7,53 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from tpunb import __version__, control, listings, logs, rundir, terminal
-from tpunb.data import command
-from tpunb.errors import TpunbError
+from tpunb import data
+from tpunb.data import DataOptions
+from tpunb.errors import MissingPackageError, TpunbError
+from tpunb.kernel.options import Cores, LogsOptions, RunsOptions, StopOptions, cores
+from tpunb.runs import directory, logs, state
+from tpunb.runs import listing as listings
+from tpunb.runs.spec import StopOrigin
+from tpunb.utils import ansi, terminal
+from tpunb.utils.options import (
+    OptionParser,
+    add_options,
+    argument,
+    build_options,
+    flag,
+    option,
+    parse_count,
+)
+from tpunb.utils.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tpunb.lint.findings import Finding
+    from tpunb.notebook.lint.findings import Finding
+
+_Options = TypeVar("_Options")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status. Errors that tpunb raises on purpose are one message."""
-    chosen = _parser().parse_args(arguments)
+    if "COMP_LINE" in os.environ and (sys.argv[1:] if arguments is None else arguments)[:1] == [
+        "complete"
+    ]:
+        for word in _offered(os.environ["COMP_LINE"], os.environ.get("COMP_POINT")):
+            print(word)
+        return 0
+    namespace = make_parser().parse_args(arguments)
     try:
-        status: int = chosen.do(chosen)
+        status: int = namespace.do(namespace)
         sys.stdout.flush()
     except TpunbError as error:
-        print(f"tpunb: {error}", file=sys.stderr)
+        print(f"tpunb: {ansi.visible(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("tpunb: interrupted", file=sys.stderr)
@@ -40,252 +64,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tpunb", description=__doc__)
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of `tpunb` and its commands."""
+    parser = OptionParser(
+        prog="tpunb",
+        description="Train PyTorch models on TPUs: check, run and watch notebooks from a terminal.",
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    doctor = commands.add_parser("doctor", help="where we are, and what is wrong with the set-up")
-    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
-    doctor.add_argument("--import", action="store_true", dest="try_import",
-                        help="also try to import torch and torch_xla (7 s)")  # fmt: skip
-    doctor.set_defaults(do=_doctor)
-    convert = commands.add_parser("convert", help="the script that %%%%tpu_train would run")
-    convert.add_argument("notebook", type=Path, metavar="NB.ipynb")
-    convert.add_argument("-o", "--output", type=Path, metavar="OUT.py")
-    convert.add_argument("--cell", metavar="N|ID", help="the train cell (the last %%%%tpu_train)")
-    convert.set_defaults(do=_convert)
+    def add(name: str, options: type[_Options], do: Callable[[_Options], int], help: str) -> None:
+        """Add a command: `do` gets its options and returns the exit status."""
+        description = f"{help[0].upper()}{help[1:]}.".replace("%%", "%")
+        command_parser = commands.add_parser(name, help=help, description=description)
+        add_options(command_parser, options)
+        command_parser.set_defaults(do=lambda namespace: do(build_options(options, namespace)))
 
-    run = commands.add_parser("run", help="run a notebook with papermill")
-    run.add_argument("notebook", type=Path, metavar="NB.ipynb")
-    run.add_argument("output", type=Path, nargs="?", metavar="OUT.ipynb")
-    run.add_argument("-p", "--parameter", nargs=2, action="append", default=[],
-                     metavar=("NAME", "VALUE"), help="for the cell tagged parameters")  # fmt: skip
-    run.add_argument("--cores", type=_cores, metavar="N|all", help="ranks, whatever the cells say")
-    run.set_defaults(do=_run)
-
-    lint = commands.add_parser("lint", help="what would fail, hang or be slow on a TPU")
-    lint.add_argument("notebook", type=Path, metavar="NB.ipynb")
-    lint.add_argument("--json", action="store_true", help="print the findings as JSON")
-    lint.add_argument("--cell", metavar="N|ID", help="the train cell (the last %%%%tpu_train)")
-    lint.set_defaults(do=_lint)
-    migrate = commands.add_parser("migrate", help="rewrite retired torch_xla names to current ones")
-    migrate.add_argument("notebook", type=Path, metavar="NB.ipynb")
-    migrate.add_argument("-o", "--output", type=Path, metavar="OUT.ipynb",
-                         help="where it goes (NB.migrated.ipynb)")  # fmt: skip
-    migrate.add_argument(
-        "--diff", action="store_true", help="show what would change, write nothing"
+    add("doctor", DoctorOptions, _doctor, "show the environment and its problems")
+    add("convert", ConvertOptions, _convert, "write the script that %%%%tpu_train would run")
+    add("run", RunOptions, _run, "run a notebook with papermill")
+    add("lint", LintOptions, _lint, "find what would fail, hang or be slow on a TPU")
+    add("migrate", MigrateOptions, _migrate, "rewrite retired torch_xla names to current ones")
+    add("diagnose", DiagnoseOptions, _diagnose, "find causes and fixes for a log")
+    add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
+    add("logs", LogsCommandOptions, _logs, "show or search the log of a run")
+    add(
+        "stop",
+        StopCommandOptions,
+        _stop,
+        "stop a run, whoever started it, and wait until it has ended",
     )
-    migrate.add_argument("--train", action="store_true",
-                         help="and put %%%%tpu_train on cells that start the ranks")  # fmt: skip
-    migrate.set_defaults(do=_migrate)
-    diagnose = commands.add_parser("diagnose", help="causes and fixes for a log")
-    diagnose.add_argument("log", metavar="LOG", help="a file, or - for standard input")
-    diagnose.add_argument("--returncode", type=int, metavar="N", help="how the process ended")
-    diagnose.add_argument("--json", action="store_true", help="print them as JSON")
-    diagnose.set_defaults(do=_diagnose)
-
-    listing = commands.add_parser("runs", help="list the runs")
-    listing.set_defaults(do=_runs)
-    log = commands.add_parser("logs", help="show the log of a run, or search it")
-    logs.add_options(log)
-    log.set_defaults(do=_logs)
-    log.add_argument("-f", "--follow", action="store_true",
-                      help="go on as it grows, until the run has ended")  # fmt: skip
-    stop = commands.add_parser("stop", help="stop a run, whoever started it, and wait for its end")
-    stop.add_argument("run", nargs="?", metavar="RUN",
-                      help="an id or any part of it (the latest that goes on)")  # fmt: skip
-    stop.set_defaults(do=_stop)
-    clean = commands.add_parser("clean", help="remove old runs; asks first")
-    clean.add_argument("--older-than", type=_days, metavar="DAYS",
-                       help="only those that ended so many days ago")  # fmt: skip
-    clean.add_argument("--keep", type=_count, default=0, metavar="N",
-                       help="not the N newest")  # fmt: skip
-    clean.add_argument("-y", "--yes", action="store_true", help="remove without asking")
-    clean.set_defaults(do=_clean)
-    keep = commands.add_parser("keep", help="keep this machine running: take --stop-when-done back")
-    keep.set_defaults(do=_keep)
-    bring = commands.add_parser(
-        "data", help="bring data here, or send results away", description=command.DESCRIPTION
+    add("clean", CleanOptions, _clean, "remove old runs, after asking")
+    add("keep", KeepOptions, _keep, "keep this machine running: cancel --stop-when-done")
+    add("data", DataOptions, _data, data.HELP)
+    add(
+        "complete",
+        CompleteOptions,
+        _complete,
+        'print what bash and zsh need to complete tpunb: eval "$(tpunb complete)"',
     )
-    command.add_options(bring)
-    bring.set_defaults(do=_data)
-    for one in (doctor, listing, log, stop, clean):
-        one.add_argument("--runs", type=Path, default=listings.default_folder(), metavar="DIR",
-                             help="where run folders are (./runs)")  # fmt: skip
     return parser
-
-
-def _doctor(chosen: argparse.Namespace) -> int:
-    """1 if something must be mended."""
-    from tpunb.data import quota
-    from tpunb.display import setup
-    from tpunb.platforms import environment, importing, report
-
-    asked = quota.Asking(os.environ)
-    found = report.look(os.environ, runs=chosen.runs, quota=asked.answer)
-    if chosen.try_import:
-        here = found.machine
-        env = environment.for_run(os.environ, here.device, here=here)
-        found = found.with_problem(importing.problem(env, here, found.packages))
-    if chosen.json:
-        print(json.dumps(found.to_json(), indent=1))
-    else:
-        print(terminal.coloured(setup.text(found)))
-    return 1 if found.problems else 0
-
-
-def _convert(chosen: argparse.Namespace) -> int:
-    from tpunb.notebook.files import read
-    from tpunb.script.convert import convert
-
-    script = convert(read(chosen.notebook, chosen.cell))
-    if chosen.output is None:
-        sys.stdout.write(script.text)
-    else:
-        with _writing(chosen.output):
-            chosen.output.write_text(script.text, encoding="utf-8")
-    return 0
-
-
-def _lint(chosen: argparse.Namespace) -> int:
-    from tpunb.lint.check import lint
-    from tpunb.notebook.files import read
-
-    findings = lint(read(chosen.notebook, chosen.cell))
-    if chosen.json:
-        print(json.dumps([finding.to_json() for finding in findings], indent=1))
-    else:
-        said = "\n".join([*(f"{finding}\n" for finding in findings), _counted(findings)])
-        print(terminal.coloured(said))
-    return 1 if any(finding.severity == "error" for finding in findings) else 0
-
-
-def _counted(findings: Sequence[Finding]) -> str:
-    if not findings:
-        return "Nothing was found."
-    counts = Counter(finding.severity for finding in findings)
-    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
-
-
-def _migrate(chosen: argparse.Namespace) -> int:
-    from tpunb.migrate import migrate_text
-    from tpunb.notebook.files import load
-
-    load(chosen.notebook)  # says what is wrong with the file, by its name
-    with open(chosen.notebook, encoding="utf-8", newline="") as file:
-        made = migrate_text(file.read(), train=chosen.train)
-    if chosen.diff:
-        sys.stdout.write(made.diff)
-    else:
-        output = chosen.output or chosen.notebook.with_suffix(".migrated.ipynb")
-        with _writing(output), open(output, "w", encoding="utf-8", newline="") as file:
-            file.write(made.text)
-        print(f"wrote {output}")
-    print(made.report, file=sys.stderr if chosen.diff else sys.stdout)
-    return 0
-
-
-def _diagnose(chosen: argparse.Namespace) -> int:
-    """1 if no cause is known: then the most telling lines are shown, and no guess."""
-    from tpunb.diagnosis import diagnose, telling_lines
-    from tpunb.diagnosis.runs import end_of, of_log
-
-    path = Path(chosen.log)
-    if chosen.log == "-":
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
-        found = diagnose(text, chosen.returncode)
-    elif path.is_file():
-        text, found = end_of(path), of_log(path, chosen.returncode)
-    else:
-        raise TpunbError(f"there is no log {chosen.log!r}")
-    if chosen.json:
-        print(json.dumps([one.to_json() for one in found], indent=1))
-    elif found:
-        print(terminal.coloured("\n\n".join(str(one) for one in found)))
-    else:
-        lines = telling_lines(text)
-        print("No cause is known. The most telling lines:" if lines else "The log is empty.")
-        print("\n".join(f"  | {line}" for line in lines))
-    return 0 if found else 1
-
-
-def _run(chosen: argparse.Namespace) -> int:
-    from tpunb import batch
-
-    return batch.run(chosen)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TpunbError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _runs(chosen: argparse.Namespace) -> int:
-    print(terminal.coloured(listings.table(chosen.runs)))
-    return 0
-
-
-def _logs(chosen: argparse.Namespace) -> int:
-    run = rundir.find(chosen.runs, chosen.run)
-    search, colours = logs.search_of(chosen), sys.stdout.isatty()
-    if not chosen.follow:
-        any_line = False
-        for line in logs.read(run, search, colours=colours):
-            any_line = True
-            sys.stdout.write(f"{line}\n")
-        if not any_line and search.tail != 0:
-            print(f"tpunb: {logs.nothing(run, search)}", file=sys.stderr)
-        return 0
-    for lines in logs.follow(run, search, colours=colours):
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
-    print(f"tpunb: {control.ended(run)}", file=sys.stderr)
-    return 0
-
-
-def _stop(chosen: argparse.Namespace) -> int:
-    for line in control.stop(control.living(chosen.runs, chosen.run), "stopped with tpunb stop"):
-        print(line, flush=True)
-    return 0
-
-
-def _clean(chosen: argparse.Namespace) -> int:
-    found = listings.old(chosen.runs, chosen.older_than, chosen.keep)
-    if not found:
-        print(f"There is nothing to remove in {chosen.runs}.")
-        return 0
-    print(terminal.coloured(listings.listing(found)), flush=True)
-    if not chosen.yes:
-        if not sys.stdin.isatty():
-            raise TpunbError("nothing was removed: there is no terminal to ask at; -y does not ask")
-        if input(f"Remove from {chosen.runs}? [y/N] ").strip().lower() not in ("y", "yes"):
-            print("Nothing was removed.")
-            return 0
-    listings.remove(found)
-    print("Removed.")
-    return 0
-
-
-def _keep(chosen: argparse.Namespace) -> int:
-    from tpunb.money import keep_running
-
-    print(keep_running())
-    return 0
-
-
-def _data(chosen: argparse.Namespace) -> int:
-    command.run(chosen, os.environ, print)
-    return 0
-
-
-def _cores(text: str) -> str:
-    if text != "all" and not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
-    return text
 
 
 def _days(text: str) -> float:
@@ -298,7 +116,361 @@ def _days(text: str) -> float:
     return days
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
+@dataclass(frozen=True)
+class _RunsFolder:
+    """For commands that look into run folders."""
+
+    runs: Path = option(
+        "--runs",
+        type=Path,
+        default=listings.default_folder,
+        metavar="DIR",
+        help="where run folders are (default: ./runs)",
+    )
+
+
+@dataclass(frozen=True)
+class _NotebookOptions:
+    """For commands that read a notebook as `%%tpu_train` does."""
+
+    notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
+    cell: str | None = option(
+        "--cell",
+        metavar="N|ID",
+        help="its train cell, by number or id (default: the last %%%%tpu_train)",
+    )
+
+
+@dataclass(frozen=True)
+class DoctorOptions(_RunsFolder):
+    """Options of `tpunb doctor`."""
+
+    json: bool = flag("--json", help="print the environment as JSON")
+    try_import: bool = flag("--import", help="also try to import torch and torch_xla (7 s)")
+
+
+def _doctor(chosen: DoctorOptions) -> int:
+    """1 if there is a problem."""
+    from tpunb.display.doctor import report_text
+    from tpunb.machine import doctor, environment, packages
+
+    report = doctor.inspect_machine(os.environ, runs=chosen.runs)
+    if chosen.try_import:
+        machine = report.machine
+        env = environment.run_environment(os.environ, machine.device, machine=machine)
+        report = report.with_problem(packages.import_problem(env, machine, report.packages))
+    if chosen.json:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        print(terminal.coloured(report_text(report)))
+    return 1 if report.problems else 0
+
+
+@dataclass(frozen=True)
+class ConvertOptions(_NotebookOptions):
+    """Options of `tpunb convert`."""
+
+    output: Path | None = option(
+        "-o", "--output", type=Path, metavar="OUT.py", help="default: standard output"
+    )
+    no_setup: bool = flag(
+        "--no-setup", help="leave out what prepares the machine: !pip, %%env, %%%%writefile, …"
+    )
+
+
+def _convert(chosen: ConvertOptions) -> int:
+    from tpunb.notebook.convert.convert import convert
+    from tpunb.notebook.files import load_snapshot
+    from tpunb.notebook.models import Export
+
+    export = Export.WITHOUT_SETUP if chosen.no_setup else Export.WITH_SETUP
+    script = convert(load_snapshot(chosen.notebook, chosen.cell), export=export)
+    for requirement in script.requirements:
+        print(f"tpunb: {requirement}", file=sys.stderr)
+    if chosen.output is None:
+        sys.stdout.write(script.text)
+    else:
+        with _writing(chosen.output):
+            chosen.output.write_text(script.text, encoding="utf-8")
+    return 0
+
+
+@dataclass(frozen=True)
+class LintOptions:
+    """Options of `tpunb lint`."""
+
+    notebooks: tuple[Path, ...] = argument(
+        "NB.ipynb", help="one or more notebooks", several=True, type=Path
+    )
+    cell: str | None = option(
+        "--cell",
+        metavar="N|ID",
+        help="of one notebook: its train cell, by number or id (default: the last %%%%tpu_train)",
+    )
+    json: bool = flag("--json", help="print the findings as JSON")
+
+
+def _lint(chosen: LintOptions) -> int:
+    from tpunb.notebook.files import load_snapshot
+    from tpunb.notebook.lint.linter import lint
+
+    several = len(chosen.notebooks) > 1
+    if several and chosen.cell is not None:
+        raise TpunbError("--cell names the train cell of one notebook, and there are several")
+    found: list[tuple[Path, Finding]] = []
+    unread = False
+    for path in chosen.notebooks:
+        try:
+            findings = lint(load_snapshot(path, chosen.cell))
+        except TpunbError as error:
+            if not several:
+                raise
+            print(f"tpunb: {error}", file=sys.stderr)
+            unread = True
+            continue
+        found += ((path, finding) for finding in findings)
+        if several and findings and not chosen.json:
+            print(terminal.coloured(terminal.join("\n\n", [f"{path}:", *map(str, findings)])))
+            print()
+    every = [finding for _, finding in found]
+    if chosen.json:
+        named = [({"notebook": str(path)} if several else {}) | f.to_json() for path, f in found]
+        print(json.dumps(named, indent=1))
+    else:
+        parts = [*([] if several else map(str, every)), _counted(every)]
+        print(terminal.coloured(terminal.join("\n\n", parts)))
+    return 1 if unread or any(finding.severity == "error" for finding in every) else 0
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "Nothing was found."
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
+
+
+@dataclass(frozen=True)
+class MigrateOptions:
+    """Options of `tpunb migrate`."""
+
+    notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
+    output: Path | None = option(
+        "-o", "--output", type=Path, metavar="OUT.ipynb", help="default: NB.migrated.ipynb"
+    )
+    diff: bool = flag("--diff", help="show what would change, write nothing")
+    train: bool = flag("--train", help="also put %%%%tpu_train on cells that start the ranks")
+
+
+def _migrate(chosen: MigrateOptions) -> int:
+    from tpunb.notebook.files import load_cells
+
+    try:
+        from tpunb.notebook.migrate import migrate_text
+    except ModuleNotFoundError as error:
+        if error.name != "libcst":
+            raise
+        install = "pip install 'tpunb[migrate]'"
+        raise MissingPackageError("libcst", "`tpunb migrate`", install) from None
+    load_cells(chosen.notebook)  # says what is wrong with the file, by its name
+    with open(chosen.notebook, encoding="utf-8", newline="") as file:
+        text, migration = migrate_text(file.read(), train=chosen.train)
+    if chosen.diff:
+        sys.stdout.write(migration.diff())
+    else:
+        output = chosen.output or chosen.notebook.with_suffix(".migrated.ipynb")
+        with _writing(output), open(output, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        print(f"wrote {output}")
+    print(migration.report(), file=sys.stderr if chosen.diff else sys.stdout)
+    return 0
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """Options of `tpunb diagnose`."""
+
+    log: str = argument("LOG", help="a file, or - for standard input", required=True)
+    returncode: int | None = option(
+        "--returncode", type=int, metavar="N", help="how the process ended"
+    )
+    json: bool = flag("--json", help="print the causes as JSON")
+
+
+def _diagnose(chosen: DiagnoseOptions) -> int:
+    """1 if no cause is known: then the most telling lines are shown, and no guess."""
+    from tpunb.diagnostics.failure import diagnose, key_lines
+    from tpunb.diagnostics.failure.run import diagnose_log, read_end
+
+    path = Path(chosen.log)
+    if chosen.log == "-":
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+        diagnoses = diagnose(text, chosen.returncode)
+    elif path.is_file():
+        text, diagnoses = read_end(path), diagnose_log(path, chosen.returncode)
+    else:
+        raise TpunbError(f"there is no log {chosen.log!r}")
+    if chosen.json:
+        print(json.dumps([diagnosis.to_json() for diagnosis in diagnoses], indent=1))
+    elif diagnoses:
+        print(terminal.coloured(terminal.join("\n\n", map(str, diagnoses))))
+    else:
+        lines = key_lines(text)
+        print("No cause is known. The most telling lines:" if lines else "The log is empty.")
+        print(terminal.coloured("\n".join(f"  | {line}" for line in lines)))
+    return 0 if diagnoses else 1
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `tpunb run`."""
+
+    notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
+    output: Path | None = argument("OUT.ipynb", help="default: NB.out.ipynb", type=Path)
+    parameters: tuple[tuple[str, str], ...] = option(
+        "-p",
+        "--parameter",
+        repeatable=True,
+        metavar=("NAME", "VALUE"),
+        help="for the cell tagged parameters (repeatable)",
+    )
+    cores: Cores | None = option(
+        "--cores", type=cores, metavar="N|all", help="ranks of all runs, whatever the cells say"
+    )
+
+
+def _run(chosen: RunOptions) -> int:
+    from tpunb.kernel.papermill import run_notebook
+
+    return run_notebook(chosen.notebook, chosen.output, dict(chosen.parameters), chosen.cores)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TpunbError(f"cannot write {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class RunsCommandOptions(_RunsFolder, RunsOptions):
+    """Options of `tpunb runs`."""
+
+
+def _runs(chosen: RunsCommandOptions) -> int:
+    print(terminal.coloured(listings.format_table(chosen.runs, whole=chosen.whole)))
+    return 0
+
+
+@dataclass(frozen=True)
+class LogsCommandOptions(_RunsFolder, LogsOptions):
+    """Options of `tpunb logs`: those of `%tpu_logs`, and --follow."""
+
+    follow: bool = flag("-f", "--follow", help="continue as the log grows, until the run has ended")
+
+
+def _logs(chosen: LogsCommandOptions) -> int:
+    run = directory.find_run(chosen.runs, chosen.run)
+    search, colours = chosen.search(), sys.stdout.isatty()
+    shown = ansi.clean if colours else str  # a file gets what the ranks wrote
+    if not chosen.follow:
+        any_line = False
+        for line in logs.read_lines(run, search, colours=colours):
+            any_line = True
+            sys.stdout.write(f"{shown(line)}\n")
+        if not any_line and search.tail != 0:
+            print(f"tpunb: {logs.no_match_message(run, search)}", file=sys.stderr)
+        return 0
+    for lines in logs.follow_lines(run, search, colours=colours):
+        sys.stdout.write("".join(f"{shown(line)}\n" for line in lines))
+        sys.stdout.flush()
+    print(f"tpunb: {state.describe_end(run)}", file=sys.stderr)
+    return 0
+
+
+@dataclass(frozen=True)
+class StopCommandOptions(_RunsFolder, StopOptions):
+    """Options of `tpunb stop`."""
+
+
+def _stop(chosen: StopCommandOptions) -> int:
+    run = state.find_active(chosen.runs, chosen.run)
+    for line in state.stop_run(run, "stopped with tpunb stop", StopOrigin.COMMAND):
+        print(line, flush=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class CleanOptions(_RunsFolder):
+    """Options of `tpunb clean`."""
+
+    older_than: float | None = option(
+        "--older-than", type=_days, metavar="DAYS", help="only runs that ended so many days ago"
+    )
+    keep: int = option(
+        "--keep", type=parse_count, default=0, metavar="N", help="not the N newest runs"
+    )
+    yes: bool = flag("-y", "--yes", help="remove without asking")
+
+
+def _clean(chosen: CleanOptions) -> int:
+    old = listings.find_old(chosen.runs, chosen.older_than, chosen.keep)
+    if not old:
+        print(f"There is nothing to remove in {chosen.runs}.")
+        return 0
+    print(terminal.coloured(listings.describe_removal(old)), flush=True)
+    if not chosen.yes:
+        if not sys.stdin.isatty():
+            raise TpunbError("nothing was removed: there is no terminal to ask at; -y does not ask")
+        if input(f"Remove from {chosen.runs}? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("Nothing was removed.")
+            return 0
+    listings.remove_runs(old)
+    print("Removed.")
+    return 0
+
+
+@dataclass(frozen=True)
+class KeepOptions:
+    """`tpunb keep` has no options."""
+
+
+def _keep(chosen: KeepOptions) -> int:
+    from tpunb.machine.auto_stop import keep_running
+
+    print(keep_running())
+    return 0
+
+
+COMPLETION = """\
+[ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
+complete -o default -C 'tpunb complete' tpunb"""
+"""For the shell, which then asks the same command with COMP_LINE and COMP_POINT set."""
+
+
+@dataclass(frozen=True)
+class CompleteOptions:
+    """`tpunb complete` has no options."""
+
+
+def _complete(chosen: CompleteOptions) -> int:
+    print(COMPLETION)
+    return 0
+
+
+def _offered(line: str, point: str | None) -> list[str]:
+    """What may stand at the cursor of a command line; nothing: the shell offers files."""
+    from tpunb.kernel.completion import run_ids
+    from tpunb.utils.completion import complete
+
+    line = line.encode()[: None if point is None else int(point)].decode(errors="ignore")
+    words = line.split()[1:]
+    start = words.pop() if words and not line[-1:].isspace() else ""
+    return complete(
+        make_parser(), words, start, {"RUN": lambda: run_ids(listings.default_folder())}
+    )
+
+
+def _data(chosen: DataOptions) -> int:
+    data.run(chosen, print)
+    return 0

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
+import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tpunb.data import fetch
-from tpunb.data.fake_kaggle import FakeKaggle
+from tests.fakes.kaggle_server import FakeKaggle
+from tpunb import data
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -19,10 +22,15 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home))
     for name in (*PROXIES, *map(str.upper, PROXIES), "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("USERNAME", "KEY", "API_TOKEN", "CONFIG_DIR", "KERNEL_RUN_TYPE", "API_V1_TOKEN"):
-        monkeypatch.delenv(f"KAGGLE_{name}", raising=False)
+    for name in os.environ:
+        if name.startswith("KAGGLE"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(home / "cache"))
+    # kagglehub finds both when it is imported: the home and the standard output of another test.
+    monkeypatch.setenv("KAGGLE_CONFIG_DIR", str(home / ".kaggle"))
+    monkeypatch.setenv("KAGGLEHUB_VERBOSITY", "error")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fetch, "PAUSE", 0.001)
+    monkeypatch.setattr(data, "PAUSE", 0.001)
 
 
 @pytest.fixture
@@ -34,3 +42,6 @@ def kaggle(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKaggle]:
         monkeypatch.setenv("KAGGLE_USERNAME", service.username)
         monkeypatch.setenv("KAGGLE_KEY", service.key)
         yield service
+    with warnings.catch_warnings():  # kagglehub leaves connections open when it resumes or fails
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

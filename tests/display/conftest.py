@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tpunb.models import Failure, RunResult, RunSpec
+from tpunb.runs.result import Failure, RunResult
+from tpunb.runs.spec import RunSpec
 
 MakeSpec = Callable[..., RunSpec]
 MakeResult = Callable[..., RunResult]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tpunb.display.chart import MOST, image
+from tpunb.display.chart import MAX_POINTS, chart_html
 
 
 def drawn(html: str) -> tuple[list[str], list[tuple[float, float]]]:
@@ -24,8 +24,8 @@ def drawn(html: str) -> tuple[list[str], list[tuple[float, float]]]:
 
 
 def test_axes_and_line() -> None:
-    words, points = drawn(image([(0, 1.0), (50, 3.0), (100, 5.0)], "loss", log=False))
-    assert words == ["1", "2", "3", "4", "5", "0", "20", "40", "60", "80", "100"]
+    words, points = drawn(chart_html([(0, 1.0), (50, 3.0), (100, 5.0)], "loss", log=False))
+    assert words == ["loss", "step", "1", "2", "3", "4", "5", "0", "20", "40", "60", "80", "100"]
     (left, low), (middle, half), (right, high) = points
     assert math.isclose(middle, (left + right) / 2, abs_tol=0.1)
     assert math.isclose(half, (low + high) / 2, abs_tol=0.1)
@@ -34,8 +34,8 @@ def test_axes_and_line() -> None:
 
 def test_on_a_log_scale_powers_are_equally_far() -> None:
     points = [(0, -1.0), (1, 0.01), (2, 0.1), (3, 1.0), (4, math.nan), (5, math.inf)]
-    words, line = drawn(image(points, "loss", log=True))
-    assert words == ["0.01", "0.1", "1", "1", "2", "3"]
+    words, line = drawn(chart_html(points, "loss", log=True))
+    assert words[2:] == ["0.01", "0.1", "1", "1", "2", "3"]
     assert len(line) == 3
     assert math.isclose(line[1][1], (line[0][1] + line[2][1]) / 2, abs_tol=0.1)
 
@@ -53,12 +53,12 @@ def test_on_a_log_scale_powers_are_equally_far() -> None:
     ],
 )
 def test_the_numbers_at_an_axis_are_round(low: float, high: float, log: bool, marks: str) -> None:
-    words, _ = drawn(image([(0, low), (3, high)], "loss", log=log))
-    assert words == [*marks.split(), "0", "1", "2", "3"]
+    words, _ = drawn(chart_html([(0, low), (3, high)], "loss", log=log))
+    assert words[2:] == [*marks.split(), "0", "1", "2", "3"]
 
 
 def test_many_points_are_joined_and_few_are_said() -> None:
-    _, line = drawn(image([(n, float(n)) for n in range(100_000)], "loss", log=False))
-    assert MOST / 2 < len(line) <= MOST
-    assert image([(0, 1.0)], "<loss>", log=False) == "<i>&lt;loss&gt;: nothing to draw yet</i>"
-    drawn(image([(0, 2.0), (1, 2.0)], "flat", log=False))
+    _, line = drawn(chart_html([(n, float(n)) for n in range(100_000)], "loss", log=False))
+    assert MAX_POINTS / 2 < len(line) <= MAX_POINTS
+    assert chart_html([(0, 1.0)], "<loss>", log=False) == "<i>&lt;loss&gt;: nothing to draw yet</i>"
+    drawn(chart_html([(0, 2.0), (1, 2.0)], "flat", log=False))

@@ -1,11 +1,24 @@
-"""Shares, speeds and what is left."""
+"""Shares, bars as libraries really print them, speeds and the time left."""
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from tpunb.display.progress import Remaining, Speed, folded, fraction, in_words
-from tpunb.events import Bar
+import pytest
+from tqdm import tqdm
+
+from tpunb.display.progress import (
+    Speed,
+    TimeLeft,
+    describe_bars,
+    describe_wait,
+    fraction,
+    parse_bar,
+    slowest_bars,
+    strip_times,
+)
+from tpunb.runs.events import Bar, Phase
+from tpunb.runs.spec import PhaseKind
 
 
 @pytest.mark.parametrize(
@@ -23,12 +36,37 @@ from tpunb.events import Bar
 )
 def test_how_far(bars: list[Bar], share: float | None, words: str) -> None:
     assert fraction(bars) == (None if share is None else pytest.approx(share))
-    assert in_words(bars) == words
+    assert describe_bars(bars) == words
+
+
+@pytest.mark.parametrize(
+    ("expected", "rest", "elapsed", "words"),
+    [
+        (None, 5.0, 3.0, ""),  # nothing is said where this cell is not known
+        (12.0, None, 3.0, "about 12 s"),
+        (0.2, None, 0.1, ""),
+        (12.0, 6.0, 3.0, "about 15 s left"),
+        (12.0, 6.0, 12.5, "about 6 s left"),
+        (12.0, 0.0, 12.5, ""),
+        (0.2, 6.0, 3.0, "3 s (took less than 1 s in the notebook)"),
+        (12.0, 6.0, 31.0, "31 s (took 12 s in the notebook)"),
+        (12.0, None, 31.0, "31 s (took 12 s in the notebook)"),
+        (600.0, 0.0, 700.0, ""),
+        (600.0, 0.0, 750.0, "12 min 30 s (took 10 min 00 s in the notebook)"),
+    ],
+)
+def test_how_long_a_prelude_takes(
+    expected: float | None, rest: float | None, elapsed: float, words: str
+) -> None:
+    phase = Phase(PhaseKind.PRELUDE, "prelude", expected=expected, rest=rest)
+    assert describe_wait(phase, elapsed) == words
 
 
 def test_of_several_ranks_the_last_counts() -> None:
-    assert folded({0: [Bar("", 5, 9)], 1: [Bar("", 4, 9)], 2: [Bar("", 6, 9)]}) == [Bar("", 4, 9)]
-    assert folded({}) == ()
+    assert slowest_bars({0: [Bar("", 5, 9)], 1: [Bar("", 4, 9)], 2: [Bar("", 6, 9)]}) == [
+        Bar("", 4, 9)
+    ]
+    assert slowest_bars({}) == ()
 
 
 def test_a_speed_is_that_of_the_last_seconds() -> None:
@@ -44,8 +82,50 @@ def test_a_speed_is_that_of_the_last_seconds() -> None:
 
 
 def test_what_is_left_follows_from_what_is_done() -> None:
-    left = Remaining()
+    left = TimeLeft()
     assert left.seconds(0.0, None) is None
     assert left.seconds(100.0, 0.2) is None  # it was resumed there
     assert left.seconds(110.0, 0.4) == pytest.approx(30)
     assert left.seconds(120.0, 0.1) is None  # it began anew
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"total": 200}, Bar("", 60, 200)),
+        ({"total": 200, "desc": "Epoch 1"}, Bar("Epoch 1", 60, 200)),
+        ({"total": 200, "desc": "a: b"}, Bar("a: b", 60, 200)),
+        ({"total": 200, "ascii": True}, Bar("", 60, 200)),
+        ({"total": 4_000, "unit_scale": True, "unit": "B"}, Bar("", 60, 4_000)),
+    ],
+)
+def test_what_tqdm_writes_is_read_back(options: dict[str, object], expected: Bar) -> None:
+    file = io.StringIO()
+    bar = tqdm(initial=0, file=file, ncols=80, mininterval=0, **options)  # type: ignore[call-overload]
+    bar.update(60)
+    bar.close()
+    line = file.getvalue().strip("\n").split("\r")[-1]
+    assert parse_bar(line) == expected
+    assert strip_times(line).endswith(line.partition("[")[0].rstrip().rpartition(" ")[2])
+    assert "[" not in strip_times(line)
+
+
+def test_what_fastprogress_writes_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    from fastprogress.fastprogress import ConsoleProgressBar
+
+    bar = ConsoleProgressBar(range(8), total=8)
+    bar.prefix = "Epoch 1/2 :"
+    for count in range(4):
+        bar.update(count)
+    lines = capsys.readouterr().out.split("\r")
+    bars = [read for line in lines if (read := parse_bar(line)) is not None]
+    assert bars[-1].name == "Epoch 1/2"
+    assert bars[-1].total == 8
+    assert [bar.done for bar in bars] == sorted({bar.done for bar in bars})
+    assert "[" not in strip_times(lines[-1])
+
+
+@pytest.mark.parametrize("line", ["", "loss 45% of 12/13", "[1/2] 45%", "60it [00:12, 4.8it/s]"])
+def test_other_lines_are_none(line: str) -> None:
+    assert parse_bar(line) is None
+    assert strip_times(line) == line

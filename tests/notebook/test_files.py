@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tpunb.errors import NotebookError, NotebookNotFoundError
-from tpunb.models import Cell
-from tpunb.notebook.files import cell_magics, cells_of, load, read
+from tpunb.notebook.files import cell_magics, cells_from_json, load_cells, load_snapshot
+from tpunb.notebook.models import Cell
 
 CODE = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
 CELLS = [
@@ -33,7 +33,7 @@ def write(path: Path, cells: list[dict[str, Any]], minor: int = 5) -> Path:
 
 
 def test_cells_of_a_notebook(tmp_path: Path) -> None:
-    assert load(write(tmp_path / "nb.ipynb", CELLS)) == (
+    assert load_cells(write(tmp_path / "nb.ipynb", CELLS)) == (
         Cell(0, "code", "x = 1\ny = 2", 3, "a"),
         Cell(1, "markdown", "# Title", None, "m"),
         Cell(2, "code", "%%tpu_train\nfirst()", 5, "t1"),
@@ -47,7 +47,7 @@ def test_cells_of_a_notebook(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_missing_ids_do_no_harm(tmp_path: Path) -> None:
     path = write(tmp_path / "nb.ipynb", [{**CODE, "source": "x = 'ä'"}])
     path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
-    assert load(path) == (Cell(0, "code", "x = 'ä'"),)
+    assert load_cells(path) == (Cell(0, "code", "x = 'ä'"),)
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -58,7 +58,7 @@ def test_old_formats_are_upgraded(tmp_path: Path, version: int) -> None:
     nb = {"nbformat": version, "nbformat_minor": 0, "metadata": {"name": ""}}
     path = tmp_path / "nb.ipynb"
     path.write_text(json.dumps({**nb, "worksheets": [{"cells": [text, cell]}]}), encoding="utf-8")
-    found = [(cell.kind, cell.source, cell.number) for cell in load(path)]
+    found = [(cell.kind, cell.source, cell.number) for cell in load_cells(path)]
     assert found == [("markdown", "# Title", None), ("code", "x = 1\ny = 2", 4)]
 
 
@@ -86,14 +86,14 @@ def test_files_that_are_no_notebooks(tmp_path: Path, content: str | bytes, words
     path = tmp_path / "bad.ipynb"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(NotebookError, match=rf"bad\.ipynb.*{words}"):
-        load(path)
+        load_cells(path)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(NotebookNotFoundError, match=r"gone\.ipynb"):
-        read(tmp_path / "gone.ipynb")
+        load_snapshot(tmp_path / "gone.ipynb")
     with pytest.raises(NotebookError, match=r"cannot read .* directory"):
-        read(tmp_path)
+        load_snapshot(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_the_train_cell(tmp_path: Path, name: str | None, train: int) -> None:
-    snapshot = read(write(tmp_path / "nb.ipynb", CELLS), name)
+    snapshot = load_snapshot(write(tmp_path / "nb.ipynb", CELLS), name)
     assert snapshot.train == train
     assert snapshot.path == str(tmp_path / "nb.ipynb")
     assert len(snapshot.cells) == len(CELLS)
 
 
 def test_a_notebook_without_a_train_cell(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "nb.ipynb", CELLS[:2])).train is None
-    assert read(write(tmp_path / "nb.ipynb", [])).cells == ()
+    assert load_snapshot(write(tmp_path / "nb.ipynb", CELLS[:2])).train is None
+    assert load_snapshot(write(tmp_path / "nb.ipynb", [])).cells == ()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_notebook_without_a_train_cell(tmp_path: Path) -> None:
 )
 def test_cells_that_cannot_be_named_so(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(NotebookError, match=words):
-        read(write(tmp_path / "nb.ipynb", CELLS), name)
+        load_snapshot(write(tmp_path / "nb.ipynb", CELLS), name)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_cell_magics(source: str, names: list[str]) -> None:
 def test_sources_in_lines_and_ids_in_metadata_as_colab_writes_them(tmp_path: Path) -> None:
     cell = {**CODE, "source": ["x = 1\n", "y = 2\n", "z"], "metadata": {"id": "Xy", "tags": ["a"]}}
     expected = (Cell(0, "code", "x = 1\ny = 2\nz", None, "Xy", ("a",)),)
-    assert load(write(tmp_path / "nb.ipynb", [cell], minor=0)) == expected
+    assert load_cells(write(tmp_path / "nb.ipynb", [cell], minor=0)) == expected
     notebook = {"nbformat": 4, "nbformat_minor": 0, "metadata": {}, "cells": [cell]}
-    assert cells_of(notebook, "Colab") == expected
+    assert cells_from_json(notebook, "Colab") == expected
     with pytest.raises(NotebookError, match=r"^what Colab sent is JSON but not a notebook"):
-        cells_of({"cells": [{}]}, "what Colab sent")
+        cells_from_json({"cells": [{}]}, "what Colab sent")
     with pytest.raises(NotebookError, match="source of cell 1 is not text"):
-        load(write(tmp_path / "nb.ipynb", [{**CODE, "source": 3}]))
+        load_cells(write(tmp_path / "nb.ipynb", [{**CODE, "source": 3}]))
 
 
 def test_outputs_are_not_looked_at(tmp_path: Path) -> None:
@@ -165,7 +165,8 @@ def test_outputs_are_not_looked_at(tmp_path: Path) -> None:
     outputs = [{"output_type": "display_data", "data": {"image/png": "A" * 1_000_000}}, 3, None]
     path = write(tmp_path / "nb.ipynb", [{**CODE, "source": "x", "id": "a", "outputs": outputs}])
     program = (
-        "import sys; from tpunb.notebook.files import load; print(load(sys.argv[1])[0].source);"
+        "import sys; from tpunb.notebook.files import load_cells;"
+        "print(load_cells(sys.argv[1])[0].source);"
         "print(sorted({'nbformat', 'jsonschema', 'http.client'} & set(sys.modules)))"
     )
     done = subprocess.run(

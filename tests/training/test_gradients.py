@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
-from tests.worker.ranks import Ranks, rehearse, warm
+from tests.drivers.ranks import Ranks, rehearse
 from tpunb.training import Accumulation, optimizer_step
 
 STEPS, WORLD, PIECES, SIZE = 3, 2, 3, 4
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as started:
-        yield started
 
 
 class Net(nn.Module):
@@ -110,7 +103,7 @@ def test_pieces_are_one_backward_pass(max_norm: float) -> None:
     same(accumulated(max_norm), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_pieces_of_ranks_are_one_backward_pass(ranks: Ranks, count: int) -> None:
     expected = plain(0.1)
@@ -172,7 +165,7 @@ def on_the_cpu() -> str:
 
 
 @pytest.mark.slow
-def test_a_model_that_was_not_moved_is_told(ranks: Ranks) -> None:
+def test_a_model_that_was_not_moved_raises(ranks: Ranks) -> None:
     told = ranks.values(on_the_cpu, 2)
     assert told == [told[0]] * 2
     assert "the gradients are on cpu, where the 2 ranks" in told[0]
@@ -213,7 +206,7 @@ def test_one_collective_a_step_and_no_program_after_the_second(ranks: Ranks) -> 
     assert {read for _, _, read in alone} == {0}  # nothing waits for the device
 
 
-def test_a_mask_that_does_not_fit_is_told() -> None:
+def test_a_mask_of_another_shape_raises() -> None:
     model = Net()
     losses = F.cross_entropy(model(torch.ones(4, 5).double()), torch.zeros(4).long())
     with pytest.raises(ValueError, match=r'shape \[4\] for losses of shape \[\].*reduction="none"'):

@@ -76,7 +76,7 @@ def test_in_the_kernel_it_is_the_model_on_each_batch(size: int) -> None:
     assert set(model.calls) == {(8, 4)}
 
 
-def test_bfloat16_is_for_computing_and_not_for_what_comes_back() -> None:
+def test_bf16_computes_in_bfloat16_and_returns_float32() -> None:
     model = Model()
     check(predict(model, data(50), 8, bf16=True), 50, tolerance=0.03)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -90,16 +90,16 @@ def test_rows_of_all_ranks_come_into_the_order_of_the_data(
     """The part of rank 0, with all ranks' outputs as the collective would bring them."""
     groups = [at % 3 for at in range(size)] if grouped and not streamed else None
     source: Any = Numbers(size) if streamed else torch.arange(size)
-    dealt = shard(source, batch_size, groups=groups)
+    batches = shard(source, batch_size, groups=groups)
     with pytest.MonkeyPatch.context() as patch:
         steps = []
         for rank in range(world):
             patch.setattr(sharding, "rank_and_world", lambda rank=rank: (rank, world))
-            steps.append(list(dealt.dealt()))
+            steps.append(list(batches.steps()))
     results = _Results(None if streamed else size, batch_size, world, widen=False)
     for of_ranks in zip(*steps, strict=True):
         results.add(torch.cat([step.batch for step in of_ranks]), of_ranks[0])
-    found = results.whole()
+    found = results.finish()
     if size == 0:
         assert found is None
     else:
@@ -127,18 +127,18 @@ def test_a_function_of_torch_is_a_model_too() -> None:
     assert torch.equal(predict(torch.sigmoid, torch.arange(9.0), 4), torch.arange(9.0).sigmoid())
 
 
-def test_a_step_chooses_what_goes_in_and_what_comes_out() -> None:
+def test_step_selects_inputs_and_outputs() -> None:
     model = nn.Linear(4, 3).eval()
     found = predict(model, data(10), 4, step=lambda batch: model(batch[0]).argmax(1))
     assert torch.equal(found, model(data(10).tensors[0]).argmax(1))
 
 
 def test_groups_come_back_in_the_order_of_the_data() -> None:
-    dealt = shard(torch.arange(50), 4, groups=[at % 7 for at in range(50)])
-    assert torch.equal(predict(nn.Identity(), dealt), torch.arange(50))
+    batches = shard(torch.arange(50), 4, groups=[at % 7 for at in range(50)])
+    assert torch.equal(predict(nn.Identity(), batches), torch.arange(50))
 
 
-def test_a_model_in_bfloat16_gives_what_it_gives() -> None:
+def test_a_bfloat16_model_returns_bfloat16() -> None:
     model = nn.Linear(4, 3).bfloat16()
     found = predict(model, data(9).tensors[0].bfloat16(), 4)
     assert found.dtype == torch.bfloat16
@@ -152,7 +152,7 @@ def test_a_model_in_bfloat16_gives_what_it_gives() -> None:
         ([{"x": torch.zeros(4)}] * 8, "missing a required argument: 'input'"),
     ],
 )
-def test_a_batch_that_does_not_fit_the_model_is_told(samples: Any, said: str) -> None:
+def test_a_batch_that_the_model_cannot_take_raises(samples: Any, said: str) -> None:
     with pytest.raises(TypeError, match=rf"predict: .*{said}.* step=lambda batch: model"):
         predict(nn.Linear(4, 3), samples, 4)
 
@@ -166,12 +166,12 @@ def test_a_batch_that_does_not_fit_the_model_is_told(samples: Any, said: str) ->
         (lambda batch: batch[0][:, : int(batch[1][0]) + 1], r"\[\(4, 4\)\].* \[\(4, 1\)\]"),
     ],
 )
-def test_outputs_that_are_no_rows_are_told(step: Any, said: str) -> None:
+def test_outputs_without_a_row_per_sample_raise(step: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"predict: .*{said}"):
         predict(nn.Identity(), data(8), 4, step=step)
 
 
-def test_the_mode_of_a_model_that_failed_is_what_it_was() -> None:
+def test_the_mode_is_restored_after_an_exception() -> None:
     model = Model()
     with pytest.raises(TypeError):
         predict(model, data(8).tensors[0], 4)
@@ -179,7 +179,7 @@ def test_the_mode_of_a_model_that_failed_is_what_it_was() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_in_a_run_it_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TPUNB_RUN": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(inference, "rank_and_world", lambda: (0, 1))
@@ -199,13 +199,13 @@ def test_in_a_run_it_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_data_in_random_order_is_refused() -> None:
     for shuffled in (DataLoader(data(8), 4, shuffle=True), shard(data(8), 4, shuffle=True)):
-        with pytest.raises(ValueError, match="whose the outputs are"):
+        with pytest.raises(ValueError, match="could not be matched to them"):
             predict(nn.Identity(), shuffled)
-    with pytest.raises(ValueError, match=r"rest='drop'.* each sample once"):
-        predict(nn.Identity(), shard(data(8), 4, rest="drop"))
+    with pytest.raises(ValueError, match=r"remainder='drop'.* each sample once"):
+        predict(nn.Identity(), shard(data(8), 4, remainder="drop"))
 
 
-def test_a_model_that_was_not_moved_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_was_not_moved_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "rank_and_world", lambda: (1, 4))
     with pytest.raises(ValueError, match=r"on cpu in rank 1 of 4: .*torch_xla\.device\(\)"):
         predict(nn.Linear(4, 3), data(8), 4)

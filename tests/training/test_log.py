@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,9 +19,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.worker.ranks import Ranks, warm
+from tests.drivers.ranks import Ranks
+from tpunb.runs.metrics import read_rows
 from tpunb.training import log as logging
-from tpunb.training.log import flush, log
+from tpunb.training.log import flush_metrics, log
 
 
 @pytest.fixture
@@ -29,19 +31,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TPUNB_RUN", str(tmp_path))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TPUNB_ATTEMPT", "2")
-    logging._forget()
+    logging._drop_writer()
     yield tmp_path
-    flush()
-    logging._forget()
+    flush_metrics()
+    logging._drop_writer()
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("TPUNB_RUN", "RANK"):
         monkeypatch.delenv(name, raising=False)
-    logging._forget()
+    logging._drop_writer()
     yield
-    logging._forget()
+    logging._drop_writer()
 
 
 def written(run: Path) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ def test_what_counts_as_a_number(run: Path) -> None:
         one=np.array([8]),
     )
     log(loss=2)
-    flush()
+    flush_metrics()
     first, second = written(run)
     assert first.items() >= {"step": 4, "flag": 1.0, "numpy_flag": 0.0, "single": 0.25}.items()
     assert first.items() >= {"array": 7.0, "one": 8.0}.items()
@@ -91,14 +93,14 @@ def test_tensors_on_the_cpu(run: Path) -> None:
         ({"loss": [1.0]}, TypeError, "loss is list"),
         ({"loss": np.ones(2)}, ValueError, r"loss is an array of shape \[2\].* loss.mean\(\)"),
         ({"loss": np.array("x")}, TypeError, "loss is str"),
-        ({"rank": 1}, ValueError, "tpunb.log records 'rank' itself"),
-        ({"time": 1}, ValueError, "tpunb.log records 'time' itself"),
-        ({"attempt": 1}, ValueError, "tpunb.log records 'attempt' itself"),
+        ({"rank": 1}, ValueError, "'rank' is reserved"),
+        ({"time": 1}, ValueError, "'time' is reserved"),
+        ({"attempt": 1}, ValueError, "'attempt' is reserved"),
         ({}, TypeError, "at least one value"),
         (
             {"loss": 1, "reduce": "median"},
             ValueError,
-            r"reduce='median' is not known for loss: use 'mean', 'sum', 'min', 'max'",
+            r"unknown reduce='median' for loss: use 'mean', 'sum', 'min', 'max'",
         ),
         ({"loss": 1, "reduce": {"tokens": "sum"}}, ValueError, "names tokens, which this call"),
         ({"step": 1.5, "loss": 1}, TypeError, "step must be an int, not float"),
@@ -110,7 +112,7 @@ def test_bad_input_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(kind, match=said):
         log(**values)
-    flush()
+    flush_metrics()
     assert not (run / "metrics.jsonl").exists()
 
 
@@ -125,14 +127,16 @@ def test_bad_tensors_are_refused() -> None:
         log(torch.tensor(1), loss=1.0)
 
 
-def test_how_values_of_ranks_are_to_become_one(run: Path) -> None:
+def test_reductions_are_recorded(run: Path) -> None:
     log(1, loss=0.5, reduce="mean")
     log(1, tokens=3, slowest=2.0, reduce={"tokens": "sum", "slowest": "max"})
     log(1, a=1, b=2, reduce="min")
-    flush()
+    flush_metrics()
     assert [record.get("reduce") for record in written(run)] == [
-        None, {"tokens": "sum", "slowest": "max"}, {"a": "min", "b": "min"},
-    ]  # fmt: skip
+        None,
+        {"tokens": "sum", "slowest": "max"},
+        {"a": "min", "b": "min"},
+    ]
 
 
 def test_nan_and_infinity_can_be_read_back(run: Path) -> None:
@@ -148,7 +152,7 @@ def test_nan_and_infinity_can_be_read_back(run: Path) -> None:
 def test_many_records_keep_their_order(run: Path) -> None:
     for step in range(5000):
         log(step, loss=step / 2)
-    flush()
+    flush_metrics()
     records = written(run)
     assert [record["step"] for record in records] == list(range(5000))
     assert [record["loss"] for record in records] == [step / 2 for step in range(5000)]
@@ -164,7 +168,7 @@ def test_several_threads_may_log(run: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    flush()
+    flush_metrics()
     for number in range(4):
         steps = [r["step"] for r in written(run) if f"thread{number}" in r]
         assert steps == list(range(300))
@@ -174,16 +178,103 @@ def test_a_file_that_cannot_be_written_does_not_end_the_training(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "metrics.jsonl").mkdir()
-    logging._complaints.clear()
+    logging._reported.clear()
     for step in range(3):
         log(step, loss=1.0)
-    flush()
+    flush_metrics()
     complaint = capsys.readouterr().err
     assert complaint.count("tpunb.log: ") == 1
-    assert "could not be written to" in complaint
+    assert "cannot write " in complaint
 
 
-def test_elsewhere_a_line_is_printed(kernel: None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many bytes the disk still takes; stderr, which is on it as well, takes none then."""
+    free = [10**9]
+    append = logging.append_lines
+
+    def append_lines(path: Path, data: bytes) -> int:
+        if not free[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part = data[: free[0]]
+        free[0] -= len(part)
+        return append(path, part)
+
+    class Stderr:
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def flush(self) -> None:
+            self.write("")
+
+    monkeypatch.setattr(logging, "append_lines", append_lines)
+    monkeypatch.setattr(logging, "RETRY", 0.0)
+    monkeypatch.setattr(sys, "stderr", Stderr())
+    logging._reported.clear()
+    yield free
+    free[0] = 10**9
+
+
+def test_what_a_disk_that_was_full_did_not_take_is_written_later(
+    run: Path, disk: list[int]
+) -> None:
+    log(0, loss=0.0)
+    disk[0] = 10  # the half of a line
+    for step in range(1, 200):
+        log(step, loss=float(step))
+        if step == 100:
+            assert not threading.Event().wait(2 * logging.GATHER)
+            disk[0] = 10**9
+    flush_metrics()
+    assert [row["step"] for row in read_rows(run / "metrics.jsonl")] == list(range(200))
+
+
+@pytest.mark.parametrize("count", [1, 100], ids=["by the caller", "by the thread"])
+def test_a_disk_that_is_full_until_the_end_keeps_nobody_waiting(
+    run: Path, disk: list[int], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    disk[0] = 0
+    for step in range(count):
+        log(step, loss=1.0)
+    flush_metrics()
+    monkeypatch.undo()  # stderr takes lines again
+    assert not (run / "metrics.jsonl").exists()
+
+
+def test_records_for_a_full_disk_have_a_limit(
+    run: Path, disk: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "MOST_KEPT", 1000)
+    disk[0] = 0
+    for step in range(100):
+        log(step, loss=1.0)
+    disk[0] = 10**9
+    flush_metrics()
+    steps = [row["step"] for row in read_rows(run / "metrics.jsonl")]
+    assert steps[:5] == [0, 1, 2, 3, 4]
+    assert len(steps) < 20
+
+
+def test_an_error_of_the_thread_keeps_nobody_waiting(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging._reported.clear()
+
+    def resolve(self: logging.Record) -> None:
+        if self.step == 3:
+            raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(logging.Record, "resolve", resolve)
+    log(0, loss=1.0)
+    log(3, loss=1.0)
+    flush_metrics()
+    log(4, loss=1.0)
+    flush_metrics()
+    assert 4 in [row["step"] for row in written(run)]
+    assert "tpunb.log: lost 1 records: odd" in capsys.readouterr().err
+
+
+def test_outside_a_run_a_line_is_printed(kernel: None, capsys: pytest.CaptureFixture[str]) -> None:
     log(3, loss=0.41234, acc=0.91)
     log(loss=12345.678, count=100000, none=math.nan, much=math.inf, tiny=1.5e-7)
     assert capsys.readouterr().out.splitlines() == [
@@ -209,9 +300,9 @@ def test_torch_is_not_imported_by_it(tmp_path: Path) -> None:
     program = """
         import sys
         import tpunb
-        from tpunb.training.log import flush
+        from tpunb.training.log import flush_metrics
         tpunb.log(1, loss=0.5)
-        flush()
+        flush_metrics()
         assert not {"torch", "numpy", "pandas"} & set(sys.modules)
     """
     env = {**os.environ, "TPUNB_RUN": str(tmp_path), "RANK": "0"}
@@ -224,12 +315,6 @@ def test_a_process_that_just_ends_has_written_all(tmp_path: Path) -> None:
     env = {**os.environ, "TPUNB_RUN": str(tmp_path), "RANK": "0"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
     assert len(written(tmp_path)) == 500
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as started:
-        yield started
 
 
 # Functions without `test_` run in a process that has torch_xla.
@@ -258,7 +343,7 @@ def lazy(folder: str) -> dict[str, Any]:
     nothing_yet = not os.path.exists(f"{folder}/metrics.jsonl")
     torch_xla.sync()
     log(3, plain=3.0)
-    flush()
+    flush_metrics()
     return {
         "no computation by log": during,
         "nothing before the step": nothing_yet,
@@ -302,7 +387,7 @@ def many_calls(folder: str) -> dict[str, int]:
     before = {name: count(name) for name in ("ExecuteTime", "CompileTime")}
     for number in range(20):
         step(number, (0, 1, 5)[number % 3])
-    flush()
+    flush_metrics()
     return {name: count(name) - was for name, was in before.items()}
 
 
@@ -331,7 +416,7 @@ def changed_later(folder: str) -> tuple[list[dict[str, Any]], int]:
     with torch.inference_mode():
         accuracy = torch.ones(4, device=device).mean()
         log(9, accuracy=accuracy)
-    flush()
+    flush_metrics()
     data = torch.ones(4, device=device)
     torch_xla.sync()
     before = count("CompileTime")
@@ -340,7 +425,7 @@ def changed_later(folder: str) -> tuple[list[dict[str, Any]], int]:
         if step % 2 == 0:
             log(step, again=loss)
         torch_xla.sync()
-    flush()
+    flush_metrics()
     return written(Path(folder)), count("CompileTime") - before
 
 
@@ -372,11 +457,11 @@ def ending(folder: str, how: str) -> list[float]:
     log(3, plain=2.0)
     if how == "failed":
         executions = count("ExecuteTime")
-        flush(sync=False)
+        flush_metrics(sync=False)
         assert count("ExecuteTime") == executions
     else:
         log(4, loss=torch.ones((), device=device))
-        flush()
+        flush_metrics()
     return [r["step"] for r in written(Path(folder))]
 
 
@@ -407,14 +492,14 @@ def lost(folder: str) -> tuple[bool, str]:
     torch_xla.sync(wait=True)
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr):
-        record.read()
+        record.resolve()
     return math.isnan(record.values["total"]), stderr.getvalue()
 
 
-def test_a_value_that_is_gone_is_nan_and_said(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_lost_value_is_nan_and_reported(ranks: Ranks, tmp_path: Path) -> None:
     ((is_nan, complaint),) = ranks.values(lost, 1, str(tmp_path))
     assert is_nan
-    assert complaint.startswith("tpunb.log: the value of total (step 7) is lost: ")
+    assert complaint.startswith("tpunb.log: lost the value of total (step 7): ")
 
 
 def printed() -> None:
@@ -444,26 +529,12 @@ def forked() -> list[str]:
     if pid == 0:
         log(3, loss=3.0)
         log(4, loss=4.0)
-        flush()
+        flush_metrics()
         os._exit(0)
     os.waitpid(pid, 0)
-    flush()
+    flush_metrics()
     return sorted(r["step"] for r in written(Path(os.environ["TPUNB_RUN"])))
 
 
 def test_a_child_process_logs_as_well(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.values(forked, 1, TPUNB_RUN=str(tmp_path)) == [[1, 2, 3, 4]]
-
-
-def private_names() -> None:
-    import torch
-    import torch_xla
-
-    value = torch.ones((), device=torch_xla.device())
-    assert torch._is_functional_tensor(value)
-    torch._sync(value)
-    assert not torch._is_functional_tensor(torch._from_functional_tensor(value))
-
-
-def test_the_private_names_mean_what_they_did(ranks: Ranks) -> None:
-    ranks.values(private_names, 1)

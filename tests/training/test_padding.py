@@ -1,8 +1,10 @@
-"""Collators: the sizes of buckets, the samples as they were, and a mask that says where."""
+"""Buckets are few, contain everything and pad little; collators pad to them, with a mask."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,13 +15,85 @@ from torch.utils.data import DataLoader
 
 from tpunb.training import (
     Buckets,
-    choose_buckets,
     masked_mean,
     pad_images,
     pad_sequences,
     shard,
     sharding,
 )
+from tpunb.training.padding import Size
+
+LENGTHS = st.lists(st.integers(0, 900), min_size=1, max_size=200)
+IMAGES = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.sampled_from([1, 8, 128]))
+def test_lengths_fit_into_few_buckets(lengths: list[int], most: int, multiple: int) -> None:
+    buckets = Buckets.choose(lengths, most, multiple)
+    assert 1 <= len(buckets.sizes) <= most
+    groups = buckets.groups(lengths)
+    for length, group in zip(lengths, groups, strict=True):
+        (end,) = buckets.sizes[group]
+        assert end % multiple == 0
+        assert end >= length
+        assert all(length > smaller for (smaller,) in buckets.sizes[:group])
+        assert buckets.fit([length]) == (end,)
+    assert buckets.padding is not None
+    padded = sum(buckets.sizes[group][0] for group in groups)
+    assert buckets.padding == pytest.approx(1 - sum(lengths) / padded)
+
+
+@settings(deadline=None)
+@given(IMAGES, st.integers(1, 5))
+def test_images_fit_and_what_contains_a_batch_is_its_group(images: list[Size], most: int) -> None:
+    buckets = Buckets.choose(images, most, 32)
+    assert 1 <= len(buckets.sizes) <= most
+    groups = buckets.groups(images)
+    for group in set(groups):
+        batch = [image for image, own in zip(images, groups, strict=True) if own == group]
+        largest = [max(side) for side in zip(*batch, strict=True)]
+        # So a collator, which sees one rank's samples, takes the bucket of all ranks.
+        assert buckets.fit(largest) == buckets.sizes[group]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_little_more_is_padded_than_with_the_best_buckets(seed: int) -> None:
+    random.seed(seed)
+    lengths = [min(200, int(random.lognormvariate(3.5, 0.8)) + 1) for _ in range(500)]
+    corners = sorted({-(-length // 10) * 10 for length in lengths})
+    ends = [sorted([*chosen, corners[-1]]) for chosen in combinations(corners[:-1], 3)]
+    best = min(
+        sum(next(end for end in each if end >= length) for length in lengths) for each in ends
+    )
+    buckets = Buckets.choose(lengths, 4, 10)
+    assert sum(buckets.fit([length])[0] for length in lengths) <= 1.05 * best
+
+
+def test_many_sizes_take_no_long_time() -> None:
+    sizes = [(at % 997 + 1, at * 7 % 1009 + 1) for at in range(30_000)]
+    assert len(Buckets.choose(sizes, 6, 1).sizes) == 6
+
+
+def test_buckets_print_their_padding() -> None:
+    lengths = [10] * 90 + [100] * 10
+    assert str(Buckets.choose(lengths, 2, 1)) == (
+        "2 buckets: 10, 100; 0% of all elements are padding (81% with the largest alone); "
+        "at most 2 batch shapes"
+    )
+    assert str(Buckets(((64, 32), (8, 8)))) == "2 buckets: 8 × 8, 64 × 32; at most 2 batch shapes"
+
+
+def test_a_size_without_a_bucket_raises() -> None:
+    buckets = Buckets(((128,), (64,)))
+    assert buckets.sizes == ((64,), (128,))
+    with pytest.raises(ValueError, match="no bucket contains 129: the largest is 128"):
+        buckets.groups([3, 129])
+    with pytest.raises(ValueError, match="the sizes of the samples"):
+        Buckets.choose([])
+    with pytest.raises(ValueError, match="same number of dimensions"):
+        Buckets(((3,), (4, 5)))
+
 
 BUCKETS = Buckets(((4,), (8,), (16,)))
 
@@ -40,7 +114,7 @@ def test_sequences_are_where_the_mask_is(lengths: list[int], featured: bool) -> 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=6))
 def test_images_are_at_the_top_left(sizes: list[tuple[int, int]]) -> None:
-    buckets = choose_buckets(sizes, 3, 4)
+    buckets = Buckets.choose(sizes, 3, 4)
     groups = buckets.groups(sizes)
     sizes = [size for size, group in zip(sizes, groups, strict=True) if group == groups[0]]
     images = [torch.rand(3, height, width) for height, width in sizes]
@@ -98,18 +172,18 @@ def test_several_fields_of_a_sample_have_their_own_filling() -> None:
     assert batch["ids"][0].tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
     assert batch["labels"][0].tolist() == [0, 2, 4, -100, -100, -100, -100, -100]
     samples[1]["labels"] = samples[1]["labels"][:2]
-    with pytest.raises(ValueError, match="'labels' has other sizes than 'ids'"):
+    with pytest.raises(ValueError, match="'labels' and 'ids' differ in size"):
         pad_sequences(BUCKETS, {"ids": 0, "labels": -100})(samples)
 
 
 def test_a_tall_and_a_wide_image_are_of_two_batches() -> None:
     images = [torch.zeros(3, 4, 16), torch.zeros(3, 16, 4)]
-    buckets = choose_buckets([tuple(image.shape[1:]) for image in images], 2, 1)
-    with pytest.raises(ValueError, match=r"16 × 16: .* to one bucket: shard\(…, groups="):
+    buckets = Buckets.choose([tuple(image.shape[1:]) for image in images], 2, 1)
+    with pytest.raises(ValueError, match=r"16 × 16: .* several buckets: shard\(…, groups="):
         pad_images(buckets)(images)
 
 
-def test_what_is_too_long_is_told_or_cut() -> None:
+def test_too_long_sequences_raise_or_are_cut() -> None:
     samples = [torch.arange(17), torch.arange(2)]
     with pytest.raises(ValueError, match="no bucket contains 17"):
         pad_sequences(BUCKETS)(samples)
@@ -119,14 +193,14 @@ def test_what_is_too_long_is_told_or_cut() -> None:
 
 
 def test_a_field_must_be_named_where_there_are_several() -> None:
-    with pytest.raises(TypeError, match=r"a dict is no tensor: .*fill=\{'input_ids': 0"):
+    with pytest.raises(TypeError, match=r"a dict is not a tensor: .*fill=\{'input_ids': 0"):
         pad_sequences(BUCKETS)([{"input_ids": torch.zeros(3)}])
 
 
 def test_with_groups_all_ranks_have_one_shape_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 400, (301,), generator=generator).tolist()
-    buckets = choose_buckets(lengths, 4)
+    buckets = Buckets.choose(lengths, 4)
     data: Any = [torch.full((length,), float(at)) for at, length in enumerate(lengths)]
     loader = DataLoader(data, 5, shuffle=True, collate_fn=pad_sequences(buckets))
     found = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
-from tests.worker.ranks import Ranks, rehearse, warm
+from tests.drivers.ranks import Ranks, rehearse
 from tpunb.training import Accumulation, MaskedMean, bf16, optimizer_step, watch_sums
-from tpunb.training.precision import LOOKS_AT
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with warm(tmp_path_factory.mktemp("ranks")) as started:
-        yield started
+from tpunb.training.precision import CHECKED_STEPS
 
 
 def net() -> nn.Module:
@@ -92,7 +85,7 @@ def test_on_the_cpu_it_trains_as_float64_does() -> None:
     check(trained("cpu", short=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
     for found in ranks.values(trained_in_a_rank, 2):
         check(found)
@@ -100,7 +93,7 @@ def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
     check(found)
 
 
-def test_the_variables_that_do_more_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downcast_variables_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_USE_BF16", "1")
     with pytest.warns(UserWarning, match=r"XLA_USE_BF16 is set: .* weights and sums too"):
         bf16()
@@ -118,7 +111,7 @@ def test_it_can_be_used_again_and_as_a_decorator() -> None:
     assert [product().dtype, product().dtype] == [torch.bfloat16, torch.bfloat16]
 
 
-def steps(model: nn.Module, lr: float, count: int = LOOKS_AT[0]) -> list[str]:
+def steps(model: nn.Module, lr: float, count: int = CHECKED_STEPS[0]) -> list[str]:
     """The warnings of some steps."""
     device = next(model.parameters()).device
     dtype = next(model.parameters()).dtype
@@ -136,16 +129,16 @@ def steps(model: nn.Module, lr: float, count: int = LOOKS_AT[0]) -> list[str]:
     return [str(one.message) for one in told if "weights" in str(one.message)]
 
 
-def test_weights_that_do_not_move_are_told() -> None:
+def test_weights_that_stop_moving_warn() -> None:
     (told,) = steps(net().bfloat16(), lr=1e-6)
-    assert told.startswith(f"step {LOOKS_AT[0]} moved only ")
+    assert told.startswith(f"step {CHECKED_STEPS[0]} moved only ")
     assert "of the bfloat16 weights that have a gradient" in told
 
 
-def test_weights_that_move_are_not() -> None:
+def test_moving_weights_do_not_warn() -> None:
     assert steps(net().bfloat16(), lr=3e-3) == []
     assert steps(net(), lr=1e-6) == []
-    assert steps(net().bfloat16(), lr=1e-6, count=LOOKS_AT[0] - 1) == []
+    assert steps(net().bfloat16(), lr=1e-6, count=CHECKED_STEPS[0] - 1) == []
 
 
 def told_in_a_rank(lr: float) -> list[str]:
@@ -155,13 +148,13 @@ def told_in_a_rank(lr: float) -> list[str]:
     return steps(net().bfloat16().to(torch_xla.device()), lr)
 
 
-@pytest.mark.slow
-def test_ranks_are_told_too(ranks: Ranks) -> None:
+@pytest.mark.long
+def test_ranks_warn_too(ranks: Ranks) -> None:
     assert [len(told) for told in ranks.values(told_in_a_rank, 2, 1e-6)] == [1, 1]
     assert ranks.values(told_in_a_rank, 1, 3e-3) == [[]]
 
 
-def test_an_optimizer_is_watched_once_and_let_go() -> None:
+def test_an_optimizer_is_watched_once_and_can_be_freed() -> None:
     from tpunb.training.precision import _watched
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""`shard`: what it takes, what it keeps of a loader, and what it refuses."""
+"""`shard`: every sample once, in equally many full batches; what it takes, keeps and refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from tpunb.training import shard, sharding
-from tpunb.training.dealing import RESTS, Rest
+from tpunb.training.sharding import REMAINDERS, Partition, Remainder, partition, rank_slice
 
 As = Callable[[int, int], None]
 
@@ -69,25 +69,31 @@ class Stream(IterableDataset[int]):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 8), st.sampled_from(RESTS))
-def test_a_stream_is_dealt_as_a_dataset_is(size: int, batch: int, world: int, rest: Rest) -> None:
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 8), st.sampled_from(REMAINDERS))
+def test_a_stream_is_sharded_as_a_dataset_is(
+    size: int, batch: int, world: int, remainder: Remainder
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
 
         def as_rank(rank: int, world: int) -> None:
             patch.setattr(sharding, "rank_and_world", lambda: (rank, world))
 
-        of_list = of_all_ranks(lambda: shard(range(size), batch, rest=rest), world, as_rank)
-        of_stream = of_all_ranks(lambda: shard(Stream(size), batch, rest=rest), world, as_rank)
+        of_list = of_all_ranks(
+            lambda: shard(range(size), batch, remainder=remainder), world, as_rank
+        )
+        of_stream = of_all_ranks(
+            lambda: shard(Stream(size), batch, remainder=remainder), world, as_rank
+        )
     for ours, theirs in zip(of_list, of_stream, strict=True):
         for one, other in zip(ours, theirs, strict=True):
-            if rest == "pad":
+            if remainder == "pad":
                 assert torch.equal(one[1], other[1])
                 assert torch.equal(one[0][one[1]], other[0][one[1]])
                 assert one[0].shape == other[0].shape == (batch,)
             else:
                 assert torch.equal(one, other)
                 assert one.shape == (batch,)
-    if rest == "pad":
+    if remainder == "pad":
         assert real(of_list) == list(range(size))
 
 
@@ -131,13 +137,13 @@ def test_workers_keep_the_order(as_rank: As) -> None:
     data = TensorDataset(torch.arange(103))
     loader = DataLoader(data, 5, num_workers=2, persistent_workers=True)
     as_rank(1, 2)
-    dealt = shard(loader)
+    sharded = shard(loader)
     for _ in range(2):  # the second epoch has the same workers
-        batches = [(batch, mask) for (batch,), mask in dealt]
+        batches = [(batch, mask) for (batch,), mask in sharded]
         found = torch.cat([batch[mask] for batch, mask in batches])
         expected = [at for at in range(100) if at % 10 >= 5] + [101, 102]
         assert found.tolist() == expected
-    del dealt, batches  # ends the workers
+    del sharded, batches  # ends the workers
 
 
 def test_a_shuffled_loader_has_one_order_on_all_ranks_and_another_each_epoch(as_rank: As) -> None:
@@ -146,9 +152,9 @@ def test_a_shuffled_loader_has_one_order_on_all_ranks_and_another_each_epoch(as_
 
         def made(epoch: int = epoch) -> Any:
             torch.manual_seed(sharding.rank_and_world()[0])  # of no account
-            dealt = shard(DataLoader(range(50), 4, shuffle=True))  # type: ignore[arg-type]
-            dealt.set_epoch(epoch)
-            return dealt
+            batches = shard(DataLoader(range(50), 4, shuffle=True))  # type: ignore[arg-type]
+            batches.set_epoch(epoch)
+            return batches
 
         epochs.append(real(of_all_ranks(made, 3, as_rank)))
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))
@@ -196,26 +202,26 @@ class Wandering:
 
 def test_a_sampler_is_asked_once_in_an_epoch() -> None:
     sampler: Any = Wandering()
-    dealt = shard(DataLoader(range(20), 6, sampler=sampler))  # type: ignore[arg-type]
+    batches = shard(DataLoader(range(20), 6, sampler=sampler))  # type: ignore[arg-type]
     for epoch in (1, 2):
-        dealt.set_epoch(epoch)
-        assert len(dealt) == 1
-        assert [batch.tolist() for batch, _ in dealt] == [list(range(epoch, epoch + 6))]
+        batches.set_epoch(epoch)
+        assert len(batches) == 1
+        assert [batch.tolist() for batch, _ in batches] == [list(range(epoch, epoch + 6))]
     assert sampler.asked == 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_distributed_sampler_shuffles_and_deals_no_more(shuffle: bool, as_rank: As) -> None:
+def test_a_distributed_sampler_only_shuffles(shuffle: bool, as_rank: As) -> None:
     def made() -> Any:
         rank, world = sharding.rank_and_world()
         data: Any = range(21)
         sampler = DistributedSampler[int](
             data, num_replicas=world, rank=rank, shuffle=shuffle, seed=4
         )
-        dealt = shard(DataLoader(data, 2, sampler=sampler))
-        dealt.set_epoch(2)
+        batches = shard(DataLoader(data, 2, sampler=sampler))
+        batches.set_epoch(2)
         assert sampler.epoch == 2
-        return dealt
+        return batches
 
     found = real(of_all_ranks(made, 4, as_rank))
     assert sorted(found) == list(range(21))
@@ -231,51 +237,51 @@ def test_groups_are_of_the_samples_that_the_sampler_gives(as_rank: As) -> None:
     assert sorted(real(found)) == list(range(60))
 
 
-def test_its_length_is_that_of_the_world_in_which_it_is_asked(as_rank: As) -> None:
-    dealt = shard(range(100), 8)
-    assert len(dealt) == 13
+def test_the_length_depends_on_the_current_world_size(as_rank: As) -> None:
+    batches = shard(range(100), 8)
+    assert len(batches) == 13
     assert (
-        repr(dealt)
-        == "100 samples in 13 steps of 8 on 1 rank, rest='pad': 4 of 104 places are filled up"
+        repr(batches)
+        == "100 samples in 13 steps of 8 on 1 rank, remainder='pad': 4 of 104 rows are padding"
     )
     as_rank(3, 4)
-    assert len(dealt) == 4 == len(list(dealt))
-    dealt = shard(range(100), 5, rest="drop")
-    assert repr(dealt) == "100 samples in 5 steps of 5 on 4 ranks, rest='drop'"
+    assert len(batches) == 4 == len(list(batches))
+    batches = shard(range(100), 5, remainder="drop")
+    assert repr(batches) == "100 samples in 5 steps of 5 on 4 ranks, remainder='drop'"
 
 
 @pytest.mark.parametrize("data", [[], torch.empty(0, 3), Stream(0)])
-@pytest.mark.parametrize("rest", RESTS)
-def test_nothing_to_deal_is_an_empty_loop(data: Any, rest: Rest, as_rank: As) -> None:
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_no_samples_are_an_empty_loop(data: Any, remainder: Remainder, as_rank: As) -> None:
     for world in (1, 3):
         as_rank(0, world)
-        assert list(shard(data, 4, rest=rest)) == []
+        assert list(shard(data, 4, remainder=remainder)) == []
     if not isinstance(data, Stream):
-        assert list(shard(data, 4, rest=rest, shuffle=True)) == []
+        assert list(shard(data, 4, remainder=remainder, shuffle=True)) == []
 
 
-def test_an_order_that_comes_again_is_told() -> None:
-    dealt = shard(range(8), 2, shuffle=True)
-    next(iter(dealt))  # a look at the first batch
-    list(dealt)
-    with pytest.warns(UserWarning, match=r"order of epoch 0 once more: call set_epoch\(epoch\)"):
-        list(dealt)
-    dealt.set_epoch(1)
-    list(dealt)
+def test_repeating_an_order_warns() -> None:
+    batches = shard(range(8), 2, shuffle=True)
+    next(iter(batches))  # a look at the first batch
+    list(batches)
+    with pytest.warns(UserWarning, match=r"repeats the order of epoch 0: call set_epoch\(epoch\)"):
+        list(batches)
+    batches.set_epoch(1)
+    list(batches)
     evaluated = shard(range(8), 2)
     assert list(map(str, evaluated)) == list(map(str, evaluated))
 
 
-def test_a_stream_hears_of_epochs_and_may_have_one_worker(as_rank: As) -> None:
+def test_a_stream_gets_set_epoch_and_may_have_one_worker(as_rank: As) -> None:
     as_rank(1, 2)
-    dealt = shard(DataLoader(Stream(6), 2, num_workers=1))
-    dealt.set_epoch(10)
-    assert [(batch.tolist(), mask.tolist()) for batch, mask in dealt] == [
+    batches = shard(DataLoader(Stream(6), 2, num_workers=1))
+    batches.set_epoch(10)
+    assert [(batch.tolist(), mask.tolist()) for batch, mask in batches] == [
         ([12, 13], [True, True]),
         ([15, 14], [True, False]),
     ]
     with pytest.raises(TypeError, match="has no len"):
-        len(dealt)  # type: ignore[arg-type]
+        len(batches)  # type: ignore[arg-type]
 
 
 class WithoutLength(Dataset[int]):
@@ -286,8 +292,8 @@ class WithoutLength(Dataset[int]):
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
-        (lambda: shard(range(4)), TypeError, r"how many samples .* shard\(dataset, 64\)"),
-        (lambda: shard(range(4), 2, rest="keep"), ValueError, "'pad', 'drop' or 'repeat'"),  # type: ignore[arg-type]
+        (lambda: shard(range(4)), TypeError, r"batch size .* shard\(dataset, 64\)"),
+        (lambda: shard(range(4), 2, remainder="keep"), ValueError, "'pad', 'drop' or 'repeat'"),  # type: ignore[arg-type]
         (lambda: shard(DataLoader(range(4)), 2), ValueError, "its own batch_size"),  # type: ignore[arg-type]
         (lambda: shard(DataLoader(range(4)), shuffle=True), ValueError, "its own batch_size"),  # type: ignore[arg-type]
         (lambda: shard(DataLoader(range(4), batch_size=None)), ValueError, "makes no batches"),  # type: ignore[arg-type]
@@ -309,7 +315,7 @@ class WithoutLength(Dataset[int]):
         ),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(
+def test_what_cannot_be_sharded_is_refused(
     make: Callable[[], Any], kind: type[Exception], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
@@ -321,3 +327,110 @@ def test_a_subset_is_a_dataset(as_rank: As) -> None:
         warnings.simplefilter("error")
         found = of_all_ranks(lambda: shard(Subset(range(100), range(7, 20)), 3), 2, as_rank)  # type: ignore[arg-type]
     assert real(found) == list(range(7, 20))
+
+
+SIZES = st.integers(0, 1000)
+BATCHES = st.integers(1, 70)
+WORLDS = st.integers(1, 8)
+
+
+def counted_samples(parts: Partition) -> list[int]:
+    """What counts, step after step and in each rank after rank."""
+    samples: list[int] = []
+    for step in range(len(parts.steps)):
+        for rank in range(parts.world):
+            mine = parts.of_rank(step, rank)
+            assert mine.shape == (parts.batch_size,)
+            first, end = rank_slice(parts.count(step), rank, parts.world)
+            samples += mine[: end - first].tolist()
+            # A filler is a sample of the same step.
+            assert set(mine.tolist()) <= set(parts.of_step(step).tolist())
+    return samples
+
+
+@given(SIZES, BATCHES, WORLDS)
+def test_partition_pad_counts_every_sample_once_in_order(size: int, batch: int, world: int) -> None:
+    parts = partition(size, batch, world, "pad")
+    assert counted_samples(parts) == list(range(size))
+    assert len(parts.steps) == -(-size // (batch * world))
+
+
+@given(SIZES, BATCHES, WORLDS)
+def test_partition_drop_leaves_out_only_a_partial_step(size: int, batch: int, world: int) -> None:
+    whole = batch * world
+    parts = partition(size, batch, world, "drop")
+    assert counted_samples(parts) == list(range(size // whole * whole))
+    assert all(parts.count(step) == whole for step in range(len(parts.steps)))
+
+
+@given(SIZES, BATCHES, WORLDS)
+def test_partition_repeat_fills_the_last_step_with_the_first_samples(
+    size: int, batch: int, world: int
+) -> None:
+    whole = batch * world
+    parts = partition(size, batch, world, "repeat")
+    steps = -(-size // whole)
+    assert counted_samples(parts) == [at % size for at in range(steps * whole)]
+
+
+@given(SIZES, WORLDS)
+def test_rank_slices_differ_by_one_at_most(count: int, world: int) -> None:
+    slices = [rank_slice(count, rank, world) for rank in range(world)]
+    assert [first for first, _ in slices] == [0, *(end for _, end in slices[:-1])]
+    assert slices[-1][1] == count
+    sizes = {end - first for first, end in slices}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(
+    st.lists(st.integers(-2, 4), max_size=300),
+    st.integers(1, 20),
+    WORLDS,
+    st.sampled_from(REMAINDERS),
+    st.booleans(),
+)
+def test_partition_steps_are_of_one_group(
+    kinds: list[int], batch: int, world: int, remainder: Remainder, shuffled: bool
+) -> None:
+    groups = torch.tensor(kinds, dtype=torch.int64)
+    shuffle = torch.Generator().manual_seed(3) if shuffled else None
+    parts = partition(len(kinds), batch, world, remainder, groups=groups, shuffle=shuffle)
+    whole = batch * world
+    for step in range(len(parts.steps)):
+        rows = torch.cat([parts.of_rank(step, rank) for rank in range(world)])
+        assert len(groups[rows].unique()) == 1
+    samples = counted_samples(parts)
+    for kind in set(kinds):
+        members = [at for at, other in enumerate(kinds) if other == kind]
+        got = [at for at in samples if kinds[at] == kind]
+        steps = len(members) // whole if remainder == "drop" else -(-len(members) // whole)
+        if remainder == "pad":
+            want = members
+        else:
+            want = [members[at % len(members)] for at in range(steps * whole)]
+        assert sorted(got) == sorted(want)
+        if not shuffled:
+            assert got == want
+    if not shuffled and remainder == "pad":
+        assert list(dict.fromkeys(kinds[at] for at in samples)) == list(dict.fromkeys(kinds))
+
+
+def test_partition_shuffles_steps_of_groups_by_the_generator_only() -> None:
+    groups = torch.arange(400) % 4
+    orders = []
+    for seed in (1, 1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(len(orders))  # of no account
+        orders.append(
+            counted_samples(partition(400, 5, 2, "pad", groups=groups, shuffle=generator))
+        )
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == list(range(400))
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("groups", [None, torch.empty(0, dtype=torch.int64)])
+def test_partition_of_nothing_has_no_steps(
+    remainder: Remainder, groups: torch.Tensor | None
+) -> None:
+    assert partition(0, 8, 4, remainder, groups=groups).steps == []

@@ -21,7 +21,7 @@ class Clock:
         self.logged: list[dict[str, Any]] = []
         monkeypatch.setattr(throughput.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(throughput, "compilations", lambda: self.compiled)
-        monkeypatch.setattr(throughput, "runtime", lambda: None)
+        monkeypatch.setattr(throughput, "running_module", lambda: None)
         monkeypatch.setattr(throughput, "log", self._log)
 
     def _log(self, step: int | None, reduce: dict[str, str], **values: float) -> None:

@@ -19,7 +19,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("TPUNB_RUN", str(tmp_path))
     monkeypatch.setenv("TPUNB_ATTEMPT", "1")
-    monkeypatch.setattr("tpunb.advance.EVERY", 0.0)
+    monkeypatch.setattr("tpunb.runs.progress.EVERY", 0.0)
     folder = tmp_path / "attempts/1/3"
     folder.mkdir(parents=True)
     return folder / "progress.json"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import free_port
+from tpunb.utils.errors import INSTALL_XLA
 
 pytestmark = pytest.mark.long  # each imports torch_xla in new processes
 
@@ -121,7 +122,8 @@ def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
 
 PREPARED = """
     import os, sys
-    from tpunb.worker import launchers, standalone
+    from tpunb.worker import standalone
+    from tpunb.xla import launchers
 
     standalone.prepare()
     print("torch" in sys.modules, os.environ.get("PJRT_DEVICE"), len(launchers._active))
@@ -138,8 +140,8 @@ def test_without_torch_xla_it_says_how_to_get_it(tmp_path: Path) -> None:
     done = run(tmp_path, ["-S", "-c", textwrap.dedent(PREPARED)])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "tpunb.errors.MissingPackageError: torch_xla is needed for this script and is not "
-        "installed: pip install 'tpunb[xla]'"
+        "tpunb.utils.errors.MissingPackageError: torch_xla is needed for this script and is not "
+        f"installed: {INSTALL_XLA}"
     )
 
 
@@ -154,11 +156,12 @@ ON_A_TPU = """
     torch_xla._XLAC._xla_num_devices = lambda: int(os.environ["DEVICES"])
     os.environ.pop("PJRT_DEVICE", None)
 
-    from tpunb.worker import launchers, standalone
+    from tpunb.worker import standalone
+    from tpunb.xla import launchers
 
     standalone.prepare()
     xlac = vars(torch_xla._XLAC)
-    print(os.environ["PJRT_DEVICE"], "tpunb.worker.rehearsal.install" in sys.modules,
+    print(os.environ["PJRT_DEVICE"], "tpunb.xla.rehearsal.install" in sys.modules,
           xlac["_xla_all_reduce"].__class__.__name__, "TPU_PROCESS_ADDRESSES" in os.environ)
     torch_xla.launch(lambda *args: print(args), args=("a",))
 """
@@ -186,6 +189,21 @@ def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: P
 
 
 @pytest.mark.slow
+def test_one_process_on_each_of_several_tpu_hosts_joins_the_others(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        ["-c", textwrap.dedent(ON_A_TPU)],
+        TORCHELASTIC_RUN_ID="test",
+        RANK="1",
+        LOCAL_RANK="0",
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="1",
+        DEVICES="1",
+    )
+    assert done.stdout.splitlines()[0] == "joined (0, 1)", done.stderr
+
+
+@pytest.mark.slow
 def test_two_devices_in_a_process_are_refused_as_a_tpu_v2_or_v3_has_them(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -198,7 +216,7 @@ def test_two_devices_in_a_process_are_refused_as_a_tpu_v2_or_v3_has_them(tmp_pat
         DEVICES="2",
     )
     assert done.stdout == "joined (0, 4)\n"
-    assert "SetupError: this process has 2 XLA devices, and a rank has one" in done.stderr
+    assert "SetupError: this process has 2 XLA devices, but a rank has one" in done.stderr
 
 
 SPMD = """
@@ -230,6 +248,7 @@ def test_torchrun_with_several_processes_of_spmd_is_refused(tmp_path: Path) -> N
     done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **ranks, **sizes)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "tpunb.errors.SetupError: torchrun has started 2 processes of this script here, and it "
-        "uses SPMD, where one process drives all cores of a host: start it with `python script.py`"
+        "tpunb.utils.errors.SetupError: torchrun has started 2 processes of this script here, "
+        "and it uses SPMD, where one process drives all cores of a host: start it with "
+        "`python script.py`"
     )

@@ -1,93 +1,110 @@
-"""One metric over its steps, as a picture in HTML: with axes, for a panel that is looked at."""
+"""The chart of one metric over its steps, as a picture with axes."""
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
-WIDTH, HEIGHT = 680, 240
-"""Pixels. In a narrow page it shrinks …"""
+from tpunb.display.html import svg_url
+from tpunb.runs.metrics import thin_out
+
+
+class Size(NamedTuple):
+    """Pixels of a chart, the most numbers at an axis, and whether the metric's name is above it."""
+
+    width: int
+    height: int
+    ticks: int
+    titled: bool
+
+
+LARGE = Size(680, 260, 6, True)
+"""In the panel. On a narrow page it shrinks …"""
 NARROWEST = 400
-"""… until its numbers could not be read; then it is scrolled."""
-MOST = 600
-"""Points that are drawn; of more, each is the mean of equally many."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 24
+"""… to this width, below which its numbers could not be read; then it scrolls."""
+SMALL = Size(264, 136, 4, False)
+"""In a card, below name and value: three side by side, one on a narrow page."""
+MAX_POINTS = 600
+"""Points that are drawn; of more values, each is the mean of equally many."""
+_LEFT, _RIGHT, _BOTTOM, _TITLE = 52, 12, 34, 14
 _INK, _LINE = "#808080", "#2f81f7"
-_TICKS = 6
-"""At an axis, at most."""
 
 _EPS = 1e-9
-"""How far rounding may be off."""
+"""Tolerance for rounding."""
 
 Point = tuple[float, float]
 
 
-def image(points: Sequence[Point], name: str, *, log: bool) -> str:
-    """The picture of steps and values; with `log`, values of 0 and below are left out."""
-    known = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not log)]
-    if len(known) < 2:
+def chart_html(points: Sequence[Point], name: str, *, log: bool) -> str:
+    """The picture for the panel; on a `log` scale, values of 0 and below are left out."""
+    image = chart_image(points, name, LARGE, log=log, style=f"min-width:{NARROWEST}px;")
+    if not image:
         return f"<i>{escape(name)}: nothing to draw yet</i>"
-    known = _fewer(known)
-    xs = [x for x, _ in known]
-    ys = [math.log10(y) if log else y for _, y in known]
+    return f'<div style="overflow:auto">{image}</div>'
+
+
+def chart_image(
+    points: Sequence[Point], name: str, size: Size, *, log: bool = False, style: str = ""
+) -> str:
+    """The picture as HTML; empty before there are two points."""
+    points = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not log)]
+    if len(points) < 2:
+        return ""
+    points = thin_out(points, MAX_POINTS)
+    width, height, ticks, titled = size
+    top = 8 + _TITLE * titled
+    xs = [x for x, _ in points]
+    ys = [math.log10(y) if log else y for _, y in points]
     low, high = min(ys), max(ys)
-    if math.isclose(low, high):  # or else rounding would look like a fall
+    if math.isclose(low, high):  # or rounding would look like a decline
         low, high = low - 0.5, high + 0.5
 
     def across(x: float) -> float:
-        return _LEFT + (x - xs[0]) / ((xs[-1] - xs[0]) or 1) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (x - xs[0]) / ((xs[-1] - xs[0]) or 1) * (width - _LEFT - _RIGHT)
 
     def down(y: float) -> float:
-        return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+        return height - _BOTTOM - (y - low) / (high - low) * (height - top - _BOTTOM)
 
-    parts = []
-    for y in _powers(low, high) if log else _round(low, high):
+    parts = [f'<text x="4" y="13">{escape(name)}</text>'] if titled else []
+    parts.append(f'<text x="{width - _RIGHT}" y="{height - 4}" text-anchor="end">step</text>')
+    for y in _powers(low, high, ticks) if log else _round_numbers(low, high, ticks):
         value = 10**y if log else y
         parts.append(
-            f'<path d="M{_LEFT} {down(y):.1f}H{WIDTH - _RIGHT}" stroke="{_INK}" opacity="0.3"/>'
+            f'<path d="M{_LEFT} {down(y):.1f}H{width - _RIGHT}" stroke="{_INK}" opacity="0.3"/>'
             f'<text x="{_LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{value:.6g}</text>'
         )
-    for x in _round(xs[0], xs[-1], 1):
-        anchor = "end" if WIDTH - across(x) < _LEFT / 2 else "middle"
+    for x in _round_numbers(xs[0], xs[-1], ticks, least=1):
+        anchor = "end" if width - across(x) < _LEFT / 2 else "middle"
         parts.append(
-            f'<text x="{across(x):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{x:,.0f}</text>'
+            f'<text x="{across(x):.1f}" y="{height - _BOTTOM + 15}" text-anchor="{anchor}">'
+            f"{x:,.0f}</text>"
         )
     line = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in zip(xs, ys, strict=True))
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="11" fill="{_INK}">{"".join(parts)}'
         f'<polyline points="{line}" fill="none" stroke="{_LINE}" stroke-width="1.5"/></svg>'
     )
-    data = base64.b64encode(svg.encode()).decode()
-    said = escape(f"{name} from {known[0][1]:.3g} to {known[-1][1]:.3g}", quote=True)
-    return (
-        f'<div style="overflow:auto"><img alt="{said}" src="data:image/svg+xml;base64,{data}" '
-        f'style="max-width:100%;min-width:{NARROWEST}px;height:auto"></div>'
-    )
+    alt = escape(f"{name} from {points[0][1]:.3g} to {points[-1][1]:.3g}", quote=True)
+    return f'<img alt="{alt}" src="{svg_url(svg)}" style="max-width:100%;{style}height:auto">'
 
 
-def _round(low: float, high: float, least: float = 0.0) -> list[float]:
-    """Round numbers from `low` to `high`, equally far from each other, by `least` or more."""
-    step = max((high - low) / (_TICKS - 1), least)
+def _round_numbers(low: float, high: float, most: int, *, least: float = 0.0) -> list[float]:
+    """At most this many round numbers from `low` to `high`, `least` or more apart."""
+    step = max((high - low) / (most - 1), least)
     power = 10.0 ** math.floor(math.log10(step))
     step = power * next(n for n in (1, 2, 5, 10) if n * power >= step * (1 - _EPS))
     numbers = range(math.ceil(low / step - _EPS), math.floor(high / step + _EPS) + 1)
     return [number * step for number in numbers]
 
 
-def _powers(low: float, high: float) -> list[float]:
-    """Logarithms of powers of ten from `low` to `high`; of 2 and 5 times them where few are."""
-    found = _round(low, high, 1)
-    if len(found) > 2:
-        return found
+def _powers(low: float, high: float, most: int) -> list[float]:
+    """Logarithms of powers of ten from `low` to `high`, and of 2 and 5 times them if few."""
+    tens = _round_numbers(low, high, most, least=1)
+    if len(tens) > 2:
+        return tens
     powers = range(math.floor(low), math.ceil(high) + 1)
     every = [power + math.log10(times) for power in powers for times in (1, 2, 5)]
-    return [one for one in every if low - _EPS <= one <= high + _EPS] or [low, high]
-
-
-def _fewer(points: Sequence[Point]) -> list[Point]:
-    each = math.ceil(len(points) / MOST)
-    parts = (points[i : i + each] for i in range(0, len(points), each))
-    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
+    return [y for y in every if low - _EPS <= y <= high + _EPS] or [low, high]

@@ -1,1 +1,1 @@
-"""From the cell that was just run to the notebook as it is now: `Snapshot`."""
+"""A notebook: captured from a front end, converted to a script, checked, migrated."""

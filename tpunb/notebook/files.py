@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tpunb.errors import COMMAND, NotebookError, NotebookNotFoundError
-from tpunb.models import Cell, Snapshot
+from tpunb.notebook.errors import COMMAND, NotebookError, NotebookNotFoundError
+from tpunb.notebook.models import Cell, Snapshot
 
 KINDS = ("code", "markdown", "raw")
 
 
-def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
+def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
     """The cells of a notebook file of any nbformat, in order.
 
     `number` is the execution count in the file, which may be of an earlier kernel. Outputs
@@ -34,11 +34,11 @@ def load(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
         raise NotebookError(
             f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."
         ) from error
-    return cells_of(notebook, str(path))
+    return cells_from_json(notebook, str(path))
 
 
-def cells_of(notebook: Any, name: str) -> tuple[Cell, ...]:
-    """The cells of a notebook that was decoded from JSON, in order, as `load` gives them.
+def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
+    """The cells of a notebook that was decoded from JSON, in order, as `load_cells` gives them.
 
     Raises NotebookError, with `name` for the notebook, if it is none.
     """
@@ -105,19 +105,19 @@ def cell_magics(source: str) -> list[str]:
     return names
 
 
-def position(cells: tuple[Cell, ...], cell: Cell) -> int:
+def code_position(cells: tuple[Cell, ...], cell: Cell) -> int:
     """Where a code cell stands among the code cells, from 1."""
     return sum(other.kind == "code" for other in cells[: cell.index + 1])
 
 
-def read(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
+def load_snapshot(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
     """A notebook as it is in its file, without a kernel.
 
     The train cell is the one that `cell` names: by its id, else by the number shown beside
     it, else by its position among the code cells (from 1). Without `cell` it is the last
     `%%tpu_train` cell, or none. Raises NotebookNotFoundError and NotebookError.
     """
-    cells = load(path)
+    cells = load_cells(path)
     trains = [c.index for c in cells if c.kind == "code" and "tpu_train" in cell_magics(c.source)]
     if cell is not None:
         trains = [_named(cells, cell, path).index]
@@ -132,20 +132,20 @@ def read(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
 
 def _named(cells: tuple[Cell, ...], name: str, path: str | os.PathLike[str]) -> Cell:
     code = [cell for cell in cells if cell.kind == "code"]
-    found = [cell for cell in code if cell.id == name]
-    if not found and name.isdecimal():
-        found = [cell for cell in code if cell.number == int(name)]
-        found = found or code[int(name) - 1 : int(name)] if int(name) else found
-    if len(found) == 1:
-        return found[0]
-    if found:
-        choices = ", ".join(cell.id or "(no id)" for cell in found)
+    matches = [cell for cell in code if cell.id == name]
+    if not matches and name.isdecimal():
+        matches = [cell for cell in code if cell.number == int(name)]
+        matches = matches or code[int(name) - 1 : int(name)] if int(name) else matches
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        choices = ", ".join(cell.id or "(no id)" for cell in matches)
         raise NotebookError(
-            f"{len(found)} cells of {path} show the number [{name}]. Name the cell by its id: "
+            f"{len(matches)} cells of {path} show the number [{name}]. Name the cell by its id: "
             f"{choices}."
         )
     shown = ", ".join(
-        str(position(cells, c)) if c.number is None else f"[{c.number}]" for c in code
+        str(code_position(cells, c)) if c.number is None else f"[{c.number}]" for c in code
     )
     raise NotebookError(
         f"{path} has no code cell {name!r}. Name one by its number, by its position among the "

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpunb.training.dealing import share
-from tpunb.training.place import is_first, rank_and_world
-from tpunb.training.sharding import Dealt, MapShard, Shard, shard
+from tpunb.training.ranks import is_first, rank_and_world
+from tpunb.training.sharding import MapShard, Shard, Step, rank_slice, shard
 from tpunb.training.track import track
 from tpunb.training.trees import leaves, map_tensors
+from tpunb.utils import env_vars
 
 AHEAD = 8
 """Steps that a rank which fetches no outputs may be ahead of its device."""
@@ -35,45 +35,46 @@ def predict(
     """The outputs of `model` for every sample of `data`, in order: on rank 0; None elsewhere.
 
     Call it on every rank. `data` is a dataset, with `batch_size` samples for each rank and
-    step, a DataLoader, or what `shard` gives. Every batch is full, so XLA compiles once; what
-    fills the last ones is left out of the result.
+    step, a DataLoader, or the result of `shard`. Every batch is full, so XLA compiles once; the
+    padding of the last ones is left out of the result.
 
-    A batch is moved to the model's device and given to the model: a dict as keyword arguments,
-    a tuple or list as arguments. `step` replaces this where a batch holds more than the model
-    takes, or less of its output is wanted: `step=lambda batch: model(batch[0]).argmax(1)`. What
-    comes out is a tensor with a row for each sample, or dicts, tuples or dataclasses of such
-    tensors; the result is the same of CPU tensors with a row for each sample of `data`. Each
-    step's outputs are fetched while the next is computed; devices hold no more of them.
+    A batch is moved to the model's device and passed to the model: a dict as keyword arguments,
+    a tuple or list as arguments. `step` replaces this call if a batch holds more than the model
+    takes, or only part of the output is wanted: `step=lambda batch: model(batch[0]).argmax(1)`.
+    The output is a tensor with a row for each sample, or dicts, tuples or dataclasses of such
+    tensors; the result has the same structure, with CPU tensors and a row for each sample of
+    `data`. The outputs of a step are fetched while the next is computed, so devices hold no more.
 
     A Module is in eval mode meanwhile, without gradients. `bf16`: compute with bfloat16
-    autocast; what is float comes back as float32. `device`: for what has no parameters.
+    autocast; floating-point outputs are returned as float32. `device`: for models without
+    parameters.
 
-    Gives None for no samples at all. Raises ValueError for shuffled data, for outputs that are
-    not a row for each sample, and for a model that is not on the XLA device of its rank.
+    Returns None without samples. Raises ValueError for shuffled data, for outputs without a row
+    for each sample, and for a model that is not on the XLA device of its rank.
     """
-    dealt = data if isinstance(data, Shard) else shard(data, batch_size)
-    size = _size(dealt)
-    place = torch.device(device) if device is not None else _device(model)
+    batches = data if isinstance(data, Shard) else shard(data, batch_size)
+    size = _size(batches)
+    device = torch.device(device) if device is not None else _device(model)
     rank, world = rank_and_world()
-    if world > 1 and place.type != "xla":
+    if world > 1 and device.type != "xla":
         raise ValueError(
-            f"predict: the model is on {place} in rank {rank} of {world}: move it to this "
+            f"predict: the model is on {device} in rank {rank} of {world}: move it to this "
             "rank's core, model.to(torch_xla.device())"
         )
     call = step or _Call(model)
-    shapes = _Shapes(dealt.batch_size)
-    results = _Results(size, dealt.batch_size, world, widen=bf16) if is_first() else None
-    with _evaluating(model), torch.no_grad(), _precision(place, bf16):
-        for number, this in enumerate(_shown(dealt)):
-            output = call(map_tensors(lambda tensor: tensor.to(place), this.batch))
+    shapes = _ShapeCheck(batches.batch_size)
+    results = _Results(size, batches.batch_size, world, widen=bf16) if is_first() else None
+    with _evaluating(model), torch.no_grad(), _precision(device, bf16):
+        for number, this in enumerate(_with_progress(batches)):
+            output = call(map_tensors(lambda tensor: tensor.to(device), this.batch))
             shapes.check(output)
             if world > 1:
                 output = _gathered(output)
-            if place.type == "xla":
+            if device.type == "xla":
                 _run(wait=results is None and number % AHEAD == AHEAD - 1)
             if results is not None:
                 results.add(output, this)
-    return None if results is None else results.whole()
+    return None if results is None else results.finish()
 
 
 class _Call:
@@ -95,14 +96,14 @@ class _Call:
                 self._takes.bind(*parts, **named)
         except TypeError as error:
             raise TypeError(
-                f"predict: a batch is no argument list of the model ({error}): choose from it, "
-                "for example step=lambda batch: model(batch[0])"
+                f"predict: the model cannot take a batch as its arguments ({error}): select "
+                "from it, for example step=lambda batch: model(batch[0])"
             ) from None
         return self._model(*parts, **named)
 
 
-class _Shapes:
-    """That each step gives rows of the same shape, so that they are one result."""
+class _ShapeCheck:
+    """Checks that the outputs of all steps have rows of the same shape."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -112,39 +113,38 @@ class _Shapes:
         for leaf in leaves(output):
             if leaf is not None and not isinstance(leaf, torch.Tensor):
                 raise ValueError(
-                    f"predict: the output holds a {type(leaf).__name__}, which belongs to no "
-                    "sample: return tensors with a row for each, for example "
-                    "step=lambda batch: model(**batch).logits"
+                    f"predict: the output holds a {type(leaf).__name__}: return only tensors, "
+                    "with a row for each sample, as in step=lambda batch: model(**batch).logits"
                 )
         shapes = [tuple(leaf.shape) for leaf in leaves(output) if leaf is not None]
         for shape in shapes:
             if shape[:1] != (self._rows,):
                 raise ValueError(
                     f"predict: an output has the shape {list(shape)} for a batch of {self._rows} "
-                    "samples: return only what has a row for each, with step=…"
+                    "samples: return only tensors with a row for each, with step=…"
                 )
         self._first = self._first or shapes
         if shapes != self._first:
             raise ValueError(
-                f"predict: outputs of one step have the shapes {shapes}, those of the first had "
-                f"{self._first}: rows of different shapes are no one result. Return what has the "
-                "same for all samples, with step=…"
+                f"predict: the outputs of a step have the shapes {shapes}, those of the first had "
+                f"{self._first}, and cannot be one result. Return the same shape for all "
+                "samples, with step=…"
             )
 
 
 class _Results:
-    """Outputs on the host, each row where its sample is in the data."""
+    """Outputs on the host, each row at its sample's index in the data."""
 
     def __init__(self, size: int | None, batch_size: int, world: int, widen: bool) -> None:
         self._size = size
         self._batch_size = batch_size
         self._world = world
         self._widen = widen
-        self._waiting: tuple[Any, Dealt] | None = None
+        self._waiting: tuple[Any, Step] | None = None
         self._whole: Any = None
         self._parts: list[Any] = []
 
-    def add(self, output: Any, step: Dealt) -> None:
+    def add(self, output: Any, step: Step) -> None:
         """Take the outputs of a step, and fetch those of the step before."""
         self._fetch()
         self._waiting = output, step
@@ -153,13 +153,13 @@ class _Results:
         if self._waiting is None:
             return
         (output, step), self._waiting = self._waiting, None
-        kept = self._counted(step.real)
+        kept = self._counted(step.count)
         part = map_tensors(lambda tensor: self._to_host(tensor)[kept], output)
         if self._size is None:
             self._parts.append(part)
             return
         if self._whole is None:
-            self._whole = map_tensors(self._room, part)
+            self._whole = map_tensors(self._allocate, part)
         for whole, rows in zip(leaves(self._whole), leaves(part), strict=True):
             if rows is not None:
                 whole[step.positions] = rows
@@ -168,21 +168,23 @@ class _Results:
         value = tensor.cpu()
         return value.float() if self._widen and value.is_floating_point() else value
 
-    def _room(self, rows: torch.Tensor) -> torch.Tensor:
+    def _allocate(self, rows: torch.Tensor) -> torch.Tensor:
         assert self._size is not None
         return torch.empty((self._size, *rows.shape[1:]), dtype=rows.dtype)
 
     def _counted(self, count: int) -> torch.Tensor | slice:
-        """Which rows of all ranks' batches, one after the other, count."""
+        """The rows that count, of all ranks' batches one after the other."""
         if count == self._batch_size * self._world:
             return slice(None)
-        shares = (share(count, rank, self._world) for rank in range(self._world))
-        return torch.cat([
-            rank * self._batch_size + torch.arange(end - first)
-            for rank, (first, end) in enumerate(shares)
-        ])  # fmt: skip
+        slices = (rank_slice(count, rank, self._world) for rank in range(self._world))
+        return torch.cat(
+            [
+                rank * self._batch_size + torch.arange(end - first)
+                for rank, (first, end) in enumerate(slices)
+            ]
+        )
 
-    def whole(self) -> Any:
+    def finish(self) -> Any:
         """All rows in order; None if there are none."""
         self._fetch()
         if not self._parts:
@@ -211,12 +213,12 @@ def _run(wait: bool) -> None:
         xm.wait_device_ops()
 
 
-def _shown(dealt: Shard) -> Iterator[Dealt]:
-    """The steps; in a run its card says how far they are. In the kernel there is no bar to it."""
-    if "TPUNB_RUN" not in os.environ:
-        return dealt.dealt()
-    total = len(dealt) if isinstance(dealt, MapShard) else None
-    return track(dealt.dealt(), total, name="predict")
+def _with_progress(batches: Shard) -> Iterator[Step]:
+    """The steps, with progress on the card of a run. In the kernel there is no bar."""
+    if env_vars.RUN not in os.environ:
+        return batches.steps()
+    total = len(batches) if isinstance(batches, MapShard) else None
+    return track(batches.steps(), total, name="predict")
 
 
 def _device(model: Callable[..., Any]) -> torch.device:
@@ -231,15 +233,15 @@ def _device(model: Callable[..., Any]) -> torch.device:
 
 @contextmanager
 def _evaluating(model: Callable[..., Any]) -> Iterator[None]:
-    """In eval mode; afterwards each part is in the mode that it was in."""
+    """Eval mode; afterwards each module is in its former mode."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    were = [module.training for module in modules]
+    modes = [module.training for module in modules]
     for module in modules:
         module.training = False
     try:
         yield
     finally:
-        for module, training in zip(modules, were, strict=True):
+        for module, training in zip(modules, modes, strict=True):
             module.training = training
 
 
@@ -247,15 +249,17 @@ def _precision(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
-def _size(dealt: Shard) -> int | None:
-    """The number of samples, where it is known; raises ValueError where the order is not."""
-    if dealt.rest != "pad":
-        raise ValueError(f"predict: shard(…, rest={dealt.rest!r}) does not give each sample once")
-    if not isinstance(dealt, MapShard):
-        return None
-    if not dealt.is_in_order:
+def _size(batches: Shard) -> int | None:
+    """The number of samples, if it is known. Raises ValueError if their order is not."""
+    if batches.remainder != "pad":
         raise ValueError(
-            "predict: the samples come in an order of a sampler, so nobody could tell whose the "
-            "outputs are: give predict the dataset, or a DataLoader without shuffle"
+            f"predict: shard(…, remainder={batches.remainder!r}) does not give each sample once"
         )
-    return dealt.size
+    if not isinstance(batches, MapShard):
+        return None
+    if not batches.is_in_order:
+        raise ValueError(
+            "predict: a sampler orders the samples, so outputs could not be matched to them: give "
+            "predict the dataset, or a DataLoader without shuffle"
+        )
+    return batches.size

@@ -1,16 +1,17 @@
 """`tpunb.log`: metrics of a training loop, without stopping it.
 
 Numbers are written at once, or within GATHER seconds when they come fast. The value of a lazy
-XLA tensor is not known when it is logged: it is kept, and read after the step's graph was
-started (`torch_xla.sync()`, the loader's next batch), by a thread of its own. So logging
+XLA tensor is not known when it is logged: the tensor is kept, and a background thread reads it
+after the step's graph was started (`torch_xla.sync()`, the loader's next batch). So logging
 neither starts a computation nor waits for one.
 
-torch is used where it is imported already, and never imported here.
+torch is used if it is already imported, and never imported here.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import operator
 import os
@@ -23,27 +24,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpunb import spmd
-from tpunb.records import MEAN, REDUCTIONS, RESERVED
-from tpunb.rundir import RunDir, append
+from tpunb.runs import callbacks, heartbeat
+from tpunb.runs.directory import rank_of_run
+from tpunb.runs.metrics import MEAN, REDUCTIONS, RESERVED
+from tpunb.training.ranks import is_first
+from tpunb.utils.files import append_lines
+from tpunb.xla import tensors
 
 GATHER = 0.05
 """Seconds between two writes of records that come faster than that."""
+RETRY = 1.0
+"""Seconds between two tries to write records while the disk is full."""
+MOST_KEPT = 16_000_000
+"""Bytes of such records that are kept for the next try."""
 
 
 def log(step: int | None = None, *, reduce: str | Mapping[str, str] = MEAN, **values: Any) -> None:
     """Record metrics: `tpunb.log(step, loss=loss, accuracy=0.91)`.
 
-    A value is a number, a numpy scalar or a tensor of one element. In a run they go to the
-    run's `metrics.jsonl`; elsewhere one line is printed, under torchrun by rank 0 only.
+    A value is a number, a numpy scalar or a tensor of one element. In a run it is written to
+    the run's `metrics.jsonl`; elsewhere one line is printed, under torchrun by rank 0 only.
 
-    `reduce`: how the values that ranks log for the same step become one: 'mean', 'sum', 'min'
-    or 'max'; for some metrics only: `reduce={"tokens": "sum"}`. Each rank writes its own, and
-    whoever reads them reduces, so no rank waits for another, and any of them may log.
+    `reduce`: how the values of all ranks for one step are combined: 'mean', 'sum', 'min' or
+    'max', or for some of the metrics, `reduce={"tokens": "sum"}`. Ranks write their own values
+    and the reader combines them, so no rank waits for another, and not all have to log.
 
-    Raises TypeError for a value that is no number, ValueError for a tensor of several elements,
-    for a name that the records use themselves (`rank`, `attempt`, `time`) and for an unknown
-    reduction.
+    Raises TypeError for a value that is not a number, ValueError for a tensor of several
+    elements, a reserved name (`rank`, `attempt`, `time`) or an unknown reduction.
     """
     record = Record(time.time(), _step(step))
     if not values:
@@ -51,35 +58,35 @@ def log(step: int | None = None, *, reduce: str | Mapping[str, str] = MEAN, **va
     for name, value in values.items():
         if name in RESERVED:
             raise ValueError(
-                f"tpunb.log records {name!r} itself: choose another name, {name}_ for example"
+                f"tpunb.log: the name {name!r} is reserved: use another, for example {name}_"
             )
         record.add(name, value)
     record.reduce = _reductions(reduce, values)
-    _book().add(record)
+    _writer().add(record)
 
 
-def _reductions(asked: str | Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
+def _reductions(reduce: str | Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
     """How each metric is reduced, where it is not the mean."""
-    if asked == MEAN:
+    if reduce == MEAN:
         return {}
-    every = dict.fromkeys(values, asked) if isinstance(asked, str) else dict(asked)
+    every = dict.fromkeys(values, reduce) if isinstance(reduce, str) else dict(reduce)
     for name, how in every.items():
         if how not in REDUCTIONS:
             known = ", ".join(map(repr, REDUCTIONS))
-            raise ValueError(f"tpunb.log: reduce={how!r} is not known for {name}: use {known}")
+            raise ValueError(f"tpunb.log: unknown reduce={how!r} for {name}: use {known}")
         if name not in values:
             raise ValueError(f"tpunb.log: reduce names {name}, which this call does not log")
     return {name: how for name, how in every.items() if how != MEAN}
 
 
-def flush(sync: bool = True, timeout: float | None = None) -> None:
+def flush_metrics(sync: bool = True, timeout: float | None = None) -> None:
     """Wait until everything that was logged is written.
 
-    What still waits for its step is computed now, or with `sync=False` (after a failure, when
-    computing may hang) left out. `timeout`: seconds to wait at most.
+    Values whose step has not started are computed now, or with `sync=False` (after a failure,
+    when computing may hang) dropped. `timeout`: in seconds.
     """
-    if _current is not None:
-        _current.flush(sync, timeout)
+    if _current_writer is not None:
+        _current_writer.flush(sync, timeout)
 
 
 @dataclass
@@ -89,10 +96,10 @@ class Record:
     time: float
     step: int | None
     values: dict[str, Any] = field(default_factory=dict)
-    """Floats, and tensors where `lazy`."""
+    """Floats, and tensors for names in `lazy`."""
     lazy: set[str] = field(default_factory=set)
     reduce: dict[str, str] = field(default_factory=dict)
-    """How values of several ranks become one, where it is not the mean."""
+    """How values of several ranks are combined, where it is not the mean."""
 
     def add(self, name: str, value: Any) -> None:
         """Check and keep a value."""
@@ -106,8 +113,7 @@ class Record:
             if value.is_complex():
                 raise TypeError(f"tpunb.log: {name} is complex: log its abs()")
             if value.device.type == "xla":
-                value = spmd.plain(value)
-                self.values[name] = _snapshot(value)
+                self.values[name] = tensors.snapshot(tensors.unwrap_sharded(value))
                 self.lazy.add(name)
                 return
             value = value.detach().item()
@@ -125,14 +131,14 @@ class Record:
             )
         self.values[name] = float(value)
 
-    def read(self) -> None:
+    def resolve(self) -> None:
         """Replace tensors by their values. Waits until they are computed."""
         for name in self.lazy:
             try:
                 self.values[name] = float(self.values[name].cpu().item())
             except RuntimeError as error:
                 self.values[name] = float("nan")
-                _complain(f"the value of {name} (step {self.step}) is lost", error)
+                _report_error(f"lost the value of {name} (step {self.step})", error)
         self.lazy = set()
 
 
@@ -149,39 +155,23 @@ def _step(step: int | None) -> int | None:
         raise TypeError(f"tpunb.log: step must be an int, not {type(step).__name__}") from None
 
 
-def _snapshot(tensor: Any) -> Any:
-    """A tensor that holds the value that `tensor` has now, without computing it.
+class MetricsWriter(ABC):
+    """Takes records, and delivers them in order; lazy values wait for the step marker.
 
-    Private names, checked on torch 2.8 and 2.9: below an XLA tensor that a program sees is the
-    one of the computation (`_from_functional_tensor`), which changes in place do not reach.
-    A clone would do as well, but be one more output of the step's graph: a second compilation
-    where only some steps are logged. It is made where the tensor was changed in place before,
-    as in `total += loss`: its memory is reused by the next change. (Tensors of inference mode
-    do not say whether they were.)
+    log() -> add() -> no lazy value, none waiting ------------------> deliver()
+                   -> lazy, or behind one that is: _waiting -> step -> deliver()
     """
-    torch = sys.modules["torch"]
-    tensor = tensor.detach()
-    if not torch._is_functional_tensor(tensor):
-        return tensor.clone()
-    if tensor.is_inference() or tensor._version > 0:
-        tensor = tensor.clone()
-    torch._sync(tensor)
-    return torch._from_functional_tensor(tensor)
-
-
-class Book(ABC):
-    """Records in the order of their calls; those with lazy values wait for the step marker."""
 
     def __init__(self) -> None:
         self._waiting: list[Record] = []
         self._order = threading.RLock()
 
     def add(self, record: Record) -> None:
-        """Take a record. One without lazy values goes on at once, unless others wait."""
+        """Take a record. One without lazy values is delivered at once, unless others wait."""
         with self._order:
             if record.lazy:
                 # One closure for each, not for the first: if another closure raises,
-                # torch_xla drops those behind it. The first that runs takes all records.
+                # torch_xla drops those after it. The first that runs takes all records.
                 xm: Any = sys.modules["torch_xla.core.xla_model"]
                 xm.add_step_closure(self._step_is_running)
             if record.lazy or self._waiting:
@@ -196,7 +186,7 @@ class Book(ABC):
                 self.deliver(records)
 
     def flush(self, sync: bool, timeout: float | None) -> None:
-        """See the function `flush`."""
+        """See `flush_metrics`."""
         if self._waiting and sync:
             sys.modules["torch_xla"].sync()
         with self._order:
@@ -209,32 +199,34 @@ class Book(ABC):
         """Write records whose values can be read."""
 
 
-class Printed(Book):
-    """Outside a run: one line for each record."""
+class ConsoleWriter(MetricsWriter):
+    """Outside a run: prints a line for each record."""
 
     def deliver(self, records: list[Record]) -> None:
         for record in records:
-            record.read()
+            record.resolve()
             step = [] if record.step is None else [f"step {record.step}"]
-            shown = [f"{name} {_number(value)}" for name, value in record.values.items()]
-            print(" · ".join(step + shown), flush=True)
+            values = [f"{name} {_number(value)}" for name, value in record.values.items()]
+            print(" · ".join(step + values), flush=True)
+            _call_back(record)
 
 
-class Silent(Book):
-    """Under torchrun, outside a run: ranks other than 0."""
+class NullWriter(MetricsWriter):
+    """Outside a run under torchrun: ranks other than 0."""
 
     def add(self, record: Record) -> None:
         """Drop it: rank 0 prints for all."""
 
     def deliver(self, records: list[Record]) -> None:
-        """There are none."""
+        """Never called: `add` keeps no record."""
 
 
-class Written(Book):
-    """In a rank: lines of the run's `metrics.jsonl`.
+class FileWriter(MetricsWriter):
+    """In a rank: appends lines to the run's `metrics.jsonl`.
 
     The first record after a pause is written by the caller, the others by a thread that
-    gathers them: so that ten thousand a second cost little, and one is seen at once.
+    collects them: ten thousand a second cost little, and a single one is visible at once. What
+    cannot be written (a full disk) is kept, and written with a later record or at the end.
     """
 
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
@@ -244,13 +236,23 @@ class Written(Book):
         self._queue: list[Record] = []
         lock = threading.RLock()
         self._change = threading.Condition(lock)
-        # A thread that gathers is not to be woken by each record: that would cost more than all
-        # else (a switch of threads, and the interpreter's lock taken from the training).
-        self._hurry = threading.Condition(lock)
+        # A thread that collects must not be woken by each record: that would cost more than
+        # everything else (a thread switch, and the GIL taken from the training).
+        self._flush_now = threading.Condition(lock)
         self._busy = False
         self._flushing = False
         self._last = 0.0
         self._thread: threading.Thread | None = None
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._lost = 0
+        """Records for which there was no room any more."""
+        self._retry = 0.0
+
+    def add(self, record: Record) -> None:
+        """Take a record, which shows that this rank goes on."""
+        heartbeat.note_activity()
+        super().add(record)
 
     def deliver(self, records: list[Record]) -> None:
         with self._change:
@@ -268,12 +270,16 @@ class Written(Book):
 
     def flush(self, sync: bool, timeout: float | None) -> None:
         with self._change:
-            self._flushing = True  # from here on nobody gathers, and no thread is started
-            self._hurry.notify_all()
+            self._flushing = True  # from here on nothing is collected, and no thread is started
+            self._flush_now.notify_all()
         super().flush(sync, timeout)
         with self._change:
             self._change.wait_for(lambda: not self._busy, timeout)
             self._flushing = False
+            if self._unwritten and not self._busy:
+                self._append()
+            if not _reported and (lost := self._lost + len(self._unwritten)):
+                _report("lost", f"log: {lost} records could not be written to {self._path}")
 
     def _work(self) -> None:
         while True:
@@ -282,51 +288,71 @@ class Written(Book):
                 self._change.notify_all()
                 self._change.wait_for(lambda: bool(self._queue))
                 records, self._queue = self._queue, []
-            self._write(records)
+            try:
+                self._write(records)
+            except Exception as error:  # whoever flushes waits for this thread
+                _report_error(f"lost {len(records)} records", error)
             with self._change:
-                self._hurry.wait_for(lambda: self._flushing, GATHER)
+                self._flush_now.wait_for(lambda: self._flushing, GATHER)
 
     def _write(self, records: Sequence[Record]) -> None:
         for record in records:
-            record.read()
-        try:
-            append(self._path, "".join(self._line(record) for record in records))
-        except OSError as error:
-            _complain(f"{len(records)} records could not be written to {self._path}", error)
+            record.resolve()
+            _call_back(record)
+            line = self._line(record)
+            if self._unwritten_bytes + len(line) > MOST_KEPT:
+                self._lost += 1
+                continue
+            self._unwritten.append(line)
+            self._unwritten_bytes += len(line)
+        if time.monotonic() >= self._retry:
+            self._append()
         self._last = time.monotonic()
 
-    def _line(self, record: Record) -> str:
+    def _append(self) -> None:
+        """Append what is not written yet; what does not go into the file stays."""
+        data = b"".join(self._unwritten)
+        try:
+            written = append_lines(self._path, data)
+            full = written < len(data)
+        except OSError as error:
+            written, full = 0, True
+            _report_error(f"cannot write {len(self._unwritten)} records to {self._path}", error)
+        rest = data[data.rfind(b"\n", 0, written) + 1 :]
+        self._unwritten = rest.splitlines(keepends=True)
+        self._unwritten_bytes = len(rest)
+        self._retry = time.monotonic() + RETRY if full else 0.0
+
+    def _line(self, record: Record) -> bytes:
         how = {"reduce": record.reduce} if record.reduce else {}
         row = {**self._origin, "step": record.step, "time": record.time, **how, **record.values}
-        return json.dumps(row) + "\n"
+        return f"{json.dumps(row)}\n".encode()
 
 
-_current: Book | None = None
-_complaints: set[str] = set()
+_current_writer: MetricsWriter | None = None
+_reported: set[str] = set()
 
 
-def _book() -> Book:
-    """Where this process's records go."""
-    global _current
-    if _current is None:
-        rank, run = os.environ.get("RANK"), os.environ.get("TPUNB_RUN")
-        if run and rank is not None:
-            attempt = int(os.environ.get("TPUNB_ATTEMPT", "0"))
-            _current = Written(RunDir(run).metrics, int(rank), attempt)
-            # For a rank that fails: nobody else flushes then.
-            atexit.register(flush, sync=False, timeout=5.0)
+def _writer() -> MetricsWriter:
+    """The writer of this process."""
+    global _current_writer
+    if _current_writer is None:
+        if (this := rank_of_run()) is not None:
+            _current_writer = FileWriter(this.run.metrics, this.rank, this.attempt)
+            # For a rank that fails: nothing else flushes then.
+            atexit.register(flush_metrics, sync=False, timeout=5.0)
         else:
-            _current = Printed() if rank in (None, "0") else Silent()
-    return _current
+            _current_writer = ConsoleWriter() if is_first() else NullWriter()
+    return _current_writer
 
 
-def _forget() -> None:
-    """A forked process has none of the threads, and may be another rank."""
-    global _current
-    _current = None
+def _drop_writer() -> None:
+    """A forked process has no such thread, and may be another rank."""
+    global _current_writer
+    _current_writer = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_writer)
 
 
 def _number(value: float) -> str:
@@ -336,9 +362,19 @@ def _number(value: float) -> str:
     return f"{value:.6g}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def _complain(what: str, error: Exception) -> None:
-    """A metric is not worth ending a training for; a line on stderr is, once for each kind."""
-    kind = type(error).__name__
-    if kind not in _complaints:
-        _complaints.add(kind)
-        print(f"tpunb.log: {what}: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+def _call_back(record: Record) -> None:
+    if problem := callbacks.call(record.values, record.step):
+        _report("callback", problem.removeprefix("tpunb."))
+
+
+def _report_error(message: str, error: Exception) -> None:
+    _report(type(error).__name__, f"log: {message}: {str(error).partition(chr(10))[0]}")
+
+
+def _report(kind: str, message: str) -> None:
+    """A lost metric must not end a training: one line on stderr for each kind of error."""
+    if kind not in _reported:
+        # Standard error may be a file on the same full disk, and the user may have closed it.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"tpunb.{message}", file=sys.stderr, flush=True)
+            _reported.add(kind)

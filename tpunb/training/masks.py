@@ -1,21 +1,21 @@
-"""Means over what counts, on the device: nothing here reads a value or waits for one."""
+"""Masked means and losses, on the device: nothing here reads a value or waits for one."""
 
 from __future__ import annotations
 
 import torch
 
-from tpunb.training.place import rank_and_world
+from tpunb.training.ranks import rank_and_world
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     """The mean of the values where `mask` is true: of all, or along a dimension.
 
-    `masked_mean(words, mask, dim=1)`: of (rows, words, features) a mean for each row. `mask`
-    has the shape of `values`, or of its first dimensions (a row mask for values of each token).
-    Numbers in it are weights. Where nothing counts the mean is 0. What does not count may be
-    inf or NaN, and gets the gradient 0. Sums are float32 at least, for bfloat16 too.
+    `masked_mean(words, mask, dim=1)`: for (rows, words, features) a mean per row. `mask` has the
+    shape of `values`, or of its first dimensions (a mask of rows for values of tokens). Numbers
+    in it are weights. Where nothing counts the mean is 0. Masked values may be inf or NaN, and
+    get the gradient 0. Sums are float32 at least, for bfloat16 too.
 
-    Of one rank: for a loss over ranks with unequal masks see `masked_loss`, for a metric
+    For this rank only: for a loss over ranks with unequal masks use `masked_loss`, for a metric
     `MaskedMean`.
     """
     total, weight = weighted_sums(values, mask, dim)
@@ -23,13 +23,13 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
 
 
 def masked_loss(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The loss of a step, in which every sample of all ranks weighs the same.
+    """The loss of a step in which every sample of all ranks has the same weight.
 
-    `losses`: one for each sample or token (`reduction='none'`), `mask` as for `masked_mean`.
-    `xm.optimizer_step` gives the mean of the ranks' gradients, so each rank's loss is its sum,
-    divided by the mean of all ranks' weights: the mean over ranks of these losses, and of their
-    gradients, is that of all that counts, also where a rank has little or nothing. On one core
-    it is `masked_mean`. Every rank must call it: it sums the weights of all ranks.
+    `losses`: one for each sample or token (`reduction='none'`); `mask` as in `masked_mean`.
+    `xm.optimizer_step` averages gradients over ranks, so each rank's loss is its sum divided by
+    the mean of all ranks' weights: averaged over ranks, losses and gradients are those of all
+    samples together, even if a rank has few or none. On one core it is `masked_mean`. Every rank
+    must call it: it sums the weights of all ranks.
     """
     total, weight = weighted_sums(losses, mask)
     world = rank_and_world()[1]
@@ -49,18 +49,18 @@ class MaskedMean:
         self._sums: torch.Tensor | None = None
 
     def add(self, values: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Take values (bool counts as 0 and 1), those where `mask` is true; see `masked_mean`."""
+        """Add the values where `mask` is true (bools are 0 and 1); see `masked_mean`."""
         if mask is None:
             mask = torch.ones((), dtype=torch.bool, device=values.device)
         if self._sums is None:
-            # Moved there, not made there: the first step is to be the program of all others.
+            # Moved there, not made there: so the first step is the same program as the others.
             self._sums = torch.zeros(2).to(values.device)
         self._sums = self._sums + torch.stack(weighted_sums(values.detach(), mask)).float()
 
     def mean(self) -> torch.Tensor:
-        """The mean of all that ranks have added: the same tensor on all, 0 if it is nothing."""
+        """The mean of all values on all ranks: the same tensor on each, 0 without any value."""
         if self._sums is None:
-            raise ValueError("MaskedMean: nothing was added yet")
+            raise ValueError("MaskedMean: call add() first")
         sums = self._sums
         if rank_and_world()[1] > 1:
             sums = _over_ranks(sums)

@@ -1,21 +1,149 @@
-"""Collators that pad samples to buckets: `DataLoader(…, collate_fn=pad_sequences(buckets))`."""
+"""`Buckets`: a few sizes to which samples are padded, one compilation for each, and collators.
+
+loader = DataLoader(data, 8, collate_fn=pad_sequences(Buckets.choose(lengths)))
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from tpunb.training.buckets import Buckets, Size
+Size = tuple[int, ...]
+"""The dimensions that are padded: (length,) of a sequence, (height, width) of an image."""
+
+DISTINCT = 400
+"""Distinct sizes that are merged one by one; more of them are rounded up further."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes to which batches are padded: XLA compiles at most one program for each.
+
+    Chosen from the data by `Buckets.choose`, or by hand: `Buckets(((128,), (512,)))`.
+    """
+
+    sizes: tuple[Size, ...]
+    """Ascending by their number of elements."""
+    padding: float | None = None
+    """The share of padding in the data they were chosen from, 0 to 1."""
+    padding_of_one: float | None = None
+    """The same if everything were padded to the largest size."""
+
+    def __post_init__(self) -> None:
+        if not self.sizes or len({len(size) for size in self.sizes}) != 1:
+            raise ValueError(f"Buckets: sizes of the same number of dimensions, not {self.sizes}")
+        # Whatever contains a batch contains its samples, so with one order of all sizes the
+        # first that fits a batch of one group is the one that fits its samples.
+        order = sorted(set(self.sizes), key=lambda size: (int(np.prod(size)), size))
+        object.__setattr__(self, "sizes", tuple(order))
+
+    @classmethod
+    def choose(
+        cls, sizes: Iterable[int | Sequence[int]], most: int = 8, multiple: int = 8
+    ) -> Buckets:
+        """At most `most` buckets with little padding for samples of these sizes.
+
+        `sizes`: a length for each sample, or a tuple such as (height, width). Bucket sizes are
+        multiples of `multiple`: a TPU computes in tiles of 8 and 128. `print(buckets)` says how
+        much padding they mean, and how many shapes XLA will see at most.
+
+        Starts with a bucket for each size, and merges the two that add the least padding until
+        `most` are left. Raises ValueError without any size.
+        """
+        asked = np.array([_size(size) for size in sizes], dtype=np.int64)
+        if asked.size == 0 or most < 1:
+            raise ValueError("Buckets.choose needs the sizes of the samples, and most >= 1")
+        step = multiple
+        while True:
+            rounded = np.maximum(-(-asked // step), 1) * step
+            corners, counts = np.unique(rounded, axis=0, return_counts=True)
+            if len(corners) <= max(DISTINCT, most):
+                break
+            step *= 2
+        chosen = cls(tuple(_size(corner) for corner in _merge(corners, counts, most).tolist()))
+        ends = np.array(chosen.sizes)
+        used = asked.prod(axis=1).sum()
+        bucket_of = (asked[:, None, :] <= ends).all(axis=2).argmax(axis=1)
+        return cls(
+            chosen.sizes,
+            float(1 - used / ends.prod(axis=1)[bucket_of].sum()),
+            float(1 - used / (ends.max(axis=0).prod() * len(asked))),
+        )
+
+    def fit(self, size: Sequence[int]) -> Size:
+        """The smallest bucket that contains a size. Raises ValueError if none does."""
+        return self.sizes[self._index(tuple(size))]
+
+    def groups(self, sizes: Iterable[int | Sequence[int]]) -> list[int]:
+        """The index of each sample's bucket, for `shard(…, groups=…)`."""
+        index_of = functools.cache(self._index)
+        return [index_of(_size(size)) for size in sizes]
+
+    def _index(self, size: Size) -> int:
+        for index, bucket in enumerate(self.sizes):
+            if all(own >= asked for own, asked in zip(bucket, size, strict=True)):
+                return index
+        raise ValueError(
+            f"no bucket contains {_text(size)}: the largest is {_text(self.sizes[-1])}. Choose "
+            "buckets from all the data, or cut such samples; if images of one batch are of several "
+            "buckets: shard(…, groups=buckets.groups(sizes))"
+        )
+
+    def __str__(self) -> str:
+        text = f"{len(self.sizes)} buckets: {', '.join(map(_text, self.sizes))}"
+        if self.padding is not None and self.padding_of_one is not None:
+            text += (
+                f"; {self.padding:.0%} of all elements are padding ({self.padding_of_one:.0%} "
+                "with the largest alone)"
+            )
+        return f"{text}; at most {len(self.sizes)} batch shapes"
+
+
+def _merge(
+    corners: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], most: int
+) -> npt.NDArray[np.int64]:
+    """Merge boxes, given by their corners and the samples in each, until `most` are left."""
+
+    def added_padding(index: int) -> npt.NDArray[np.int64]:
+        """The elements that merging this box with each of the others adds."""
+        merged = np.maximum(corners, corners[index]).prod(axis=1) * (counts + counts[index])
+        apart = corners.prod(axis=1) * counts
+        costs: npt.NDArray[np.int64] = merged - apart - apart[index]
+        costs[index] = np.iinfo(np.int64).max
+        return costs
+
+    costs = np.array([added_padding(index) for index in range(len(corners))])
+    while len(corners) > most:
+        first, second = sorted(divmod(int(costs.argmin()), len(corners)))
+        corners[first] = np.maximum(corners[first], corners[second])
+        counts[first] += counts[second]
+        corners, counts = np.delete(corners, second, 0), np.delete(counts, second)
+        costs = np.delete(np.delete(costs, second, 0), second, 1)
+        costs[first] = costs[:, first] = added_padding(first)
+    return corners
+
+
+def _size(size: int | Sequence[int]) -> Size:
+    return (int(size),) if isinstance(size, (int, np.integer)) else tuple(map(int, size))
+
+
+def _text(size: Size) -> str:
+    return " × ".join(map(str, size))
+
 
 Fill = float | Mapping[Any, float]
-"""A number for samples that are one tensor; else a number for each field that is padded."""
-_PLAIN = ""
-"""The name of the only field of a sample that is one tensor."""
+"""A number for samples that are one tensor; else a number for each padded field."""
+_WHOLE_SAMPLE = ""
+"""The field name for a sample that is one tensor."""
 
 
 def pad_sequences(
@@ -23,16 +151,16 @@ def pad_sequences(
 ) -> Callable[[Sequence[Any]], tuple[Any, torch.Tensor]]:
     """A collate_fn for sequences, whose first dimension is their length.
 
-    Gives `(batch, mask)`: the samples at the length of the smallest bucket that contains them
-    all, and a bool tensor (rows, length), True where a sample is and not its padding.
+    Its batches are `(batch, mask)`: the samples padded to the smallest bucket that contains them
+    all, and a bool tensor (rows, length), False for padding.
 
-    `fill`: what is put there. For samples that are dicts, tuples or dataclasses it names the
-    fields that are padded, by key, index or name, each with its number:
-    `{"input_ids": 0, "labels": -100}`. They are of one length in a sample. Other fields are
-    collated as by default. `cut`: cut what is longer than the largest bucket; it raises
-    ValueError otherwise.
+    `fill`: the padding value. For samples that are dicts, tuples or dataclasses it names the
+    padded fields, by key, index or name, each with its value:
+    `{"input_ids": 0, "labels": -100}`. In a sample they have one length. Other fields are
+    collated by default_collate. `cut`: truncate samples longer than the largest bucket; without
+    it they raise ValueError.
 
-    With several ranks, all need the same bucket in a step: `shard(…, groups=…)` sees to it.
+    With several ranks, all need the same bucket in a step: use `shard(…, groups=…)`.
     """
     return _Pad(buckets, fill, slice(0, 1), cut)
 
@@ -40,9 +168,10 @@ def pad_sequences(
 def pad_images(
     buckets: Buckets, fill: Fill = 0
 ) -> Callable[[Sequence[Any]], tuple[Any, torch.Tensor]]:
-    """The same for images, whose last two dimensions are height and width.
+    """A collate_fn for images, whose last two dimensions are height and width.
 
-    Gives `(batch, mask)`, with a mask (rows, height, width). Images are at the top left.
+    Its batches are `(batch, mask)`, with a mask (rows, height, width). Images are at the top left.
+    `fill`: see `pad_sequences`.
     """
     return _Pad(buckets, fill, slice(-2, None), False)
 
@@ -52,22 +181,22 @@ class _Pad:
     buckets: Buckets
     fill: Fill
     padded: slice
-    """Which dimensions of a field are."""
+    """Which dimensions of a field are padded."""
     cut: bool
 
     def __call__(self, samples: Sequence[Any]) -> tuple[Any, torch.Tensor]:
-        fills = self.fill if isinstance(self.fill, Mapping) else {_PLAIN: self.fill}
+        fills = self.fill if isinstance(self.fill, Mapping) else {_WHOLE_SAMPLE: self.fill}
         columns = {name: [_get(sample, name) for sample in samples] for name in fills}
         name, column = next(iter(columns.items()))
         sizes = [self._size(value) for value in column]
         size = self.buckets.fit([max(lengths) for lengths in zip(*sizes, strict=True)])
-        mask = self._joined([torch.ones(one, dtype=torch.bool) for one in sizes], size, False)
+        mask = self._joined([torch.ones(each, dtype=torch.bool) for each in sizes], size, False)
         padded = {}
         for name, column in columns.items():
             if [self._size(value) for value in column] != sizes:
                 raise ValueError(
-                    f"the field {name!r} has other sizes than {next(iter(columns))!r} in the same "
-                    "samples: pad them by collators of their own"
+                    f"the fields {name!r} and {next(iter(columns))!r} differ in size within a "
+                    "sample: pad them with a collator each"
                 )
             padded[name] = self._joined(column, size, fills[name])
         return _collated(samples, padded), mask
@@ -80,7 +209,7 @@ class _Pad:
     def _joined(self, column: list[torch.Tensor], size: Size, fill: float) -> torch.Tensor:
         first = column[0]
         shape = list(first.shape)
-        # A mask has no other dimensions than those that are padded.
+        # A mask has only the padded dimensions.
         where = self.padded if len(shape) > len(size) else slice(None)
         shape[where] = size
         joined = torch.full((len(column), *shape), fill, dtype=first.dtype)
@@ -92,7 +221,7 @@ class _Pad:
 
 
 def _get(sample: Any, name: Any) -> torch.Tensor:
-    if name == _PLAIN:
+    if name == _WHOLE_SAMPLE:
         value = sample
     elif isinstance(sample, (Mapping, tuple, list)):
         value = sample[name]
@@ -100,17 +229,17 @@ def _get(sample: Any, name: Any) -> torch.Tensor:
         value = getattr(sample, name)
     if isinstance(value, (Mapping, tuple)) or dataclasses.is_dataclass(value):
         raise TypeError(
-            f"a {type(value).__name__} is no tensor: name the fields that are padded, "
-            "fill={'input_ids': 0, 'labels': -100}"
+            f"a {type(value).__name__} is not a tensor: name the fields to pad, "
+            "for example fill={'input_ids': 0, 'labels': -100}"
         )
     return torch.as_tensor(value)
 
 
 def _collated(samples: Sequence[Any], padded: dict[Any, torch.Tensor]) -> Any:
-    """The other fields as by default, with those that are padded in their places."""
+    """The batch: padded fields in their places, the others from default_collate."""
     first = samples[0]
-    if _PLAIN in padded:
-        return padded[_PLAIN]
+    if _WHOLE_SAMPLE in padded:
+        return padded[_WHOLE_SAMPLE]
     if isinstance(first, Mapping):
         return {
             name: padded[name] if name in padded else default_collate([s[name] for s in samples])

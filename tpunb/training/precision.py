@@ -1,4 +1,4 @@
-"""`bf16`: matrices in bfloat16, sums in float32. `watch_sums`: weights that no longer move."""
+"""`bf16`: matrix products in bfloat16, sums in float32. `watch_sums`: weights that stop moving."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tpunb.spmd import is_yes
-from tpunb.training.checkpoint_device import runtime
+from tpunb.xla.runtime import running_module
+from tpunb.xla.spmd import parse_flag
 
 DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
-LOOKS_AT = (10, 1000)
-"""The steps at which weights are looked at: when Adam's have found their size, and late."""
-LOST = 0.5
-"""The share of weights that do not move from which on it is told."""
+CHECKED_STEPS = (10, 1000)
+"""The steps at which weights are checked: when Adam's updates have settled, and late."""
+WARN_SHARE = 0.5
+"""The share of weights that do not move above which to warn."""
 _SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -29,24 +29,24 @@ def bf16() -> _Autocast:
             loss = F.cross_entropy(model(x), y)
         loss.backward()
 
-    It is `torch.autocast`, for tensors of the CPU and, once this process uses an XLA device
-    (kernel, rehearsal, TPU), for its tensors too: matrix products and convolutions in bfloat16;
-    weights, gradients, losses, sums and the optimizer in float32. A decorator too.
+    It is `torch.autocast` for the CPU and, once this process uses an XLA device (kernel,
+    rehearsal, TPU), for that too: matrix products and convolutions in bfloat16; weights,
+    gradients, losses, sums and the optimizer in float32. It is also a decorator.
     """
     for name in DOWNCASTS:
-        if is_yes(os.environ.get(name, "")):
+        if parse_flag(os.environ.get(name, "")):
             warnings.warn(
-                f"{name} is set: torch_xla then keeps every float32 in bfloat16, weights and sums "
-                f"too, though their dtype says float32. Take it away: bf16() needs none",
+                f"{name} is set: torch_xla stores every float32 tensor as bfloat16, weights and "
+                "sums too, though their dtype says float32. Remove it: bf16() does not need it",
                 stacklevel=2,
             )
     return _Autocast()
 
 
 class _Autocast(ContextDecorator):
-    """Of all devices in use: a notebook that has started XLA may still train on the CPU.
+    """For all devices in use: a notebook that has started XLA may still train on the CPU.
 
-    Like torch.autocast it can be used again, which a generator's context cannot.
+    Like torch.autocast, and unlike a generator's context, it can be entered again.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Autocast(ContextDecorator):
 
     def __enter__(self) -> None:
         stack = ExitStack()
-        for kind in ("cpu",) if runtime() is None else ("cpu", "xla"):
+        for kind in ("cpu",) if running_module() is None else ("cpu", "xla"):
             stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16))
         self._entered.append(stack)
 
@@ -63,12 +63,12 @@ class _Autocast(ContextDecorator):
 
 
 def watch_sums(optimizer: torch.optim.Optimizer) -> None:
-    """Warn where weights of 16 bits stop moving: at the steps LOOKS_AT.
+    """Warn if 16-bit weights stop moving; checked in the steps CHECKED_STEPS.
 
-    bfloat16 has 8 significant bits: what is less than 1/512 of a weight is lost when it is
-    added, however often that happens, so a training stands still though its gradients do not.
-    `optimizer_step` and `Accumulation` call this by themselves. Nothing waits for the device;
-    a step that is looked at is a program of its own on XLA. float32 weights cost nothing.
+    bfloat16 has 8 significant bits: an update below 1/512 of a weight is lost, however often it
+    is added, so a training stalls though its gradients are not 0. `optimizer_step` and
+    `Accumulation` call this. Nothing waits for the device; a checked step is a program of its
+    own on XLA. float32 weights cost nothing.
     """
     short = any(p.dtype in _SHORT for group in optimizer.param_groups for p in group["params"])
     if short and optimizer not in _watched:
@@ -78,16 +78,16 @@ def watch_sums(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Watch:
-    """Of one optimizer. It is called with the optimizer, and keeps none: it would live on."""
+    """The hooks of one optimizer, which they do not reference, so that it can be freed."""
 
     def __init__(self) -> None:
         self._step = 0
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def before(self, optimizer: torch.optim.Optimizer, *call: Any) -> None:
-        """Keep the weights that the step is to change."""
+        """Copy the weights that the step should change."""
         self._step += 1
-        if self._step in LOOKS_AT:
+        if self._step in CHECKED_STEPS:
             self._before = [
                 (p, p.detach().clone())
                 for group in optimizer.param_groups
@@ -97,27 +97,27 @@ class _Watch:
 
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, *call: Any) -> None:
-        """Count which it has not."""
-        looked, self._before = self._before, []
-        if not looked:
+        """Count those it did not change."""
+        checked, self._before = self._before, []
+        if not checked:
             return
         counts = []
-        for weight, before in looked:
+        for weight, before in checked:
             assert weight.grad is not None
             should = (weight.grad != 0) & (before != 0)
             lost = should & (weight == before)
             counts.append(torch.stack([lost.sum(), should.sum()]).float())
-        _when_computed(self._tell, torch.stack(counts).sum(0), self._step, looked[0][0].dtype)
+        _when_computed(self._warn, torch.stack(counts).sum(0), self._step, checked[0][0].dtype)
 
     @staticmethod
-    def _tell(counts: torch.Tensor, step: int, dtype: torch.dtype) -> None:
+    def _warn(counts: torch.Tensor, step: int, dtype: torch.dtype) -> None:
         lost, should = counts.tolist()
-        if should and lost / should > LOST:
+        if should and lost / should > WARN_SHARE:
             name = str(dtype).removeprefix("torch.")
             warnings.warn(
                 f"step {step} moved only {1 - lost / should:.0%} of the {name} weights that have a "
-                f"gradient: for the others it is less than {name} can add to them. Keep the "
-                "weights in float32 and compute in bfloat16: `with tpunb.training.bf16():`",
+                f"gradient: for the others the update is too small for {name}. Keep the weights "
+                "in float32 and compute in bfloat16: `with tpunb.training.bf16():`",
                 stacklevel=2,
             )
 
@@ -125,10 +125,10 @@ class _Watch:
 _watched: WeakKeyDictionary[torch.optim.Optimizer, _Watch] = WeakKeyDictionary()
 
 
-def _when_computed(tell: Any, value: torch.Tensor, *rest: Any) -> None:
-    """Call with a value of the device once its step was started; on the CPU at once."""
+def _when_computed(callback: Any, value: torch.Tensor, *rest: Any) -> None:
+    """Call with a value on the device once its step was started; on the CPU at once."""
     if value.device.type == "xla":
         xm: Any = sys.modules["torch_xla.core.xla_model"]
-        xm.add_step_closure(tell, args=(value, *rest))
+        xm.add_step_closure(callback, args=(value, *rest))
     else:
-        tell(value, *rest)
+        callback(value, *rest)

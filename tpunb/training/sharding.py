@@ -1,19 +1,34 @@
-"""`shard`: batches for every rank, equally many and equally large, with nothing dropped."""
+"""`shard`: batches for every rank, equally many and equally large, with nothing dropped.
+
+`partition` divides an order of samples among steps and ranks: pure arithmetic, with rank and world
+size as arguments. `SampleOrder` is that order; `RankStream` does the same for a stream of samples.
+"""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any, Literal, get_args
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
-from tpunb.training.dealing import RESTS, Deal, Rest, deal, share
-from tpunb.training.orders import Order
-from tpunb.training.place import rank_and_world
-from tpunb.training.streams import RankStream
+from tpunb.training.ranks import rank_and_world
+from tpunb.utils.deprecation import renamed_arguments
+
+Remainder = Literal["pad", "drop", "repeat"]
+REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
 KEPT = (
     "num_workers",
@@ -25,14 +40,15 @@ KEPT = (
     "prefetch_factor",
     "persistent_workers",
 )
-"""What a loader is given that is made again with other batches; and its collate_fn."""
+"""Options that a DataLoader keeps when it is rebuilt with other batches; and its collate_fn."""
 
 
+@renamed_arguments(rest="remainder")
 def shard(
     data: Any,
     batch_size: int | None = None,
     *,
-    rest: Rest = "pad",
+    remainder: Remainder = "pad",
     shuffle: bool = False,
     seed: int = 0,
     groups: Sequence[int] | None = None,
@@ -42,31 +58,32 @@ def shard(
         for (x, y), mask in shard(dataset, 64):
 
     All ranks get equally many batches of exactly `batch_size` samples, so that they meet at
-    every collective and XLA compiles one shape. `rest` says what becomes of the samples at the
-    end that fill no step of all ranks:
+    every collective and XLA compiles one shape. `remainder` says what happens to the last samples,
+    which do not fill a step of all ranks:
 
-    - 'pad' (to evaluate, to predict): every sample counts exactly once. Batches are filled with
-      samples that do not count, and come as `(batch, mask)`; `mask` is a bool tensor of
-      `batch_size` elements, True for what counts.
-    - 'drop' (to train): they are left out of this epoch. Batches come without a mask.
-    - 'repeat' (to train): the first samples come once more. Batches come without a mask.
+    - 'pad' (for evaluation and prediction): every sample counts exactly once. Batches are filled
+      up with samples that do not count, and come as `(batch, mask)`; `mask` is a bool tensor of
+      `batch_size` elements, True for samples that count.
+    - 'drop' (for training): they are left out of this epoch. Batches come without a mask.
+    - 'repeat' (for training): the step is filled up with the first samples. Batches come without
+      a mask.
 
     `data`: a dataset with a length, with `batch_size` for each rank (and `shuffle`); or a
-    DataLoader, whose batch size, collate_fn, workers and sampler are kept (`rest` replaces its
-    `drop_last`, and a DistributedSampler deals no more, only shuffles); or either of an
-    IterableDataset that is the same on every rank. Random orders depend on `seed` and the epoch
-    alone: call `.set_epoch(epoch)`, as with a DistributedSampler. A sampler of your own must
-    give every rank the same order.
+    DataLoader, whose batch size, collate_fn, workers and sampler are kept (`remainder` replaces
+    its `drop_last`, and a DistributedSampler only shuffles); or either of an IterableDataset
+    that is the same on every rank. Random orders depend on `seed` and the epoch only: call
+    `.set_epoch(epoch)`, as with a DistributedSampler. A sampler of your own must give every rank
+    the same order.
 
-    `groups`: a number for each sample of the dataset; a step has samples of one group only, on
-    all ranks (of one bucket, see `Buckets.groups`). The end of each group is then a rest.
+    `groups`: a number for each sample of the dataset; all ranks' samples of a step are of one
+    group (of one bucket, see `Buckets.groups`). Each group then has a remainder of its own.
 
-    In the kernel, and in a cell above the train cell, there is one rank with everything: the
-    ranks are asked for when a loop begins. Raises TypeError and ValueError for what cannot be
-    dealt in this way.
+    In the kernel, and in a cell above the train cell, there is one rank, with everything: the
+    world size is looked up when a loop begins. Raises TypeError and ValueError for data that
+    cannot be sharded in this way.
     """
-    if rest not in RESTS:
-        raise ValueError(f"shard: rest={rest!r}: it is 'pad', 'drop' or 'repeat'")
+    if remainder not in REMAINDERS:
+        raise ValueError(f"shard: remainder={remainder!r}: use 'pad', 'drop' or 'repeat'")
     if isinstance(data, DataLoader):
         if batch_size is not None or shuffle:
             raise ValueError(
@@ -75,34 +92,59 @@ def shard(
             )
         loader = data
     else:
-        loader = _loader(data, batch_size, shuffle)
-    _check(loader)
+        loader = _make_loader(data, batch_size, shuffle)
+    if loader.batch_size is None:
+        raise ValueError(
+            "shard: this DataLoader has a batch_sampler of its own, or makes no batches, but shard "
+            "must choose them. Give it a DataLoader with a batch_size (and `groups` where all "
+            "samples of a batch must be of one kind)"
+        )
     if not isinstance(loader.dataset, IterableDataset):
-        return MapShard(loader, rest, seed, groups)
+        return MapShard(loader, remainder, seed, groups)
     if groups is not None:
         raise ValueError("shard: groups needs a dataset with a length and indices")
-    return StreamShard(loader, rest)
+    return StreamShard(loader, remainder)
 
 
-class Dealt(NamedTuple):
-    """One step."""
+def _make_loader(data: Any, batch_size: int | None, shuffle: bool) -> DataLoader[Any]:
+    if isinstance(data, tuple):
+        raise TypeError("shard: a tuple is not a dataset: use TensorDataset(x, y) for tensors")
+    is_stream = isinstance(data, IterableDataset)
+    if not is_stream and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise TypeError(
+            f"shard takes a dataset with __len__ and __getitem__, an IterableDataset, or a "
+            f"DataLoader of one, not {type(data).__name__}. Loaders that move batches to a "
+            "device go around it: MpDeviceLoader(shard(loader), device)"
+        )
+    if batch_size is None:
+        raise TypeError("shard: give the batch size of one rank: shard(dataset, 64)")
+    if shuffle and is_stream:
+        raise ValueError("shard: an IterableDataset has its own order and cannot be shuffled here")
+    if shuffle and len(data) == 0:
+        shuffle = False  # RandomSampler refuses an empty dataset
+    return DataLoader(data, batch_size=batch_size, shuffle=shuffle)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an epoch, as this rank sees it."""
 
     batch: Any
     """This rank's samples, collated."""
-    real: int
+    count: int
     """How many samples of all ranks together count."""
     positions: torch.Tensor | None
-    """Where these are in the order of the samples, rank after rank; None for a stream."""
+    """Their indices in the dataset, rank after rank; None for a stream."""
 
 
 class Shard(ABC):
-    """What `shard` gives: iterable any number of times, one epoch each."""
+    """What `shard` returns: iterable any number of times, one epoch each."""
 
-    def __init__(self, loader: DataLoader[Any], rest: Rest) -> None:
+    def __init__(self, loader: DataLoader[Any], remainder: Remainder) -> None:
         self.dataset: Dataset[Any] = loader.dataset
-        assert loader.batch_size is not None  # or it was refused
+        assert loader.batch_size is not None  # shard has checked it
         self.batch_size: int = loader.batch_size
-        self.rest: Rest = rest
+        self.remainder: Remainder = remainder
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,45 +152,45 @@ class Shard(ABC):
         self.epoch = epoch
 
     @abstractmethod
-    def dealt(self) -> Iterator[Dealt]:
-        """The steps of an epoch with all that is known of them, for `predict`."""
+    def steps(self) -> Iterator[Step]:
+        """The steps of an epoch, with the positions of their samples, for `predict`."""
 
     def __iter__(self) -> Iterator[Any]:
         rank, world = rank_and_world()
         everything = torch.ones(self.batch_size, dtype=torch.bool)
-        for batch, real, _ in self.dealt():
-            if self.rest != "pad":
-                yield batch
+        for step in self.steps():
+            if self.remainder != "pad":
+                yield step.batch
                 continue
-            first, end = share(real, rank, world)
+            first, end = rank_slice(step.count, rank, world)
             mask = everything.clone()  # a tenth of the time of a new one with a part of it set
             if end - first < self.batch_size:
                 mask[end - first :] = False
-            yield batch, mask
+            yield step.batch, mask
 
 
 class MapShard(Shard):
-    """Of a dataset with a length: every rank reads its own samples only."""
+    """Of a dataset with a length: every rank reads only its own samples."""
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        rest: Rest,
+        remainder: Remainder,
         seed: int,
         groups: Sequence[int] | None,
     ) -> None:
-        super().__init__(loader, rest)
+        super().__init__(loader, remainder)
         dataset: Any = loader.dataset
         self.size = len(dataset)
-        self._order = Order(loader.sampler, self.size, seed)
+        self._order = SampleOrder(loader.sampler, self.size, seed)
         self._groups = None if groups is None else torch.as_tensor(groups)
         if self._groups is not None and self._groups.shape != (self.size,):
             raise ValueError(
                 f"shard: groups has the shape {list(self._groups.shape)}, and the dataset "
                 f"{self.size} samples: it needs one number for each"
             )
-        self._complete: int | None = None
-        self._batches = _Batches()
+        self._completed_epoch: int | None = None
+        self._batches = _RankBatches()
         kept = {name: getattr(loader, name) for name in KEPT}
         self._loader = DataLoader(
             loader.dataset, batch_sampler=self._batches, collate_fn=loader.collate_fn, **kept
@@ -163,49 +205,55 @@ class MapShard(Shard):
         super().set_epoch(epoch)
         self._order.set_epoch(epoch)
 
-    def deal(self, world: int) -> Deal:
+    def partition(self, world: int) -> Partition:
         """The steps of this epoch; positions are indices of the dataset."""
         order = self._order.draw()
-        groups = None if self._groups is None else self._groups[order]
-        shuffle = None if self.is_in_order else self._order.generator()
-        dealt = deal(len(order), self.batch_size, world, self.rest, groups=groups, shuffle=shuffle)
-        return Deal(order[dealt.positions], dealt.steps, self.batch_size, world)
+        parts = partition(
+            len(order),
+            self.batch_size,
+            world,
+            self.remainder,
+            groups=None if self._groups is None else self._groups[order],
+            shuffle=None if self.is_in_order else self._order.generator(),
+        )
+        return Partition(order[parts.positions], parts.steps, self.batch_size, world)
 
     def __len__(self) -> int:
         """Steps of an epoch: the same on every rank."""
-        return len(self.deal(rank_and_world()[1]).steps)
+        return len(self.partition(rank_and_world()[1]).steps)
 
     def __repr__(self) -> str:
         world = rank_and_world()[1]
-        steps = self.deal(world).steps
+        steps = self.partition(world).steps
         ranks = "1 rank" if world == 1 else f"{world} ranks"
-        places = len(steps) * self.batch_size * world
-        filled = places - sum(end - first for first, end in steps)
+        rows = len(steps) * self.batch_size * world
+        padding = rows - sum(end - first for first, end in steps)
         return (
             f"{self.size} samples in {len(steps)} steps of {self.batch_size} on {ranks}, "
-            f"rest={self.rest!r}" + (f": {filled} of {places} places are filled up" * bool(filled))
+            f"remainder={self.remainder!r}"
+            + (f": {padding} of {rows} rows are padding" * (padding > 0))
         )
 
-    def dealt(self) -> Iterator[Dealt]:
+    def steps(self) -> Iterator[Step]:
         rank, world = rank_and_world()
-        if self._complete == self.epoch and not self.is_in_order:
+        if self._completed_epoch == self.epoch and not self.is_in_order:
             warnings.warn(
-                f"shard: this is the order of epoch {self.epoch} once more: call "
+                f"shard: this repeats the order of epoch {self.epoch}: call "
                 "set_epoch(epoch) before each epoch",
                 stacklevel=3,
             )
-        dealt = self.deal(world)
-        self._batches.chosen = dealt, rank
+        parts = self.partition(world)
+        self._batches.chosen = parts, rank
         for step, batch in enumerate(self._loader):
-            yield Dealt(batch, dealt.count(step), dealt.of_step(step))
-        self._complete = self.epoch
+            yield Step(batch, parts.count(step), parts.of_step(step))
+        self._completed_epoch = self.epoch
 
 
 class StreamShard(Shard):
     """Of an IterableDataset: every rank reads all of it, and collates its own part."""
 
-    def __init__(self, loader: DataLoader[Any], rest: Rest) -> None:
-        super().__init__(loader, rest)
+    def __init__(self, loader: DataLoader[Any], remainder: Remainder) -> None:
+        super().__init__(loader, remainder)
         if loader.num_workers > 1:
             raise ValueError(
                 f"shard: {loader.num_workers} workers would each read the whole "
@@ -220,55 +268,220 @@ class StreamShard(Shard):
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
-    def dealt(self) -> Iterator[Dealt]:
+    def steps(self) -> Iterator[Step]:
         stream = RankStream(
-            self.dataset, self.batch_size, self.rest, self._collate, *rank_and_world()
+            self.dataset, self.batch_size, self.remainder, self._collate, *rank_and_world()
         )
         kept = {name: getattr(self._given, name) for name in KEPT}
-        kept["persistent_workers"] = False  # it is a new stream in each epoch
-        for batch, count in DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **kept):
-            yield Dealt(batch, count, None)
+        kept["persistent_workers"] = False  # each epoch is a new stream
+        for batch, count in DataLoader(stream, batch_size=None, collate_fn=_identity, **kept):
+            yield Step(batch, count, None)
 
 
-class _Batches(BatchSampler):
-    """The indices of this rank's batches of one epoch, which is chosen before it begins."""
+class _RankBatches(BatchSampler):
+    """The indices of this rank's batches in one epoch, which is chosen before it begins."""
 
     def __init__(self) -> None:
-        self.chosen: tuple[Deal, int] | None = None
+        self.chosen: tuple[Partition, int] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
         assert self.chosen is not None
-        dealt, rank = self.chosen  # those of now, also when another epoch has begun
-        return (dealt.of_rank(step, rank).tolist() for step in range(len(dealt.steps)))
+        parts, rank = self.chosen  # bound here: another epoch may begin while this one is read
+        return (parts.of_rank(step, rank).tolist() for step in range(len(parts.steps)))
 
 
-def _loader(data: Any, batch_size: int | None, shuffle: bool) -> DataLoader[Any]:
-    if isinstance(data, tuple):
-        raise TypeError("shard: a tuple is no dataset: TensorDataset(x, y) is one of tensors")
-    is_stream = isinstance(data, IterableDataset)
-    if not is_stream and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise TypeError(
-            f"shard takes a dataset with __len__ and __getitem__, an IterableDataset, or a "
-            f"DataLoader of one, not {type(data).__name__}. Loaders that move batches to a "
-            "device go around it: MpDeviceLoader(shard(loader), device)"
-        )
-    if batch_size is None:
-        raise TypeError("shard: how many samples has a batch of one rank? shard(dataset, 64)")
-    if shuffle and is_stream:
-        raise ValueError("shard: an IterableDataset has its own order: it cannot be shuffled here")
-    if shuffle and len(data) == 0:
-        shuffle = False  # RandomSampler refuses what is empty
-    return DataLoader(data, batch_size=batch_size, shuffle=shuffle)
-
-
-def _check(loader: DataLoader[Any]) -> None:
-    if loader.batch_size is None:
-        raise ValueError(
-            "shard: this DataLoader has a batch_sampler of its own, or makes no batches: shard "
-            "must choose them. Give it a DataLoader with a batch_size (and `groups` where a "
-            "batch may have samples of one kind only)"
-        )
-
-
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
+
+
+def rank_slice(count: int, rank: int, world: int) -> tuple[int, int]:
+    """First and end of a rank's part of `count` samples; parts differ by one at most."""
+    return rank * count // world, (rank + 1) * count // world
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Positions in an order of samples, divided among steps and within them among ranks.
+
+    A step holds up to `batch_size * world` samples, in order; ranks have consecutive parts of
+    it, of equal length or one less. So ranks one after the other, and steps one after the other,
+    give the order again.
+    """
+
+    positions: torch.Tensor
+    """int64; those of a step are together."""
+    steps: Sequence[tuple[int, int]]
+    """First and end in `positions` of each step."""
+    batch_size: int
+    world: int
+
+    def count(self, step: int) -> int:
+        """How many samples of all ranks count in a step."""
+        first, end = self.steps[step]
+        return end - first
+
+    def of_step(self, step: int) -> torch.Tensor:
+        """The positions of a step: those of rank 0, then those of rank 1, and so on."""
+        first, end = self.steps[step]
+        return self.positions[first:end]
+
+    def of_rank(self, step: int, rank: int) -> torch.Tensor:
+        """`batch_size` positions: this rank's, then padding, which does not count.
+
+        The padding is a sample of the same step, so that it is of the same group.
+        """
+        begin, count = self.steps[step][0], self.count(step)
+        first, end = rank_slice(count, rank, self.world)
+        own = self.positions[begin + first : begin + end]
+        missing = self.batch_size - (end - first)
+        if not missing:
+            return own
+        return torch.cat([own, self.positions[begin : begin + 1].expand(missing)])
+
+
+def partition(
+    count: int,
+    batch_size: int,
+    world: int,
+    remainder: Remainder,
+    *,
+    groups: torch.Tensor | None = None,
+    shuffle: torch.Generator | None = None,
+) -> Partition:
+    """Divide `count` samples among steps of `batch_size` on each of `world` ranks.
+
+    `remainder`: a last step that is not full stays as it is, and padding fills it ('pad'), is
+    left out ('drop'), or is filled with the first samples once more ('repeat'). `groups`: a
+    number for each sample; a step has samples of one group. Groups come in the order of their
+    first samples, or with `shuffle` (a generator, in the same state on all ranks) steps are in
+    random order.
+    """
+    whole = batch_size * world
+    if groups is None:
+        parts: Iterator[torch.Tensor] = iter([torch.arange(count)] if count else [])
+    else:
+        parts = _by_group(groups)
+    positions: list[torch.Tensor] = []
+    steps: list[tuple[int, int]] = []
+    first = 0
+    for part in parts:
+        over = len(part) % whole
+        if over and remainder == "drop":
+            part = part[: len(part) - over]
+        elif over and remainder == "repeat":
+            more = torch.arange(whole - over) % len(part)
+            part = torch.cat([part, part[more]])
+        end = first + len(part)
+        steps += [(at, min(at + whole, end)) for at in range(first, end, whole)]
+        positions.append(part)
+        first = end
+    if shuffle is not None and groups is not None:
+        steps = [steps[at] for at in torch.randperm(len(steps), generator=shuffle).tolist()]
+    empty = torch.empty(0, dtype=torch.int64)
+    return Partition(torch.cat([empty, *positions]), steps, batch_size, world)
+
+
+def _by_group(groups: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The positions of each group, in order."""
+    _, group_of, sizes = groups.unique(return_inverse=True, return_counts=True)
+    together = group_of.argsort(stable=True).split(sizes.tolist())
+    return iter(sorted(together, key=lambda part: int(part[0])))
+
+
+class SampleOrder:
+    """The order in which a sampler gives its samples: depends on a seed and an epoch only.
+
+    So it is the same on every rank, whatever sampler a loader has.
+    """
+
+    def __init__(self, sampler: Any, size: int, seed: int) -> None:
+        self._sampler = sampler
+        self._size = size
+        self._seed = seed
+        self._epoch = 0
+        self._drawn: torch.Tensor | None = None
+        distributed = isinstance(sampler, DistributedSampler)
+        self.is_sequential = isinstance(sampler, SequentialSampler) or (
+            distributed and not sampler.shuffle
+        )
+        # One permutation of everything. Other orders are drawn from the sampler itself.
+        self._is_permutation = distributed or (
+            isinstance(sampler, RandomSampler)
+            and not sampler.replacement
+            and sampler.num_samples == size
+        )
+        if distributed:
+            self._seed += sampler.seed
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._drawn = None
+        self._epoch = epoch
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self._seed + self._epoch)
+
+    def draw(self) -> torch.Tensor:
+        """The order of this epoch."""
+        if self.is_sequential:
+            return torch.arange(self._size)
+        if self._is_permutation:
+            return torch.randperm(self._size, generator=self.generator())
+        if self._drawn is None:
+            # Once in an epoch: a sampler may have a state of its own, and `len` asks too.
+            self._drawn = torch.tensor(self._draw_from_sampler(), dtype=torch.int64)
+        return self._drawn
+
+    def _draw_from_sampler(self) -> list[int]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed + self._epoch)
+            own = getattr(self._sampler, "generator", None)
+            if own is None:
+                return list(self._sampler)
+            self._sampler.generator = self.generator()
+            try:
+                return list(self._sampler)
+            finally:
+                self._sampler.generator = own
+
+
+class RankStream(IterableDataset[tuple[Any, int]]):
+    """Reads the samples of each step for all ranks, and collates those of one.
+
+    How many samples are left cannot be known before they are read, nor can a rank ask the
+    others without meeting them. That every rank reads everything makes the last step the same
+    on all, at the price of reading `world` times.
+    """
+
+    def __init__(
+        self,
+        samples: Any,
+        batch_size: int,
+        remainder: Remainder,
+        collate: Callable[[list[Any]], Any],
+        rank: int,
+        world: int,
+    ) -> None:
+        self._samples = samples
+        self._batch_size = batch_size
+        self._remainder = remainder
+        self._collate = collate
+        self._rank = rank
+        self._world = world
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """Batches, each with the number of samples of all ranks that count in its step."""
+        whole = self._batch_size * self._world
+        stream = iter(self._samples)
+        head: list[Any] = []  # for 'repeat': the samples of the first step
+        while step := list(islice(stream, whole)):
+            head = head or step
+            if len(step) < whole and self._remainder == "drop":
+                return
+            if len(step) < whole and self._remainder == "repeat":
+                step = step + list(islice(cycle(head), whole - len(step)))
+            first, end = rank_slice(len(step), self._rank, self._world)
+            padding = [step[0]] * (self._batch_size - (end - first))
+            yield self._collate(step[first:end] + padding), len(step)

@@ -1,9 +1,8 @@
-"""`Throughput`: samples per second of a training that runs. `training_flops`: what one batch takes.
+"""`Throughput`: samples per second of a training. `training_flops`: the operations of a batch.
 
-torch_xla 2.8 and 2.9 offer no estimate of XLA's own to Python: its extension module holds XLA's
-cost analysis and does not export it; only a profile from a TPU shows it. So operations are
-counted by torch.utils.flop_counter: matrix products, convolutions and attention, forward and
-backward, which is what model FLOPs utilisation (MFU) means.
+torch_xla 2.8 and 2.9 do not export XLA's own cost analysis to Python; only a profile from a TPU
+shows it. So operations are counted by torch.utils.flop_counter: matrix products, convolutions and
+attention, forward and backward, as model FLOPs utilisation (MFU) is defined.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tpunb.records import FLOPS, SPEED
-from tpunb.training.checkpoint_device import runtime
-from tpunb.training.counting import compilations
+from tpunb.runs.metrics import FLOPS, SPEED
 from tpunb.training.log import log
 from tpunb.training.trees import leaves
+from tpunb.xla.counters import compilations
+from tpunb.xla.runtime import running_module
 
 
 class Throughput:
-    """Samples per second of this rank, without the time that XLA compiles.
+    """Measures samples per second of this rank, without the time that XLA compiles.
 
         speed = Throughput(flops=training_flops(model, x) / len(x))
         for x, y in batches:
@@ -33,19 +32,19 @@ class Throughput:
             speed.add(len(x))
         speed.stop()
 
-    Steps in which something was compiled, and the first, do not count. What it finds is logged
-    (`tpunb.log`), so that `tpunb.compare` finds it. Nothing waits for the device but `stop()`.
+    The first step, and steps in which XLA compiled, do not count. `stop()` logs the result
+    (`tpunb.log`), where `tpunb.scaling` finds it. Only `stop()` waits for the device.
     """
 
     def __init__(self, flops: float | None = None) -> None:
-        """`flops`: floating-point operations that one sample takes."""
+        """`flops`: floating-point operations per sample."""
         self.flops = flops
         self._samples = 0
         self._seconds = 0.0
         self._last: tuple[float, int] | None = None
 
     def add(self, samples: int) -> None:
-        """A step has ended, with so many samples in this rank."""
+        """Count a finished step with this many samples in this rank."""
         now, compiled = time.perf_counter(), compilations()
         if self._last is not None and self._last[1] == compiled:
             self._samples += samples
@@ -53,27 +52,28 @@ class Throughput:
         self._last = now, compiled
 
     def stop(self, step: int | None = None) -> float:
-        """Wait for the last step; samples per second of this rank. Logs it, for this `step`.
+        """Wait for the last step; log and return the samples per second of this rank.
 
-        NaN where no step was free of compilation. Steps after it are counted anew.
+        `step`: the step it is logged for. NaN if XLA compiled in every step. A later `add`
+        starts a new measurement.
         """
-        if runtime() is not None:
+        if running_module() is not None:
             xm: Any = sys.modules["torch_xla.core.xla_model"]
             xm.wait_device_ops()
         if self._last is not None:
             self._seconds += time.perf_counter() - self._last[0]
         speed = self._samples / self._seconds if self._samples else float("nan")
         self._samples, self._seconds, self._last = 0, 0.0, None
-        found = {SPEED: speed} if self.flops is None else {SPEED: speed, FLOPS: self.flops}
-        log(step, reduce={SPEED: "sum"}, **found)
+        metrics = {SPEED: speed} if self.flops is None else {SPEED: speed, FLOPS: self.flops}
+        log(step, reduce={SPEED: "sum"}, **metrics)
         return speed
 
 
 def training_flops(model: nn.Module, *inputs: Any, **options: Any) -> int:
     """Floating-point operations of `model(*inputs, **options)` and its backward pass.
 
-    Of the whole batch. Nothing is computed and the model is not touched: a copy without data
-    (on torch's meta device) is run, which code that looks at values cannot be.
+    For the whole batch. Nothing is computed and the model does not change: a copy without data
+    runs on torch's meta device, which fails for models whose code reads values.
     """
     twin = copy.deepcopy(model).to("meta")
 
@@ -81,7 +81,9 @@ def training_flops(model: nn.Module, *inputs: Any, **options: Any) -> int:
         return value.to("meta") if isinstance(value, torch.Tensor) else value
 
     with FlopCounterMode(display=False) as counter:
-        made = twin(*map(empty, inputs), **{name: empty(value) for name, value in options.items()})
-        outputs = [one for one in leaves(made) if isinstance(one, torch.Tensor)]
-        torch.autograd.backward([one.sum() for one in outputs if one.requires_grad])
+        result = twin(
+            *map(empty, inputs), **{name: empty(value) for name, value in options.items()}
+        )
+        tensors = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+        torch.autograd.backward([each.sum() for each in tensors if each.requires_grad])
     return int(counter.get_total_flops())

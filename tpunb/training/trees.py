@@ -1,4 +1,7 @@
-"""Batches are tensors in dicts, tuples, lists and dataclasses: one function for all of them."""
+"""Batches and outputs: tensors nested in dicts, tuples, lists and dataclasses.
+
+(`torch.utils._pytree` knows no dataclasses, and is private.)
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """The same structure with each tensor changed; what is no tensor stays as it is."""
+    """A copy of the structure with each tensor changed; other values stay as they are."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -24,7 +27,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         twin = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            # Frozen ones too: the copy is nobody else's yet.
+            # Frozen ones too: nobody else has the copy yet.
             value = map_tensors(change, getattr(tree, field.name))
             object.__setattr__(twin, field.name, value)
         return twin
@@ -40,13 +43,13 @@ def _filled(tree: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """All that is in a structure and is none itself, in order."""
+    """The values in a structure that are not containers, in order."""
     if isinstance(tree, (list, tuple)):
-        inside: list[Any] = list(tree)
+        values: list[Any] = list(tree)
     elif isinstance(tree, Mapping):
-        inside = list(tree.values())
+        values = list(tree.values())
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        inside = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+        values = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
     else:
         return [tree]
-    return [leaf for each in inside for leaf in leaves(each)]
+    return [leaf for each in values for leaf in leaves(each)]

@@ -1,1 +1,1 @@
-"""The processes of a run: guard → agent → runner → ranks. See docs/architecture.md."""
+"""The processes of a run: supervisor → fork server → runner → ranks. See docs/architecture.md."""

@@ -3,23 +3,40 @@
 from __future__ import annotations
 import __future__
 
+import ast
 import builtins
 import contextlib
+import linecache
 import os
 import re
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from tpunb.models import Block, Role, RunSpec
-from tpunb.rundir import RunDir, write_json
+from tpunb.runs.cell_lines import CellLines
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
+from tpunb.utils.files import write_json
+from tpunb.worker import replay, script_end
+from tpunb.xla.rehearsal.errors import CollectiveError, PeerLostError, WaitedTooLongError
 
 MOST_FRAMES = 30
 """Of a traceback that are shown: half from its top, half from its end (deep recursions)."""
 
+LONGEST_MESSAGE = 10_000
+"""Characters of an exception's own text that are kept, half from each end."""
+MOST_LINES = 200
+"""Lines of it, likewise."""
+MOST_CAUSES = 10
+"""Exceptions of one traceback, each raised while the one before was handled."""
+
+_PEER_LOST = (PeerLostError, WaitedTooLongError, CollectiveError)
+"""What ranks raise because another one is missing."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -30,87 +47,165 @@ class Cells:
     """The script of a run, cell by cell, in one namespace."""
 
     def __init__(self, run: RunDir, spec: RunSpec) -> None:
-        self._path = str(run.script)
-        self._lines = run.script.read_text(encoding="utf-8").split("\n")
-        self._blocks = spec.blocks
         self._flags = 0
-        self.codes: list[CodeType] = []
-        """Of the blocks that have run."""
-        self.module = self._make_main()
+        self.header = ""
+        """The header that was executed last."""
+        self.module = ModuleType("__main__")  # as that of `python script.py`
+        self.module.__dict__.update(__builtins__=builtins, __spec__=None)
+        self.assign(run, spec)
 
-    def _make_main(self) -> ModuleType:
-        """A `__main__` like that of `python script.py`."""
-        module = ModuleType("__main__")
-        module.__dict__.update(__file__=self._path, __builtins__=builtins, __spec__=None)
-        return module
+    def assign(self, run: RunDir, spec: RunSpec) -> None:
+        """Go on with the script of another run, whose first cells have run in this process."""
+        self.report_of_fork: Callable[[BaseException], None] = partial(
+            print_error, run=run, spec=spec
+        )
+        """What is done with an exception of a process that a cell has forked."""
+        self.lines = CellLines(run.script, spec)
+        self._blocks = spec.blocks
+        self._take(run.script.read_text(encoding="utf-8"))
+        self.module.__dict__["__file__"] = self.lines.script
+
+    def _take(self, text: str) -> None:
+        self.text = text
+        self._lines = text.split("\n")
+        # A kept prelude may outlive the file: tracebacks and inspect show its lines all the same.
+        linecache.cache[self.lines.script] = (
+            *(len(text), None, [f"{line}\n" for line in self._lines]),
+            self.lines.script,
+        )
+
+    def fill(self, role: Role, lines: list[str]) -> None:
+        """Put lines into the place that the script has for them."""
+        [block] = self.of(role)
+        every = self._lines
+        every[block.first - 1 : block.last] = lines
+        self._take("\n".join(every))
 
     def become_main(self) -> None:
         """Make this process one that runs the script: sys.argv, sys.modules['__main__']."""
-        sys.argv[:] = [self._path]
+        sys.argv[:] = [self.lines.script]
         sys.modules["__main__"] = self.module
 
     def of(self, role: Role) -> list[Block]:
         """The blocks of the header, the prelude, or the train cell, in order."""
         return [block for block in self._blocks if block.role == role]
 
-    def _text(self, block: Block) -> str:
+    def _source(self, block: Block) -> str:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
+    def execute_header(self) -> None:
+        """Run what stands above the cells; nothing if this process has done so."""
+        blocks = self.of("header")
+        header = "".join(self._source(block) for block in blocks)
+        if header != self.header:
+            for block in blocks:
+                self.execute(block)
+            self.header = header
+
     def execute(self, block: Block) -> None:
-        """Run a block as lines of script.py, so that tracebacks and linecache fit the file."""
-        exec(self._compile(block), self.module.__dict__)
+        """Run a block as lines of script.py, so that tracebacks and linecache fit the file.
+
+        A process that the block has forked with os.fork does not come back from here.
+        """
+        code, process = self._compile(block), os.getpid()
+        replay.begin_cell(prelude=block.role == "prelude")
+        error: BaseException | None = None
+        try:
+            exec(code, self.module.__dict__)
+        except BaseException as raised:
+            if os.getpid() == process:
+                raise
+            error = raised
+        if os.getpid() != process:
+            script_end.end_fork(error, self.report_of_fork)
+
+    def execute_prelude(self, block: Block) -> None:
+        """Run a cell above the train cell, in which an exit is an error whatever its code."""
+        try:
+            self.execute(block)
+        except SystemExit as error:
+            end = " ends the prelude before the train cell is reached"
+            raise named_exit(error, end) from None
 
     def _compile(self, block: Block) -> CodeType:
         """The block's code. A `from __future__` import holds for all that follow, as in IPython."""
-        source = "\n" * (block.first - 1) + self._text(block)
-        code: CodeType = compile(source, self._path, "exec", flags=self._flags, dont_inherit=True)
+        source, path = "\n" * (block.first - 1) + self._source(block), self.lines.script
+        tree: str | ast.Module = source
+        if block.role == "prelude" and replay.may_change(source):
+            only = self._flags | ast.PyCF_ONLY_AST
+            tree = replay.tolerate_repetition(
+                compile(source, path, "exec", flags=only, dont_inherit=True)
+            )
+        code: CodeType = compile(tree, path, "exec", flags=self._flags, dont_inherit=True)
         self._flags |= code.co_flags & _FUTURE
-        self.codes.append(code)
         return code
 
 
-def describe(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str, Any]:
+def describe_error(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str, Any]:
     """An exception in notebook terms, as `error.json` holds it.
 
-    `cell` and `line` are those of the innermost frame that is a line of the notebook.
+    `cell`, `line` and `column` are those of the innermost frame that is a line of the notebook.
     """
-    script = str(run.script)
-    frames = _frames(error.__traceback__, script)
-    cell = line = None
-    for frame in frames:
-        if frame.filename == script and frame.lineno is not None:
-            cell, line = spec.locate(frame.lineno)
-    if isinstance(error, SyntaxError) and error.filename == script and error.lineno:
-        cell, line = spec.locate(error.lineno)
+    lines = CellLines(run.script, spec)
+    cell = line = column = None
+    for frame in _frames(error.__traceback__, lines):
+        if frame.filename in lines and frame.lineno is not None:
+            cell, line = lines.locate(frame.filename, frame.lineno)
+            column = _column(frame)
+    if isinstance(error, SyntaxError) and error.filename in lines and error.lineno:
+        cell, line = lines.locate(error.filename or "", error.lineno)
+        column = (error.offset or 1) - 1
     return {
         "type": type(error).__name__,
-        "message": _in_cells(_message(error), script, spec),
+        "message": _in_cells(_message(error), lines),
         "cell": cell,
         "line": line,
-        "traceback": "".join(_chain(error, script, spec)),
-        "time": time.time(),
+        "column": column,
+        "traceback": "".join(_chain(error, lines)),
+        # Not time.time: the user's code may have it stand still (freezegun).
+        "time": time.clock_gettime(time.CLOCK_REALTIME),
+        "kind": FailureKind.PEER_LOST if type(error) in _PEER_LOST else FailureKind.EXCEPTION,
     }
 
 
-def write(error: BaseException, run: RunDir, spec: RunSpec, attempt: int, rank: int | None) -> None:
-    """Leave the description of what ended this process in the run folder."""
-    write_json(run.error(attempt, rank), describe(error, run, spec))
+def write_error(
+    error: BaseException, run: RunDir, spec: RunSpec, attempt: int, rank: int | None
+) -> None:
+    """Leave the description of what ended this process in the run folder, if that can be written.
+
+    The first one stays.
+    """
+    file = run.error(attempt, rank)
+    if not file.exists():
+        with contextlib.suppress(OSError):
+            write_json(file, describe_error(error, run, spec))
 
 
-def show(error: BaseException, run: RunDir, spec: RunSpec) -> None:
+def print_error(error: BaseException, run: RunDir, spec: RunSpec) -> None:
     """Print an exception to standard error as the end of a script does, in notebook terms.
 
-    A hook that the user's code has put in place gets it instead, without tpunb's own frames.
-    Where standard error is closed nothing is printed; what `write` has left says it all.
+    A hook that the user's code has put in place gets it instead, without tpunb's own frames; where
+    the hook itself fails, both are printed. Where standard error is closed nothing is printed; what
+    `write_error` has left says it all.
     """
-    with contextlib.suppress(OSError, ValueError):
-        if sys.excepthook is sys.__excepthook__:
-            print("".join(_chain(error, str(run.script), spec)), end="", file=sys.stderr)
-            return
+    lines = CellLines(run.script, spec)
+    if sys.excepthook is not sys.__excepthook__:
         tb = error.__traceback__
-        while tb is not None and tb.tb_frame.f_code.co_filename != str(run.script):
+        while tb is not None and tb.tb_frame.f_code.co_filename not in lines:
             tb = tb.tb_next
-        sys.excepthook(type(error), error, tb)
+        try:
+            sys.excepthook(type(error), error, tb)
+        except BaseException as broken:  # anything: it is the user's code
+            _print("Error in sys.excepthook:\n" + "".join(_chain(broken, lines)))
+            _print("\nOriginal exception was:\n")
+        else:
+            return
+    _print("".join(_chain(error, lines)))
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(Exception):  # a stream of the user's own may raise anything
+        print(text, end="", file=sys.stderr)
 
 
 def named_exit(error: SystemExit, consequence: str = "") -> SystemExit:
@@ -121,58 +216,103 @@ def named_exit(error: SystemExit, consequence: str = "") -> SystemExit:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
+        return _shortened(str(error))
     except Exception as broken:  # a user's own __str__ may raise anything
         return f"<its text cannot be made: {type(broken).__name__}>"
 
 
-def _frames(tb: TracebackType | None, script: str) -> list[traceback.FrameSummary]:
+def _shortened(text: str) -> str:
+    """A text that fits on a page: its beginning and its end."""
+    left_out = len(text) - LONGEST_MESSAGE
+    if left_out > 0:
+        half = LONGEST_MESSAGE // 2
+        text = f"{text[:half]}\n… {left_out:,} characters left out …\n{text[-half:]}"
+    lines = text.split("\n")
+    if len(lines) > MOST_LINES:
+        left_out = len(lines) - MOST_LINES
+        lines[MOST_LINES // 2 : -MOST_LINES // 2] = [f"… {left_out:,} lines left out …"]
+    return "\n".join(lines)
+
+
+def _frames(tb: TracebackType | None, lines: CellLines) -> list[traceback.FrameSummary]:
     """The frames of the notebook and of libraries, but none of tpunb's own.
 
     Without a line of the notebook among them it is tpunb that failed: then all.
     """
     frames = list(traceback.extract_tb(tb))
     for index, frame in enumerate(frames):
-        if frame.filename == script:
+        if frame.filename in lines:
             return [frame for frame in frames[index:] if not frame.filename.startswith(_OWN)]
     return frames
 
 
-def _in_cells(text: str, script: str, spec: RunSpec) -> str:
+def _column(frame: traceback.FrameSummary) -> int | None:
+    """Characters before the expression that a frame was at. Python 3.10 does not know it."""
+    encoded: int | None = getattr(frame, "colno", None)
+    if encoded is None or frame.lineno is None:
+        return None
+    line = linecache.getline(frame.filename, frame.lineno)
+    return len(line.encode()[:encoded].decode(errors="replace"))
+
+
+def _in_cells(text: str, lines: CellLines) -> str:
     """A text in which lines of the script are named by their cell.
 
     Libraries put tracebacks of other processes into messages (a DataLoader's workers).
     """
-    named = re.compile(rf'File "{re.escape(script)}", line (\d+)')
-    return named.sub(lambda match: spec.place(int(match[1])), text)
+    files = "|".join(re.escape(file) for file in lines.files)
+    named = re.compile(rf'File "({files})", line (\d+)')
+    return named.sub(lambda match: lines.describe(match[1], int(match[2])), text)
 
 
-def _chain(error: BaseException, script: str, spec: RunSpec) -> list[str]:
+def _chain(error: BaseException, known: CellLines) -> list[str]:
     """The traceback as Python shows it, with cells instead of the script's lines."""
-    lines = []
-    if error.__cause__ is not None:
-        lines += _chain(error.__cause__, script, spec)
-        lines.append("\nThe above exception was the direct cause of the following exception:\n\n")
-    elif error.__context__ is not None and not error.__suppress_context__:
-        lines += _chain(error.__context__, script, spec)
-        lines.append("\nDuring handling of the above exception, another exception occurred:\n\n")
-    lines.append("Traceback (most recent call last):\n")
-    frames = _frames(error.__traceback__, script)
+    causes = list(_causes(error))
+    lines: list[str] = []
+    if len(causes) > MOST_CAUSES:
+        lines.append("… earlier exceptions left out …\n\n")
+    for each, link in reversed(causes[:MOST_CAUSES]):
+        lines += _traceback(each, known)
+        if link:
+            lines.append(f"\n{link}\n\n")
+    return lines
+
+
+def _causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:
+    """The exception, then those that it follows from; each with what stands below it."""
+    seen: set[int] = set()  # they may form a circle
+    cause: BaseException | None = error
+    link = ""
+    while cause is not None and id(cause) not in seen and len(seen) <= MOST_CAUSES:
+        seen.add(id(cause))
+        yield cause, link
+        if cause.__cause__ is not None:
+            link = "The above exception was the direct cause of the following exception:"
+            cause = cause.__cause__
+        else:
+            link = "During handling of the above exception, another exception occurred:"
+            cause = None if cause.__suppress_context__ else cause.__context__
+
+
+def _traceback(error: BaseException, known: CellLines) -> list[str]:
+    lines = ["Traceback (most recent call last):\n"]
+    frames = _frames(error.__traceback__, known)
     left_out = range(MOST_FRAMES // 2, len(frames) - MOST_FRAMES // 2)
     for index, frame in enumerate(frames):
         if index in left_out:
             if index == left_out[0]:
                 lines.append(f"  … {len(left_out)} frames left out …\n")
-        elif frame.filename == script and frame.lineno is not None:
-            lines.append(f"  {spec.place(frame.lineno)}, in {frame.name}\n")
+        elif frame.filename in known and frame.lineno is not None:
+            where = known.describe(frame.filename, frame.lineno)
+            lines.append(f"  {where}, in {frame.name}\n")
         else:
             lines.append(
                 f'  File "{_short(frame.filename)}", line {frame.lineno}, in {frame.name}\n'
             )
         if frame.line and index not in left_out:
-            lines.append(f"    {frame.line}\n")
+            lines.append(f"    {_shortened(frame.line)}\n")
     only = "".join(traceback.format_exception_only(type(error), error))
-    return [*lines, _in_cells(only, script, spec)]
+    return [*lines, _in_cells(_shortened(only), known)]
 
 
 def _short(filename: str) -> str:

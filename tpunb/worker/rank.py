@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
+import importlib
 import os
 import random
 import signal
 import sys
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from tpunb import rundir
-from tpunb.models import RunSpec
-from tpunb.rundir import RunDir
+from tpunb.runs import arguments, callbacks, heartbeat
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Phase
+from tpunb.runs.protocol import MessageWriter
+from tpunb.runs.spec import PhaseKind, Profile, RunSpec
+from tpunb.utils import files, processes
 from tpunb.worker import (
-    autograd,
-    bars,
     cells,
-    counters,
-    device,
-    launchers,
-    loaders,
-    processes,
-    pulse,
+    fork_safety,
+    kernel_values,
     returns,
-    spmd,
-    stacks,
+    rich_progress,
+    script_end,
     stdio,
 )
 from tpunb.worker.cells import Cells
-from tpunb.worker.marks import Marks
-from tpunb.worker.messages import Reporter
-from tpunb.worker.rehearsal import calls, tally
-from tpunb.worker.tracing import Tracing
+from tpunb.worker.rank_marks import RankMark
+from tpunb.worker.recompiles import StepMonitor
+from tpunb.worker.supervisor import stacks
+from tpunb.xla import counters, device, launchers, loaders, runtime, spmd
+from tpunb.xla.rehearsal import call, stats
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,18 @@ class Assignment:
     """What torchrun sets for this rank, and where its run is."""
     replicate: bool
     """The rank runs the prelude itself."""
+    mark: RankMark
     signals: Mapping[int, object]
     """Signal handlers that a script run alone would have here."""
+    quiet: contextlib.ExitStack
+    """Leads back to the filters for warnings that a script run alone would have."""
     random: tuple[Any, ...]
     """The state of Python's generator of random numbers before the fork."""
     runner: int
     """The pid of the process that this one was forked from."""
 
 
-def main(task: Assignment, report: Reporter) -> NoReturn:
+def main(task: Assignment, reports: MessageWriter) -> NoReturn:
     """Become the rank, run the cell, and end the process. SIGINT is blocked when this begins.
 
     The way back up the stack belongs to the process that this one was forked from, so nothing
@@ -73,69 +74,70 @@ def main(task: Assignment, report: Reporter) -> NoReturn:
     code = 1
     try:
         try:
-            _become(task, report)
+            _become(task, reports)
             code = _work(task)
         except BaseException as error:
             # Only what goes wrong before or after the cells: their own exceptions end in _work.
-            _tell(error, task)
-        pulse.settle()
-        tally.save(task.run.collectives(task.attempt, task.rank), task.rank)
-        _exit_like_an_interpreter()
+            _report_error(error, task)
+        with contextlib.suppress(OSError):  # what is counted is no reason to fail
+            heartbeat.complete_counts()
+            stats.save_collectives(task.run.collectives(task.attempt, task.rank), task.rank)
+        script_end.exit_like_an_interpreter()
+        if code == 0:
+            try:
+                device.leave_device(task.spec.device, task.spec.world_size)
+            except Exception as error:
+                code = 1
+                _report_error(error, task)
     finally:
-        stdio.flush()
+        stdio.flush_output()
         os._exit(code)
 
 
-def _become(task: Assignment, report: Reporter) -> None:
+def _become(task: Assignment, reports: MessageWriter) -> None:
     """Take on everything in which this process differs from the one that it was forked from."""
     os.setsid()  # so that its children can be told apart, and no other group's signals reach it
     processes.die_with_parent(task.runner)
-    report.close()
+    reports.close()
+    script_end.disown_children()
     os.environ.update(task.env)
     folder = task.run.attempt(task.attempt, task.rank)
     first = "prelude.log" if task.replicate else "stdout.log"
-    stdio.redirect(folder / first, folder / (first if task.replicate else "stderr.log"))
+    stdio.redirect_output(folder / first, folder / (first if task.replicate else "stderr.log"))
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
-    rundir.keep_room(task.run.error(task.attempt, task.rank))
+    files.reserve_blocks(task.run.error(task.attempt, task.rank))
     written = open(task.run.stacks(task.attempt, task.rank), "w")  # noqa: SIM115
     faulthandler.register(stacks.DUMP, written, all_threads=True)
-    pulse.start(task.run.pulse(task.attempt, task.rank), counters.look)
-    torch.set_num_threads(int(task.env["OMP_NUM_THREADS"]))
-    device.prepare(
+    heartbeat.start_writer(task.run.heartbeat(task.attempt, task.rank), counters.heartbeat_counts)
+    fork_safety.limit_threads(int(task.env["OMP_NUM_THREADS"]))
+    device.prepare_device(
         task.spec.device,
         task.rank,
         task.spec.world_size,
         task.local_rank,
         task.local_world_size,
-        task.spec.hang_timeout,
         task.spec.spmd,
     )
-    calls.name_places(str(task.run.script), task.spec.place)
-    autograd.start_xla_before_backward()
-    loaders.tell_of_errors()
+    call.name_cell_lines(task.cells.lines)
+    runtime.start_before_backward()
+    loaders.report_errors()
     _watch_steps(task)
-    launchers.install(task.rank)
-    bars.install()
+    launchers.redirect_launchers(task.rank)
+    rich_progress.follow_rich_bars()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
+    task.cells.report_of_fork = partial(_report_error_of_fork, task=task)
 
 
 def _watch_steps(task: Assignment) -> None:
     """Notice the ends of steps: what is compiled again, and where a trace begins and ends."""
     run, attempt, rank = task.run, task.attempt, task.rank
-    watched = Marks(
-        str(run.script),
-        task.spec.place,
-        run.recompiled(attempt, rank),
-        counters,
-        task.cells.codes,
-    )
+    monitor = StepMonitor(task.cells.lines, run.recompiled(attempt, rank), counters)
     profile = task.spec.profile
     if profile is not None and rank in profile.ranks:
         folder = run.path / "profile" / f"rank-{rank}"
-        told = partial(print, flush=True)
-        watched.acts.append(Tracing(profile, folder, told).after)
-    watched.install()
+        monitor.after_step.append(StepTrace(profile, folder, partial(print, flush=True)).after)
+    monitor.install()
 
 
 def _work(task: Assignment) -> int:
@@ -143,58 +145,139 @@ def _work(task: Assignment) -> int:
     try:
         for number, handler in task.signals.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        task.quiet.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if task.replicate:
-            for block in [*task.cells.of("header"), *task.cells.of("prelude")]:
-                task.cells.execute(block)
+            _replicate_prelude(task)
+            tell = task.rank == 0 and task.attempt == 0
+            kernel_values.take_over(task.run, task.cells, replicate=True, tell=tell)
             folder = task.run.attempt(task.attempt, task.rank)
-            stdio.redirect(folder / "stdout.log", folder / "stderr.log")
-        device.begin(task.spec.device, task.local_rank, task.local_world_size, task.spec.spmd)
-        pulse.begin()
-        for block in task.cells.of("train"):
-            task.cells.execute(block)
-        return _finish(task)
-    except SystemExit as error:
-        if error.code in (None, 0):
-            return _finish(task)
-        _tell(cells.named_exit(error), task)
-        return error.code if isinstance(error.code, int) else 1
+            stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
+        device.start_device(
+            task.spec.device, task.local_rank, task.local_world_size, task.spec.spmd
+        )
+        heartbeat.begin_training()
+        callbacks.forget()
+        if task.run.arguments.exists():
+            vars(task.cells.module)[arguments.NAME] = arguments.Arguments(task.run.arguments)
+        if code := _train(task):
+            return code
+        try:
+            _finish(task)
+        except SystemExit as error:  # of an object that is being returned
+            _report_error(cells.named_exit(error), task)
+            return script_end.exit_code(error) or 1
+        return 0
     except KeyboardInterrupt as error:
-        _tell(error, task)
+        _report_error(error, task)
         return 130
     except BaseException as error:
-        _tell(error, task)
+        _report_error(error, task)
         return 1
 
 
-def _tell(error: BaseException, task: Assignment) -> None:
-    """Leave word of what ended the cell, for the kernel and on the rank's standard error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop comes too late to matter
-    cells.write(error, task.run, task.spec, task.attempt, task.rank)
-    if not isinstance(error, KeyboardInterrupt):
-        cells.show(error, task.run, task.spec)
+def _train(task: Assignment) -> int:
+    """Run the train cell; the code of its sys.exit(), with 0 a good end that says where it was.
 
-
-def _finish(task: Assignment) -> int:
-    """After a train cell that ended well: metrics are written, values wait for the kernel."""
-    device.end(task.spec.device, task.spec.world_size)
-    returns.settle()
-    if task.spec.spmd and (unused := spmd.unused()):
-        print(unused, file=sys.stderr)
-    log = sys.modules.get("tpunb.training.log")
-    if log is not None:
-        log.flush()
-    if task.rank == 0 and task.spec.returns:
-        returns.save(vars(task.cells.module), task.spec.returns, task.run)
+    In the handler of a signal that somebody has sent it is none: the cell was cut short.
+    """
+    for block in task.cells.of("train"):
+        try:
+            task.cells.execute(block)
+        except SystemExit as error:
+            by = script_end.interrupting_signal(error)
+            named = cells.named_exit(error, f" in the handler of {by}" if by else "")
+            code = script_end.exit_code(error)
+            if code or (by and not task.run.stopping.exists()):
+                _report_error(named, task)
+                return code or 1
+            told = cells.describe_error(named, task.run, task.spec)
+            if told["line"] != block.last - block.first + 1:
+                where = f"cell [{told['cell']}], line {told['line']}"
+                print(f"{where}: {told['message']} has ended the train cell", file=sys.stderr)
+            break
     return 0
 
 
-def _exit_like_an_interpreter() -> None:
-    """Wait for threads and run exit handlers, as at the end of a script.
+def _replicate_prelude(task: Assignment) -> None:
+    task.cells.execute_header()
+    prelude = task.cells.of("prelude")
+    where = " on every rank, rank 0 at" if task.spec.world_size > 1 else ""
+    for index, block in enumerate(prelude):
+        if task.rank == 0:
+            task.run.emit(Phase.of_prelude(prelude, index, where))
+        task.cells.execute_prelude(block)
+    for name in task.spec.restored:
+        os.environ.pop(name, None)
+    if task.rank == 0:
+        task.run.emit(Phase(PhaseKind.TRAINING, "training"))
 
-    Private names, checked on Python 3.10 to 3.13: `threading._shutdown` waits for threads that
-    are not daemons, `atexit._run_exitfuncs` runs what was registered.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+
+def _report_error(error: BaseException, task: Assignment) -> None:
+    """Describe what ended the cell, in error.json and on the rank's standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop comes too late to matter
+    task.mark.fail(
+        cells.describe_error(error, task.run, task.spec),
+        task.run.error(task.attempt, task.rank),
+    )
+    if not isinstance(error, KeyboardInterrupt):
+        cells.print_error(error, task.run, task.spec)
+
+
+def _report_error_of_fork(error: BaseException, task: Assignment) -> None:
+    """In a process that the cell has forked: part of the rank's work has failed with it."""
+    if isinstance(error, Exception):
+        _report_error(error, task)
+
+
+def _finish(task: Assignment) -> None:
+    """After a train cell that ended well: metrics are written, values wait for the kernel."""
+    device.finish_device(task.spec.device, task.spec.world_size)
+    returns.finish_pending_work()
+    if task.spec.spmd and (unused := spmd.unused_warning()):
+        print(unused, file=sys.stderr)
+    log = sys.modules.get("tpunb.training.log")
+    if log is not None:
+        log.flush_metrics()
+    if task.rank == 0 and task.spec.returns:
+        returns.save_returns(vars(task.cells.module), task.spec.returns, task.run)
+    task.mark.finish()
+
+
+class StepTrace:
+    """`--profile`: begins and ends the trace of one rank for xprof; `tell` says where it is."""
+
+    def __init__(self, profile: Profile, folder: Path, tell: Callable[[str], None]) -> None:
+        self._profile = profile
+        self._folder = folder
+        self._tell = tell
+        self._running = False
+        if profile.first == 1:
+            self._begin()
+
+    def after(self, step: int) -> None:
+        """A step has ended, the first of this process is 1."""
+        if step == self._profile.last:
+            self._end()
+        elif step == self._profile.first - 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _profiler().start_trace(str(self._folder))
+        self._running = True
+        atexit.register(self._end)  # the loop may have fewer steps
+
+    def _end(self) -> None:
+        if self._running:
+            self._running = False
+            _profiler().stop_trace()
+            self._tell(
+                f"trace of steps {self._profile.first} to {self._profile.last}: "
+                f"{self._folder}; to open it: pip install xprof, then "
+                f"xprof --logdir {self._folder}"
+            )
+
+
+def _profiler() -> Any:
+    return importlib.import_module("torch_xla.debug.profiler")

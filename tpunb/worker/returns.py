@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
-import sys
 from collections.abc import Iterable, Mapping
-from types import ModuleType
 from typing import Any
 
-import torch
-
-from tpunb import spmd
-from tpunb.rundir import RunDir, write_json
-
-
-class _ToCpu(pickle.Pickler):
-    """Pickles tensors of other devices, wherever they are inside a value, as CPU tensors."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            on_cpu = spmd.plain(value.detach().cpu())
-            if isinstance(value, torch.nn.Parameter):
-                on_cpu = torch.nn.Parameter(on_cpu, requires_grad=value.requires_grad)
-            return on_cpu.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        return NotImplemented
+from tpunb.runs.directory import RunDir
+from tpunb.utils.files import write_json
+from tpunb.xla.pickling import describe_type, save_value
+from tpunb.xla.runtime import running_module
 
 
-def _pickle_module() -> ModuleType:
-    """What torch.save takes as its pickle module: the standard one with our Pickler."""
-    module = ModuleType("tpunb_pickle")
-    module.__dict__.update(vars(pickle), Pickler=_ToCpu)
-    return module
-
-
-def save(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir) -> None:
+def save_returns(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir) -> None:
     """Write each value to `returns/<name>.pt`, and `returns/report.json` about all.
 
     The report maps a name to {"file": …}, or to {"error": why} for a value that is not there
@@ -41,16 +19,14 @@ def save(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir) -> Non
     """
     run.returns.mkdir(exist_ok=True)
     report: dict[str, dict[str, str]] = {}
-    pickler = _pickle_module()
     for name in names:
         if name not in namespace:
             report[name] = {"error": f"rank 0 has no variable {name!r} after the train cell"}
             continue
         path = run.returns / f"{name}.pt"
         try:
-            torch.save(namespace[name], path, pickle_module=pickler)
+            save_value(namespace[name], path)
         except Exception as error:  # anything a user's __reduce__ may raise
-            path.unlink(missing_ok=True)
             report[name] = {"error": _why(namespace[name], error)}
         else:
             report[name] = {"file": path.name}
@@ -58,18 +34,18 @@ def save(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir) -> Non
 
 
 def _why(value: Any, error: Exception) -> str:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    if isinstance(error, OSError):
+        return f"it could not be written ({error})"
     return (
-        f"a {kind} cannot be pickled ({type(error).__name__}: {error}); "
+        f"{describe_type(value)} cannot be pickled ({type(error).__name__}: {error}); "
         "return what it is made of, such as tensors, numbers or a state_dict()"
     )
 
 
-def settle() -> None:
+def finish_pending_work() -> None:
     """Finish the device's work in every rank, so that rank 0's reading of values waits for none.
 
     On a TPU a pending graph may hold a collective that needs all ranks.
     """
-    xla = sys.modules.get("torch_xla")
-    if xla is not None and xla._XLAC._xla_runtime_is_initialized():
-        xla.sync(wait=True)
+    if (torch_xla := running_module()) is not None:
+        torch_xla.sync(wait=True)

@@ -1,114 +1,121 @@
-"""The runner: a fork of the agent that runs the prelude once and forks the ranks.
+"""The runner: runs what is left of the prelude, and then forks the ranks and watches them.
 
-Where every rank runs the prelude itself (replicate) it only forks them. Where the prelude does
-what forbids a fork after it, the runner says so and ends, and the guard has the agent make
-another one that replicates.
+It is a fork of the fork server, or a copy of an earlier runner that was kept. Where every rank
+runs the prelude itself (replicate) it only forks them. Where the prelude does what forbids a fork
+after it, the runner says so and ends, and the supervisor has the fork server fork another one that
+replicates.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import random
 import signal
 import sys
-from typing import Any, NoReturn
+import warnings
+from typing import NoReturn
 
-from tpunb import rundir
-from tpunb.events import Phase
-from tpunb.models import THREAD_VARIABLES, Block, RunSpec
-from tpunb.rundir import RunDir
-from tpunb.worker import cells, elastic, rank, spmd, stdio
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Phase
+from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
+from tpunb.runs.spec import PhaseKind, RunSpec
+from tpunb.utils import cpus, env_vars, files
+from tpunb.worker import cells, elastic, fork_safety, kernel_values, rank, stdio
 from tpunb.worker.cells import Cells
-from tpunb.worker.findings import Findings
-from tpunb.worker.messages import Reporter
-
-_RANK_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+from tpunb.worker.prelude import Keeper, Prelude
+from tpunb.worker.rank_marks import RankMark
 
 
-def main(order: dict[str, Any], report: Reporter) -> NoReturn:
+def main(
+    order: ForkRunner, keeper: Keeper, reports: MessageWriter, prelude: Prelude | None
+) -> NoReturn:
     """Run what the order names, and end the process with the exit code of the run.
 
-    SIGINT is blocked when this begins.
+    `keeper` leaves copies of this process, `prelude` is what has run in it already. SIGINT is
+    blocked when this begins.
     """
-    run = RunDir(order["dir"])
+    run = RunDir(order.dir)
     spec = run.read_spec()
     code = 1
     try:
-        code = _run(run, spec, order, report)
+        code = _run(run, spec, order, keeper, reports, prelude)
     except KeyboardInterrupt as error:
-        cells.write(error, run, spec, 0, None)
+        cells.write_error(error, run, spec, 0, None)
         code = 130
     except BaseException as error:
-        cells.write(error, run, spec, 0, None)
-        cells.show(error, run, spec)
+        cells.write_error(error, run, spec, 0, None)
+        cells.print_error(error, run, spec)
     finally:
-        stdio.flush()
+        stdio.flush_output()
+        if prelude is not None and prelude.in_copy is not None:
+            prelude.in_copy.await_successor()
+        reports.send(RunnerExits(code))
         os._exit(code)
 
 
-def _run(run: RunDir, spec: RunSpec, order: dict[str, Any], report: Reporter) -> int:
-    os.setsid()
+def _run(
+    run: RunDir,
+    spec: RunSpec,
+    order: ForkRunner,
+    keeper: Keeper,
+    reports: MessageWriter,
+    prelude: Prelude | None,
+) -> int:
+    if os.getsid(0) != os.getpid():  # a copy has done it
+        os.setsid()
     folder = run.attempt(0, None)
-    stdio.redirect(folder / "prelude.log", folder / "prelude.log")
+    stdio.redirect_output(folder / "prelude.log", folder / "prelude.log")
     faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
-    rundir.keep_room(run.error(0, None))
+    files.reserve_blocks(run.error(0, None))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    env: dict[str, str] = order["env"]
-    # One thread for the libraries that the prelude loads, as for torch in the agent: what
-    # starts threads of its own when it is loaded cannot be forked after.
-    few = {} if order["replicate"] else dict.fromkeys(THREAD_VARIABLES, "1")
-    os.environ.clear()
-    os.environ.update({**env, **few})
-    os.environ["TPUNB_RUN"] = str(run.path)
-    os.chdir(spec.cwd)
-    sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
-    script = Cells(run, spec)
-    script.become_main()
-    if order["replicate"] is None:
-        finding = _prelude(run, spec, script, report)
-        if finding is not None:
-            report.tell("spoiled", reason=finding)
+    env = order.env
+    if prelude is None:
+        os.environ.clear()
+        os.environ.update({**env, env_vars.RUN: str(run.path)})
+        if env.get("OMP_NUM_THREADS", "").isdigit():  # what the fork server loaded has not read it
+            fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
+        os.chdir(spec.cwd)
+        sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
+        prelude = Prelude(run, spec)
+    else:  # what its cells have made of these stays; what is each run's own does not
+        for name in env_vars.PER_RUN:
+            os.environ.pop(name, None)
+        own = {str(name): env[name] for name in env_vars.PER_RUN if name in env}
+        os.environ.update({**own, env_vars.RUN: str(run.path)})
+        prelude.go_on_with(run, spec)
+    if order.ahead:
+        cpus.lower_priority()
+    else:  # it may be a fork of a prelude that has run ahead
+        cpus.restore_priority()
+    if order.replicate is None:
+        problem = prelude.execute(run, spec, reports, keeper)
+        if problem is not None:
+            reports.send(PreludeNotForkable(problem))
             return 0
-    for name in few:
-        os.environ.pop(name)
-        if name in env:
-            os.environ[name] = env[name]
-    return _ranks(run, spec, script, report, replicate=order["replicate"] is not None)
+    if order.ahead:
+        return 0
+    return _ranks(run, spec, prelude.cells, reports, replicate=order.replicate is not None)
 
 
-def _prelude(run: RunDir, spec: RunSpec, script: Cells, report: Reporter) -> str | None:
-    """Run the cells above the train cell; what one of them did that forbids a fork, or None."""
-    findings = Findings()
-    for block in script.of("header"):
-        script.execute(block)
-    for block in script.of("prelude"):
-        report.tell("cell", number=block.number)
-        run.emit(Phase(f"prelude, cell [{block.number}]"))
-        _run_block(script, block)
-        spmd.check_prelude(spec, block.number)
-        if finding := findings.look():
-            return f"cell [{block.number}] {finding}"
-    findings.close()
-    return None
-
-
-def _run_block(script: Cells, block: Block) -> None:
-    try:
-        script.execute(block)
-    except SystemExit as error:
-        end = " ends the prelude before the train cell is reached"
-        raise cells.named_exit(error, end) from None
-
-
-def _ranks(run: RunDir, spec: RunSpec, script: Cells, report: Reporter, *, replicate: bool) -> int:
-    # What the prelude has set for signals holds in the ranks; in this process they are the
-    # guard's business from now on.
-    handlers = {number: signal.getsignal(number) for number in _RANK_SIGNALS}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _ranks(
+    run: RunDir, spec: RunSpec, script: Cells, reports: MessageWriter, *, replicate: bool
+) -> int:
+    # torch elastic's own warnings are no errors of the prelude's filters, which hold in the ranks.
+    quiet = contextlib.ExitStack()
+    quiet.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    if not replicate:
+        for name in spec.restored:
+            os.environ.pop(name, None)
+        kernel_values.take_over(run, script, replicate=False, tell=True)
+    handlers = _take_signals()
     runner, state = os.getpid(), random.getstate()
 
-    def become(number: int, local_rank: int, attempt: int, env: dict[str, str]) -> NoReturn:
+    def become(
+        number: int, local_rank: int, attempt: int, env: dict[str, str], mark: RankMark
+    ) -> NoReturn:
         task = rank.Assignment(
             run=run,
             spec=spec,
@@ -117,13 +124,34 @@ def _ranks(run: RunDir, spec: RunSpec, script: Cells, report: Reporter, *, repli
             rank=number,
             local_rank=local_rank,
             local_world_size=int(env["LOCAL_WORLD_SIZE"]),
-            env={**env, "TPUNB_ATTEMPT": str(attempt)},
+            env={**env, env_vars.ATTEMPT: str(attempt)},
             replicate=replicate,
-            signals={n: h for n, h in handlers.items() if h is not None},
+            mark=mark,
+            signals=handlers,
+            quiet=quiet,
             random=state,
             runner=runner,
         )
-        rank.main(task, report)
+        rank.main(task, reports)
 
-    run.emit(Phase("training"))
-    return 0 if elastic.launch(spec.world_size, spec.retries, run, report, become) else 1
+    if not replicate:
+        run.emit(Phase(PhaseKind.TRAINING, "training"))
+    return 0 if elastic.launch_ranks(spec.world_size, spec.retries, run, reports, become) else 1
+
+
+def _take_signals() -> dict[int, object]:
+    """Put the prelude's signal handlers aside: they are the ranks'. Returns them.
+
+    This process is ended by the supervisor, and waits for its children itself.
+    """
+    taken: dict[int, object] = {}
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):
+            taken[number] = handler
+            signal.signal(number, signal.SIG_IGN)
+        elif number == signal.SIGCHLD and handler is not None:
+            taken[number] = handler
+        if number == signal.SIGCHLD:  # where it is ignored, nobody can wait for a child
+            signal.signal(number, signal.SIG_DFL)
+    return taken

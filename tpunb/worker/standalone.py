@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 
-from tpunb.errors import MissingPackageError, SetupError
-from tpunb.worker import launchers
+from tpunb.utils import env_vars
+from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
+from tpunb.xla import device, launchers
 
 
 def prepare(*, spmd: bool = False) -> None:
@@ -23,7 +24,7 @@ def prepare(*, spmd: bool = False) -> None:
     Raises MissingPackageError without torch_xla, SetupError if rehearsal cannot work here or
     torchrun has started several processes of an SPMD script on this host.
     """
-    if "TPUNB_RUN" in os.environ:
+    if env_vars.RUN in os.environ:
         return
     _import_torch_xla()
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
@@ -36,19 +37,19 @@ def prepare(*, spmd: bool = False) -> None:
         if os.environ["PJRT_DEVICE"] == "TPU":
             _own_chip(local_rank, local_world_size)
         elif os.environ["PJRT_DEVICE"] == "CPU":
-            from tpunb.worker.rehearsal.install import install
-            from tpunb.worker.spmd import refuse_in_ranks
+            from tpunb.xla.rehearsal.install import install_rehearsal
+            from tpunb.xla.spmd import refuse_in_ranks
 
             rank = int(os.environ["RANK"])
-            install(rank, world_size, local_rank, local_world_size)
+            install_rehearsal(rank, world_size, local_rank, local_world_size)
             refuse_in_ranks()
-    from tpunb.worker import autograd, libraries, loaders
+    from tpunb.xla import device_count, loaders, runtime
 
     if os.environ["PJRT_DEVICE"] == "CPU":
-        libraries.count_cores(world_size)
-    autograd.start_xla_before_backward()
-    loaders.tell_of_errors()
-    launchers.install(int(os.environ.get("RANK", "0")))
+        device_count.count_cores(world_size)
+    runtime.start_before_backward()
+    loaders.report_errors()
+    launchers.redirect_launchers(int(os.environ.get("RANK", "0")))
 
 
 def _one_process() -> None:
@@ -60,10 +61,10 @@ def _one_process() -> None:
             "where one process drives all cores of a host: start it with `python script.py`"
         )
     if os.environ["PJRT_DEVICE"] == "CPU":
-        from tpunb.worker import spmd
+        from tpunb.xla import spmd
 
         os.environ.setdefault("CPU_NUM_DEVICES", "4")
-        spmd.prepare()
+        spmd.prepare_spmd()
 
 
 def _import_torch_xla() -> None:
@@ -78,27 +79,21 @@ def _import_torch_xla() -> None:
         os.environ[own_choice] = "0"
     try:
         import torch_xla.runtime  # noqa: F401
-        from torch_xla._internal import tpu
     except ModuleNotFoundError as error:
         if error.name != "torch_xla":
             raise
-        raise MissingPackageError("torch_xla", "this script", "pip install 'tpunb[xla]'") from None
+        raise MissingPackageError("torch_xla", "this script", INSTALL_XLA) from None
     finally:
         if silenced:
             del os.environ[own_choice]
     if not chosen:
-        os.environ["PJRT_DEVICE"] = "TPU" if tpu.num_available_chips() > 0 else "CPU"
+        os.environ["PJRT_DEVICE"] = "TPU" if device.count_chips() > 0 else "CPU"
 
 
 def _own_chip(local_rank: int, local_world_size: int) -> None:
     """Take one chip, and meet the other processes, as torch_xla's launcher does."""
-    from torch_xla._internal import pjrt
-
-    from tpunb.worker import spmd
-
     if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
         # Kaggle sets it, and torch_xla would keep it: each process would be alone.
         del os.environ["TPU_PROCESS_ADDRESSES"]
         os.environ.pop("CLOUD_TPU_TASK_ID", None)
-    pjrt.initialize_multiprocess(local_rank, local_world_size)
-    spmd.check_devices()
+    device.start_runtime_with_others(local_rank, local_world_size)

@@ -1,25 +1,26 @@
-"""Where a process of a run reads from and writes to."""
+"""Redirects the standard streams of a process of a run to its files."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 
-def redirect(stdout: Path, stderr: Path) -> None:
+def redirect_output(stdout: Path, stderr: Path) -> None:
     """Send what this process writes to files, line by line as on a terminal.
 
     File descriptors 1 and 2 are replaced as well, so native code and child processes write
     there too. Standard input is empty.
     """
-    flush()
+    flush_output()
     stdout.parent.mkdir(parents=True, exist_ok=True)
     _replace(0, os.open(os.devnull, os.O_RDONLY))
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     _replace(1, os.open(stdout, flags, 0o600))
     _replace(2, os.open(stderr, flags, 0o600))
-    # The agent's own stream objects sit on the same descriptors. They are replaced only where
+    # The fork server's own stream objects sit on the same descriptors. They are replaced only where
     # the user's code has not put others in their place.
     for name, fd in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
@@ -30,16 +31,20 @@ def redirect(stdout: Path, stderr: Path) -> None:
             setattr(sys, f"__{name}__", stream)
 
 
+def discard_output() -> None:
+    """Let go of the files that standard output and error go to."""
+    for fd in (1, 2):
+        _replace(fd, os.open(os.devnull, os.O_WRONLY))
+
+
 def _replace(fd: int, by: int) -> None:
     os.dup2(by, fd)
     if by != fd:
         os.close(by)
 
 
-def flush() -> None:
+def flush_output() -> None:
     """Write out what is buffered; what cannot be written (a closed stream) is gone."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(Exception):  # a stream of the user's own may raise anything
             stream.flush()
-        except (AttributeError, OSError, ValueError):
-            continue

@@ -1,0 +1,99 @@
+"""How well failures are explained, and how often what is harmless is blamed.
+
+The reports of users are in `failures/` beside the repository; without them, only the errors that
+have no known cause are tried.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.table import table
+from tpunb.diagnostics.failure import diagnose
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT.parent / "shared" / "failures"
+HARMLESS = ROOT / "tests" / "diagnostics" / "failure" / "harmless.log"
+PLAIN = ROOT / "tests" / "diagnostics" / "failure" / "plain_errors.yaml"
+OF_FAMILY = {
+    "vm-image-wrong": {"topology-env-wrong"},
+    "tpu-not-attached": {"tpu-not-found"},
+    "xrt-session-lost": {"xrt-config-missing"},
+    "xrt-compile-empty": {"xrt-config-missing"},
+    "bf16-nan": set(),
+}
+"""Rules that explain a family of reports, where the rule has another name."""
+PARTLY = {
+    "host-oom": {"process-killed"},
+    "child-exit-17": {"rendezvous-lost-peer"},
+    "peer-lost-heartbeat": {"tpu-lost"},
+    "multi-host-single-launch": {"peer-lost-heartbeat"},
+}
+"""Rules that say part of it."""
+ENDS = (
+    "Traceback (most recent call last):\n"
+    '  File "train.py", line 31, in <module>\n'
+    "    {code}\n"
+    "{error}\n"
+)
+BELOW = {"KeyError": "KeyError: 'lr'", "ValueError": "ValueError: too many values to unpack"}
+
+
+def measure(folder: Path, rounds: int) -> str:
+    """Diagnose all of them, and count. Nothing varies from round to round, or is written."""
+    rows = [["diagnosing", "right", "partly", "wrong", "silent"]]
+    if REPORTS.exists():
+        reports = [one for one in _load("failures.json") if one["log_usable"]]
+        rows.append([f"{len(reports)} reports of users", *map(str, count(reports).values())])
+    logs = list(harmless())
+    blamed = {name: found[0].id for name, log, code in logs if (found := diagnose(log, code))}
+    wrong = str(len(blamed))
+    rows.append(
+        [f"{len(logs)} plain errors, harmless logs", "", "", wrong, str(len(logs) - len(blamed))]
+    )
+    return "\n".join([table(rows), *(f"{name}: {cause}" for name, cause in blamed.items())])
+
+
+def count(reports: list[dict[str, Any]]) -> dict[str, int]:
+    """How many are answered right, partly right (not first, or part of it), wrong, not at all."""
+    counts = dict.fromkeys(("right", "partly", "wrong", "silent"), 0)
+    for report in reports:
+        counts[judge(report["family"], [one.id for one in diagnose(report["symptom"])])] += 1
+    return counts
+
+
+def judge(family: str, answers: list[str]) -> str:
+    right = OF_FAMILY.get(family, {family})
+    if not answers:
+        return "silent"
+    if answers[0] in right:
+        return "right"
+    return "partly" if {*answers} & (right | PARTLY.get(family, set())) else "wrong"
+
+
+def harmless() -> Iterator[tuple[str, str, int | None]]:
+    """Logs without a cause that is known: name, text, return code."""
+    reports = _load("harmless.json") if REPORTS.exists() else []
+    lines = HARMLESS.read_text(encoding="utf-8").splitlines()
+    reports += [{"id": f"line {n}", "symptom": line} for n, line in enumerate(lines, start=1)]
+    errors: list[str] = yaml.safe_load(PLAIN.read_text(encoding="utf-8"))
+    for error in errors:
+        yield error[:60], ENDS.format(code="train()", error=error), 1
+        yield f"{error[:60]} (last line only)", f"step 1\n{error}\n", 1
+    for report in reports:
+        for name, error in BELOW.items():
+            end = ENDS.format(code="rate = config['lr']", error=error)
+            yield f"{report['id']} above {name}", f"{report['symptom']}\n{end}", 1
+            yield f"{report['id']} below {name}", f"{end}{report['symptom']}\n", 1
+            yield f"{report['id']} above a bare {name}", f"{report['symptom']}\n{error}\n", 1
+        yield f"{report['id']} alone, status 1", report["symptom"], 1
+
+
+def _load(name: str) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = json.loads((REPORTS / name).read_text(encoding="utf-8"))
+    return records

@@ -1,0 +1,492 @@
+"""Buckets, folders and web servers: in memory, on this disk, on localhost."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import hashlib
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.data.archives import zipped
+from tests.data.support import NOISE, downloaded, files
+from tpunb import cli, data
+from tpunb.data import DataOptions
+from tpunb.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _empty_memory() -> None:
+    """Of what other tests of this process have put there, too."""
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def put(url: str, content: bytes) -> None:
+    with fsspec.open(url, "wb") as file:
+        file.write(content)
+
+
+class Site:
+    """A web server: its pages, how it answers, what it was asked."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.tag = '"1"'
+        self.md5 = ""
+        self.signatures = 0
+        self.ranges = True
+        self.cut: list[int] = []
+        self.statuses: list[int] = []
+        self.starts: list[int] = []
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.startswith("/redirect/"):
+                    site.signatures += 1
+                    path = self.path.removeprefix("/redirect")
+                    self.send_response(302)
+                    self.send_header("Location", f"{path}?signature={site.signatures}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                content = site.pages.get(self.path.partition("?")[0])
+                status = site.statuses.pop(0) if site.statuses else 200 if content else 404
+                if status != 200 or content is None:
+                    self.send_error(status)
+                    return
+                asked, start, end = self.headers.get("Range"), 0, len(content)
+                if asked and site.ranges:
+                    start, last = map(int, asked.removeprefix("bytes=").split("-"))
+                    end = last + 1
+                self.send_response(206 if asked and site.ranges else 200)
+                if asked and site.ranges:
+                    span = f"bytes {start}-{end - 1}/{len(content)}"
+                    self.send_header("Content-Range", span)
+                self.send_header("Content-Length", str(end - start))
+                if site.tag:
+                    self.send_header("ETag", site.tag)
+                if site.md5:
+                    self.send_header("Content-MD5", site.md5)
+                self.end_headers()
+                if self.command == "HEAD":
+                    return
+                site.starts.append(start)
+                if site.cut:
+                    end = min(end, start + site.cut.pop(0))
+                self.wfile.write(content[start:end])
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def log_message(self, *args: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = Thread(target=self._server.serve_forever, args=[0.02])
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "tag", "starts"),
+    [
+        (True, '"1"', [0, 1 << 20, 1 << 20, 2 << 20, 2 << 20]),
+        (False, '"1"', [0] * 5),
+        (True, "", [0, 1 << 20, 0, 1 << 20, 2 << 20]),  # nobody knows if it is the same file
+        (True, 'W/"1"', [0, 1 << 20, 0, 1 << 20, 2 << 20]),
+    ],
+)
+def test_the_web_with_lost_connections(
+    site: Site, ranges: bool, tag: str, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+    site.pages["/a%20b/noise.bin"] = NOISE
+    site.ranges, site.tag = ranges, tag
+    site.cut = [1 << 20, 1000, 1 << 20, 1000][: 4 if tag == '"1"' and ranges else 2]
+    folder, messages = downloaded(f"{site.url}/a%20b/noise.bin?token=5ec2e7")
+    assert files(folder) == {"noise.bin": NOISE}
+    assert site.starts == starts
+    assert folder == Path("data/noise")
+    assert messages == f"{site.url}/a%20b/noise.bin: 1 file, 3.0 MB in data/noise"
+    assert os.listdir(folder / data.WORK) == ["record.json"]
+    assert "5ec2e7" not in (folder / data.WORK / "record.json").read_text()
+    downloaded(f"{site.url}/a%20b/noise.bin?token=5ec2e7")
+    assert site.starts == starts
+
+
+def test_a_redirect_to_another_signed_url_each_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+    site.pages["/x.bin"] = NOISE
+    site.cut = [1 << 20, 1000]
+    assert files(downloaded(f"{site.url}/redirect/x.bin")[0]) == {"x.bin": NOISE}
+    assert site.starts == [0, 1 << 20, 1 << 20, 2 << 20]
+    assert site.signatures > 1
+
+
+def test_a_part_of_an_older_file_is_dropped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+    site.pages["/x.bin"] = NOISE
+    site.cut = [1 << 20, *[0] * 20]
+    with pytest.raises(DataError, match="What has come is kept: run it again to resume"):
+        downloaded(f"{site.url}/x.bin")
+    assert not files(Path("data/x"))
+    site.cut.clear()
+    site.pages["/x.bin"], site.tag = NOISE[::-1], '"2"'
+    assert files(downloaded(f"{site.url}/x.bin")[0]) == {"x.bin": NOISE[::-1]}
+
+
+def test_a_file_that_changes_meanwhile_or_is_damaged(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+    site.pages["/x.bin"] = NOISE
+    real = data._copy
+
+    def change(*args: Any, **options: Any) -> None:
+        real(*args, **options)
+        site.tag = '"2"'
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "_copy", change)
+        with pytest.raises(DataError, match=r"the size or checksum .* and was removed: try again"):
+            downloaded(f"{site.url}/x.bin")
+    site.md5 = base64.b64encode(bytes(16)).decode()
+    with pytest.raises(DataError, match=r"the size or checksum .* and was removed: try again"):
+        downloaded(f"{site.url}/x.bin")
+    assert not files(Path("data/x"))
+    site.md5 = base64.b64encode(hashlib.md5(NOISE).digest()).decode()
+    assert files(downloaded(f"{site.url}/x.bin")[0]) == {"x.bin": NOISE}
+
+
+def test_no_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.pages |= {"/x.zip": zipped(x=NOISE), "/x.bin": NOISE}
+    usage = SimpleNamespace(free=2_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match=r"x.zip needs 6.0 MB, and \S+ has 2.0 MB free"):
+        downloaded(f"{site.url}/x.zip")
+    with pytest.raises(DataError, match=r"x.bin needs 3.0 MB, and \S+ has 2.0 MB free"):
+        downloaded(f"{site.url}/x.bin")
+    assert not Path("data/x").exists()
+    assert not site.starts
+
+
+def test_nothing_is_overwritten(site: Site) -> None:
+    site.pages["/x.zip"] = zipped(**{"a.txt": b"new", "same.txt": b"same", "b/c.txt": b"c"})
+    Path("data/x").mkdir(parents=True)
+    Path("data/x/a.txt").write_bytes(b"mine")
+    Path("data/x/same.txt").write_bytes(b"same")
+    with pytest.raises(DataError, match=r"other files of these names: a.txt. Nothing was over"):
+        downloaded(f"{site.url}/x.zip")
+    assert files(Path("data/x")) == {"a.txt": b"mine", "same.txt": b"same"}
+    Path("data/x/a.txt").unlink()
+    starts = list(site.starts)
+    downloaded(f"{site.url}/x.zip")
+    assert files(Path("data/x")) == {"a.txt": b"new", "same.txt": b"same", "b/c.txt": b"c"}
+    assert site.starts == starts  # the archive was there
+
+
+def test_archives_are_unpacked_unless_they_are_to_stay(site: Site) -> None:
+    site.pages["/x.zip"] = zipped(a=b"1")
+    assert files(downloaded(f"{site.url}/x.zip")[0]) == {"a": b"1"}
+    downloaded(f"{site.url}/x.zip", unpack=False)  # not what is here
+    assert set(files(Path("data/x"))) == {"a", "x.zip"}
+    assert list(files(downloaded(f"{site.url}/x.zip", "kept", unpack=False)[0])) == ["x.zip"]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"])
+def test_a_broken_archive_is_fetched_again(site: Site, name: str) -> None:
+    whole = io.BytesIO()
+    if name == "a.zip":
+        whole.write(zipped(**{"a.txt": NOISE[:50_000]}))
+    else:
+        with tarfile.open(fileobj=whole, mode=f"w:{name.rpartition('.')[2]}") as file:
+            info = tarfile.TarInfo("a.txt")
+            info.size = 50_000
+            file.addfile(info, io.BytesIO(NOISE[:50_000]))
+    good = whole.getvalue()
+    middle = len(good) // 2
+    for bad in (good[:middle], good[:middle] + bytes(99) + good[middle + 99 :], b"an error page"):
+        site.pages[f"/{name}"] = bad
+        with pytest.raises(DataError, match="is broken, or no archive"):
+            downloaded(f"{site.url}/{name}", "to")
+    site.pages[f"/{name}"] = good  # of the same size and version, by what the server says
+    folder, _ = downloaded(f"{site.url}/{name}", "to")
+    assert files(folder) == {"a.txt": NOISE[:50_000]}
+
+
+def test_parts_of_a_download_there_do_not_come_along() -> None:
+    put("memory://bucket/set/a.txt", b"a")
+    put("memory://bucket/set/.tpunb-data/record.json", b"{}")
+    folder, _ = downloaded("memory://bucket/set", "to")
+    assert files(folder) == {"a.txt": b"a"}
+    assert (folder / ".tpunb-data/record.json").read_bytes() != b"{}"
+
+
+def test_what_web_servers_refuse(site: Site) -> None:
+    with pytest.raises(DataError, match=r"/none: ClientResponseError: 404, .*Not Found"):
+        downloaded(f"{site.url}/none?token=5ec2e7")
+    site.pages["/x"] = b"1"
+    site.statuses = [403] * 2  # to HEAD and GET
+    with pytest.raises(DataError, match=r"/x: ClientResponseError: 403, .*Forbidden"):
+        downloaded(f"{site.url}/x")
+    assert not Path("data").exists() or not os.listdir("data")
+    site.statuses = [503, 503, 429, 429]
+    assert files(downloaded(f"{site.url}/x")[0]) == {"x": b"1"}
+    site.statuses = [503] * 20
+    with pytest.raises(DataError, match=r"no connection in 5 tries .*503"):
+        downloaded(f"{site.url}/x?other", "elsewhere")
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(DataError, match=r"no connection in 5 tries .*is this machine on"):
+        downloaded("http://user:5ec2e7@127.0.0.1:9/x")
+
+
+@pytest.mark.parametrize("scheme", ["memory://bucket", "file://{}/bucket"])
+def test_a_folder_of_a_bucket(scheme: str, tmp_path: Path) -> None:
+    root = scheme.format(tmp_path)
+    (tmp_path / "bucket/set/b").mkdir(parents=True)
+    content = {"a.bin": NOISE, "b/c.txt": b"c", "b/d.zip": zipped(x=b"1"), "empty": b""}
+    for name, stored in content.items():
+        put(f"{root}/set/{name}", stored)
+    there, said = downloaded(f"{root}/set")
+    assert there == Path("data/set")
+    assert files(there) == content  # the archive among them as it is
+    assert said.startswith(f"{root}/set: 4 files, 3.0 MB in data/set")
+    assert "nothing was fetched" in downloaded(f"{root}/set")[1]
+    assert files(downloaded(f"{root}/set/b/c.txt", "one")[0]) == {"c.txt": b"c"}
+    assert files(downloaded(f"{root}/set/b/d.zip", "two")[0]) == {"x": b"1"}
+
+
+def test_of_a_folder_only_what_is_missing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        put(f"memory://bucket/three/{name}", name.encode() * 1000)
+    folder = Path("mine")
+    folder.mkdir()
+    (folder / "a").write_bytes(b"a" * 1000)
+    opened: list[str] = []
+    real = data.fetch
+    monkeypatch.setattr(
+        data,
+        "fetch",
+        lambda remote, *args: opened.append(remote.path[-1]) or real(remote, *args),
+    )
+    downloaded("memory://bucket/three", "mine")
+    assert sorted(opened) == ["b", "c"]
+    (folder / ".tpunb-data/record.json").unlink()
+    (folder / "b").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"mine has other files of these names: b. Nothing was"):
+        downloaded("memory://bucket/three", "mine")
+    assert (folder / "b").read_bytes() == b"mine"
+
+
+def test_a_name_that_leads_out_of_the_folder() -> None:
+    put("memory://bucket/set/ok", b"1")
+    fsspec.filesystem("memory").store["/bucket/set/../evil"] = fsspec.filesystem("memory").store[
+        "/bucket/set/ok"
+    ]
+    with pytest.raises(DataError, match="leads out of the folder"):
+        downloaded("memory://bucket/set")
+    assert not list(Path().rglob("evil"))
+
+
+@pytest.mark.parametrize("path", ["/a%2F..%2F..%2Fevil", "/%2E%2E", "/x/.."])
+def test_a_url_that_leads_out_of_the_folder(site: Site, path: str) -> None:
+    site.pages[path] = b"1"
+    with pytest.raises(DataError, match="leads out of the folder"):
+        downloaded(site.url + path, "mine")
+    assert not list(Path().rglob("evil"))
+
+
+def test_what_is_not_there_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"memory://bucket/none: there is nothing"):
+        downloaded("memory://bucket/none")
+    with pytest.raises(DataError, match=r"nosuch://bucket/x: Protocol not known"):
+        downloaded("nosuch://bucket/x")
+    with pytest.raises(DataError, match=r"invalid source 'competitions/titanic': expected a URL"):
+        downloaded("competitions/titanic")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(DataError, match=r"gs://bucket/x: .*install gcsfs"):
+        downloaded("gs://bucket/x")
+    assert not Path("data").exists() or not os.listdir("data")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Forbidden: https://storage…/o/x"),
+        type("DefaultCredentialsError", (Exception,), {})("Your default credentials were not fo"),
+        PermissionError("Anonymous caller does not have storage.objects.get"),
+    ],
+)
+def test_what_buckets_refuse(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "find", refuse)
+    with pytest.raises(DataError, match=f"memory://bucket/x: {type(error).__name__}: {error}"):
+        downloaded("memory://bucket/x")
+
+
+def test_a_folder_is_for_one_process_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.pages["/x"] = b"1"
+    real = data._fetch_files
+
+    def nested(*args: Any) -> list[str]:
+        with pytest.raises(DataError, match="another process is downloading to data/x"):
+            downloaded(f"{site.url}/x")
+        return real(*args)
+
+    monkeypatch.setattr(data, "_fetch_files", nested)
+    assert files(downloaded(f"{site.url}/x")[0]) == {"x": b"1"}
+
+
+def test_a_file_where_the_folder_should_be(site: Site) -> None:
+    Path("mine").write_text("x")
+    with pytest.raises(DataError, match=r"cannot create mine/.*: Not a directory"):
+        downloaded(f"{site.url}/x", "mine")
+
+
+def test_the_interrupt_key_loses_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+    site.pages["/x.bin"] = NOISE
+
+    class Bar(io.BytesIO):
+        def update(self, count: int) -> None:
+            if count:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "_progress_bar", lambda *args: Bar())
+        with pytest.raises(KeyboardInterrupt):
+            downloaded(f"{site.url}/x.bin")
+    assert files(downloaded(f"{site.url}/x.bin")[0]) == {"x.bin": NOISE}
+    assert site.starts == [0, 1 << 20, 2 << 20]
+
+
+def test_a_full_disk_is_not_a_lost_connection(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.pages["/x"] = NOISE
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(data, "_copy", fail)
+    with pytest.raises(DataError, match=r"No space left on device; .*, what has come is kept"):
+        data.run(DataOptions(f"{site.url}/x"), print)
+
+
+def test_what_a_library_calls_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp's errors, below gcsfs, are no ConnectionErrors."""
+    put("memory://bucket/x.bin", NOISE)
+    lost = type("ClientPayloadError", (Exception,), {"__module__": "aiohttp.client_exceptions"})
+    reset = type("ClientOSError", (OSError,), {"__module__": "aiohttp.client_exceptions"})
+    memory = fsspec.get_filesystem_class("memory")
+    failures = [lost("not enough data"), asyncio.TimeoutError(), reset(errno.ECONNRESET, "reset")]
+    real = memory._open
+
+    def opened(self: object, *args: object, **options: object) -> object:
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(memory, "_open", opened)
+    assert files(downloaded("memory://bucket/x.bin")[0]) == {"x.bin": NOISE}
+    assert not failures
+
+
+def test_from_a_terminal(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.pages["/x"] = b"1"
+    assert cli.main(["data", f"{site.url}/x", "--to", "mine"]) == 0
+    assert capsys.readouterr().out == f"{site.url}/x: 1 file, 1 B in mine\n"
+    assert cli.main(["data", "mine", "--upload", f"file://{Path('there').absolute()}"]) == 0
+    assert Path("there/x").read_bytes() == b"1"
+    for wrong in (
+        ["data"],
+        ["data", "--to", "x"],
+        ["data", "mine", "--upload", "memory://b/x", "--to", "y"],
+        ["data", f"{site.url}/none"],
+    ):
+        assert cli.main(wrong) == 1
+        assert capsys.readouterr().err.startswith("tpunb: ")
+
+
+def test_a_disk_that_fails_is_one_message(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.pages["/x"] = b"1"
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(data, "write_json", fail)
+    assert cli.main(["data", f"{site.url}/x"]) == 1
+    assert "Input/output error; run it again to resume, what has come" in capsys.readouterr().err
+
+
+def sent(folder: str, url: str) -> str:
+    said: list[str] = []
+    data.upload(Path(folder), url, said.append)
+    return "\n".join(said)
+
+
+def test_a_folder_is_sent_and_comes_back(site: Site) -> None:
+    site.pages["/x.zip"] = zipped(**{"a.bin": NOISE, "b/c.txt": b"c", "empty": b""})
+    there, _ = downloaded(f"{site.url}/x.zip", "mine")
+    url = "memory://bucket/results"
+    assert sent("mine", url) == f"{url}: 3 files, 3.0 MB sent"
+    assert files(downloaded(url, "back")[0]) == files(there)
+    assert sent("mine", url) == f"{url}: 0 files, 0 B sent, 3 were there already"
+    (there / "new").write_bytes(b"n")
+    assert sent("mine", url + "/") == f"{url}/: 1 files, 1 B sent, 3 were there already"
+
+
+def test_nothing_is_overwritten_there() -> None:
+    Path("mine").mkdir()
+    Path("mine/a").write_bytes(b"new")
+    Path("mine/b").write_bytes(b"b")
+    put("memory://bucket/results/a", b"old")
+    with pytest.raises(DataError, match=r"has other files of these names: a. Nothing was sent"):
+        sent("mine", "memory://bucket/results")
+    assert set(fsspec.filesystem("memory").store) == {"/bucket/results/a"}
+    with pytest.raises(DataError, match=r"results/a is a file: name a folder"):
+        sent("mine", "memory://bucket/results/a")
+
+
+def test_what_cannot_be_sent(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none is empty, or not there"):
+        sent("none", "memory://bucket/x")
+    Path("empty").mkdir()
+    with pytest.raises(DataError, match="empty is empty"):
+        sent("empty", "memory://bucket/x")
+    Path("empty/x").touch()
+    with pytest.raises(DataError, match="nothing can be sent to http://x"):
+        sent("empty", "http://x/y")
+    sent("empty/x", "memory://bucket/one")
+    assert set(fsspec.filesystem("memory").store) == {"/bucket/one/x"}

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import diagnosing
+from tpunb.diagnostics.failure import Facts, diagnose, key_lines
+
+FULL = "[2] OSError: [Errno 28] No space left on device\n"
+CLOSED = "[0] RuntimeError: UNAVAILABLE: Socket closed\n"
+
+
+def ids(text: str, returncode: int | None = None, facts: Facts | None = None) -> list[str]:
+    return [found.id for found in diagnose(text, returncode, facts=facts)]
+
+
+def test_a_cause_comes_before_its_consequences_wherever_they_stand() -> None:
+    pool = "BrokenProcessPool: A process in the process pool was terminated abruptly\n"
+    for text in (FULL + CLOSED + pool, pool + CLOSED + FULL):
+        found = diagnose(text, 17)
+        assert found[0].id == "disk-full"
+        assert {"tpu-lost", "broken-process-pool", "child-exit-17"} <= {one.id for one in found}
+        confidences = [one.confidence for one in found]
+        assert confidences == sorted(confidences, reverse=True)
+        assert confidences[1] < 0.5
+
+
+def test_of_two_causes_the_first_in_the_log_wins() -> None:
+    hbm = "[1] RuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\n"
+    assert ids(FULL + hbm) == ["disk-full", "hbm-oom"]
+    assert ids(hbm + FULL) == ["hbm-oom", "disk-full"]
+
+
+def test_what_makes_a_run_slow_has_not_ended_it() -> None:
+    lines = ["Metric: XrtCompile", "  TotalSamples: 176", "  Accumulator: 11m49s"]
+    lines += ["Metric: XrtExecute", "  TotalSamples: 320", "  Accumulator: 1m"]
+    report = "\n".join(lines) + "\n"
+    assert ids(report) == ids(report, facts=Facts(state="hung")) == ["recompilation"]
+    crashed = "Exception: process 3 terminated with signal SIGSEGV\n"
+    assert ids(crashed + report) == ids(report + crashed) == ["child-sigsegv"]
+    assert ids(report + FULL) == ["disk-full"]
+    assert ids(report + "KeyError: 'lr'\n") == ids(report, 1) == []
+
+
+def test_a_failed_install_was_mended_if_the_run_came_further() -> None:
+    install = "ERROR: No matching distribution found for torch_xla==3.0.0\n"
+    full = "tar: out.tar: write error: No space left on device\n"
+    assert ids(install, 1) == ["no-matching-distribution"]
+    assert ids(install + full) == ["disk-full", "no-matching-distribution"]
+    # What an exception says comes first; what a program wrote that it only reports counts.
+    assert ids(install + FULL) == ["disk-full"]
+    command = "subprocess.CalledProcessError: Command 'pip' returned non-zero exit status 1.\n"
+    assert ids(install + command, 1) == ["no-matching-distribution"]
+
+
+def test_a_symptom_alone_is_the_answer() -> None:
+    assert ids(CLOSED) == ["tpu-lost"]
+    assert ids("", 17) == ["child-exit-17"]
+    assert ids("", 139) == ids("", -11) == ["child-sigsegv"]
+
+
+def test_a_run_that_succeeded_has_no_cause() -> None:
+    for facts in (Facts(state="succeeded"), Facts(exits={0: 0, 1: 0})):
+        assert ids("step 1\n", facts=facts) == []
+    assert ids(FULL, 1, facts=Facts(state="succeeded")) == []
+    assert ids(FULL, 0) == []
+
+
+def test_what_concerns_the_start_steps_back_once_the_run_is_at_work() -> None:
+    held = "[0] RuntimeError: The TPU is already in use by process with pid 1.\n"
+    both = held + "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x5)\n"
+    assert ids(both, 1)[0] == "tpu-busy"
+    assert ids(both, 1, facts=Facts(stage="step"))[0] == "shape-mismatch"
+
+
+def test_a_log_that_stops_after_the_greeting_is_told_from_one_that_goes_on() -> None:
+    greeting = "I0000 00:00:1.2 7 pjrt_api.cc:79] PJRT_Api is set for device type tpu\n"
+    assert ids(greeting) == []
+    assert ids(greeting, facts=Facts(state="hung")) == ["multi-host-single-launch"]
+    assert ids(greeting, 124) == ["multi-host-single-launch"]
+    assert ids(greeting, 1) == ids(greeting + "KeyError: 3\n", facts=Facts(state="hung")) == []
+
+
+def test_what_the_run_observed_is_evidence() -> None:
+    facts = Facts(
+        state="failed",
+        exits={0: -15, 3: -9},
+        oom_killed=True,
+        memory_peak=15 * 2**30,
+        memory_limit=16 * 2**30,
+    )
+    found = diagnose("[3] reading shard 9\n", facts=facts)
+    assert [one.id for one in found] == ["host-oom", "process-killed", "sibling-killed"]
+    assert found[0].confidence > 0.9
+    shown = str(found[0])
+    assert "rank 3: ended by SIGKILL" in shown
+    assert "out-of-memory killer" in shown
+    assert "15.0 of 16.0 GiB" in shown
+    assert "rank 0: ended by SIGTERM" in str(found[2])
+
+
+def test_a_killed_process_alone_does_not_say_that_memory_ran_out() -> None:
+    assert ids("", -9) == ids("", 137) == ids("[1] step 3\n", facts=Facts(exits={1: -9}))
+    assert ids("", -9) == ["process-killed"]
+    full = Facts(exits={1: -9}, memory_peak=15 * 2**30, memory_limit=16 * 2**30)
+    assert ids("", facts=full)[0] == "host-oom"
+    little = Facts(exits={1: -9}, memory_peak=2**30, memory_limit=16 * 2**30)
+    assert ids("", facts=little) == ["process-killed"]
+    # Another rank's own exception says more: the others were ended after it.
+    assert ids("[0] KeyError: 'lr'\n", facts=Facts(exits={0: 1, 1: -9, 2: -15})) == []
+
+
+def test_a_refused_allocation_is_not_the_killers_work() -> None:
+    refused = (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate "
+        "memory: you tried to allocate 40000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    )
+    assert ids(refused, 1) == ["allocation-refused"]
+
+
+def test_what_does_not_speak_for_the_cause_is_left_out() -> None:
+    facts = Facts(memory_peak=3 * 2**30, memory_limit=16 * 2**30, device_holder="process 1")
+    assert len(diagnose(FULL, 1, facts=facts)[0].evidence) == 1
+
+
+def test_long_evidence_is_shown_on_two_lines_and_the_whole_on_a_screen() -> None:
+    text = "".join(
+        f"[{n}] No space left on device: {'path/' * 9} {n} {'x ' * 99}\n" for n in range(9)
+    )
+    shown = str(diagnose(text, 1)[0]).split("\n")
+    assert len(shown) <= 20
+    assert sum(line.startswith("  | ") for line in shown) >= 3
+
+
+def test_who_held_the_device_is_shown() -> None:
+    text = "TPU initialization failed: open(/dev/vfio/0): Device or resource busy\n"
+    found = diagnose(text, 1, facts=Facts(device_holder="process 4711 (python3)"))
+    assert found[0].id == "tpu-busy"
+    assert "the device is held by process 4711 (python3)" in str(found[0])
+
+
+def test_evidence_names_ranks_and_cell_and_folds_equal_lines() -> None:
+    error = "RuntimeError: The size of tensor a (32) must match the size of tensor b (31) at dim 0"
+    lines = [
+        "[1] Traceback (most recent call last):",
+        "[1]   cell [7], line 3, in step",
+        f"[1] {error}",
+    ]
+    text = "\n".join([*lines, f"[3 err] {error}", f"[0] {error}"])
+    (found,) = diagnose(text, 1)
+    (line,) = found.evidence
+    assert (line.text, line.ranks, line.cell) == (error, (0, 1, 3), 7)
+    assert f"ranks 0-1,3, cell [7]: {error}"[:80] in str(found)
+    assert found.to_json()["evidence"] == [f"ranks 0-1,3, cell [7]: {error}"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    ["Cell In[12], line 4", "<ipython-input-12-0a1b2c> in <module>()", "File In [12], in f"],
+)
+def test_cells_of_every_ipython_are_read(frame: str) -> None:
+    text = f"{frame}\n----> 4 x.cuda()\nAssertionError: Torch not compiled with CUDA enabled\n"
+    assert diagnose(text)[0].evidence[0].cell == 12
+
+
+def test_json_has_the_keys_that_programs_read() -> None:
+    (found,) = diagnose(FULL)
+    data = json.loads(json.dumps(found.to_json()))
+    assert list(data) == ["id", "cause", "fix", "evidence", "confidence"]
+    assert 0 < data["confidence"] <= 1
+    assert all(isinstance(line, str) for line in data["evidence"])
+
+
+def test_nothing_is_made_up_for_an_unknown_failure() -> None:
+    assert ids("", 1) == []
+    assert ids("Traceback (most recent call last):\nKeyError: 'lr'\n", 1) == []
+
+
+def test_at_most_five_causes_and_a_screen_each() -> None:
+    examples = Path(__file__).parent / "examples"
+    everything = "".join(path.read_text(encoding="utf-8") for path in examples.glob("*.log"))
+    found = diagnose(everything * 20, 1)
+    assert len(found) == 5
+    assert all(len(str(one).split("\n")) <= 20 for one in found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(), st.one_of(st.none(), st.integers(-300, 300)))
+def test_any_text_gets_an_answer_without_an_error(text: str, returncode: int | None) -> None:
+    for found in diagnose(text, returncode):
+        assert str(found)
+
+
+def test_a_long_log_and_a_line_of_ten_megabytes_hide_nothing() -> None:
+    steps = "".join(f"[{n % 4}] step {n} loss 0.{n} error rate 0.1\n" for n in range(100_000))
+    assert ids(steps + FULL, 1) == ["disk-full"]
+    assert ids("x" * 10_000_000 + "\n" + FULL, 1) == ["disk-full"]
+    assert ids("word " * 400_000 + "No space left on device " + "word " * 400_000) == ["disk-full"]
+
+
+def load(name: str) -> list[dict[str, str]]:
+    records: list[dict[str, str]] = json.loads(
+        (diagnosing.REPORTS / name).read_text(encoding="utf-8")
+    )
+    return records
+
+
+def test_the_reports_of_users_are_explained_or_left_open() -> None:
+    """The trade: of 129 reports with a log none wrong; what is unlike them stays silent."""
+    if not diagnosing.REPORTS.exists():
+        pytest.skip("the reports of users are not beside the repository")
+    usable = [one for one in load("failures.json") if one["log_usable"]]
+    counts = diagnosing.count(usable)
+    assert counts["wrong"] == 0
+    assert counts["right"] >= len(usable) - 3
+    # This one hung without a message of its own: the log is that of a healthy start.
+    (hung,) = [one for one in usable if one["id"] == "pod-subset-hangs-host-bounds"]
+    assert ids(hung["symptom"], facts=Facts(state="hung")) == [hung["family"]]
+
+
+def test_the_exception_lines_of_tracebacks_come_before_lines_that_only_say_error() -> None:
+    steps = [f"[0] step {n} error rate 0.{n}" for n in range(50)]
+    text = "\n".join(
+        [
+            *steps,
+            "[1] Traceback (most recent call last):",
+            '[1]   File "train.py", line 3, in <module>',
+            "[1] KeyError: 'lr'",
+            "F0000 00:00:1.2 7 unknown.cc:9] Check failed: a == b",
+        ]
+    )
+    lines = key_lines(text, most=3)
+    assert lines[1:] == ["KeyError: 'lr'", "F0000 00:00:1.2 7 unknown.cc:9] Check failed: a == b"]
+    assert len(lines) == 3
+
+
+def test_warnings_are_not_exceptions() -> None:
+    text = "UserWarning: old\nDeprecationWarning: older\nmypackage.errors.OddError: now\ndone\n"
+    assert key_lines(text) == ["mypackage.errors.OddError: now"]
+
+
+def test_exceptions_of_packages_need_not_be_called_errors() -> None:
+    assert key_lines("step 1\nzipfile.BadZipFile: no zip\npkg.OldWarning: x\n") == [
+        "zipfile.BadZipFile: no zip"
+    ]
+
+
+def test_equal_lines_are_shown_once_and_the_order_is_that_of_the_log() -> None:
+    text = "[0] ValueError: b\n[1] ValueError: b\nwhat(): a\n" * 3
+    assert key_lines(text) == ["ValueError: b", "what(): a"]
+
+
+def test_without_any_sign_the_last_lines_tell_most() -> None:
+    assert key_lines("one\ntwo\n\nthree\n", most=2) == ["two", "three"]
+    assert key_lines("") == []
+
+
+def test_a_very_long_line_is_cut() -> None:
+    assert max(map(len, key_lines("ValueError: " + "x" * 100_000))) <= 300

@@ -1,0 +1,148 @@
+"""What may be a reason, and that nothing harmless is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import diagnosing
+from tpunb.diagnostics.failure import Facts, diagnose
+from tpunb.diagnostics.failure.evidence import PossibleReasons, notices
+from tpunb.diagnostics.failure.log import Log
+
+HARMLESS = Path(__file__).with_name("harmless.log").read_text(encoding="utf-8").splitlines()
+"""Lines of healthy runs; each has the words of some rule."""
+
+IGNORED = """\
+Exception ignored in: <function _Iter.__del__ at 0x7fcfc2e7a5e0>
+Traceback (most recent call last):
+  File "torch/utils/data/dataloader.py", line 1324, in __del__
+    self._shutdown_workers()
+RuntimeError: DataLoader worker (pid 77) exited unexpectedly
+"""
+
+
+def ids(text: str, returncode: int | None = 1, facts: Facts | None = None) -> list[str]:
+    return [found.id for found in diagnose(text, returncode, facts=facts)]
+
+
+def traceback(error: str, frame: str = "train()", prefix: str = "") -> str:
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', f"    {frame}"]
+    return "".join(f"{prefix}{line}\n" for line in [*lines, error])
+
+
+def test_nothing_harmless_is_blamed() -> None:
+    """Every plain error alone, every harmless log above, below and without one; status 1."""
+    told = diagnosing.measure(Path(), 1)
+    assert re.search(r"harmless logs {2,}0 {2,}\d{3}$", told), told
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_what_only_warns_is_no_reason(line: str) -> None:
+    for error in ("KeyError: 'lr'", "ValueError: too many values", "RuntimeError: unknown"):
+        assert ids(f"{line}\n{traceback(error)}") == ids(f"{traceback(error)}{line}\n") == []
+        assert ids(f"[1] {line}\n{traceback(error, prefix='[0] ')}") == []
+    assert ids(f"{line}\nstep 3\n") == []
+
+
+def test_these_lines_are_known_as_harmless_by_name() -> None:
+    assert [line for line in HARMLESS if not any(one.search(line) for one in notices())] == []
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # raised from it
+        traceback("OSError: [Errno 28] No space left on device")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + traceback("KeyError: 'lr'"),
+        # in a worker, whose traceback is in the message
+        traceback("RuntimeError: Caught OSError in DataLoader worker process 0.")
+        + "Original Traceback (most recent call last):\n"
+        + '  File "a.py", line 9, in g\n    x()\nOSError: [Errno 28] No space left on device\n',
+        # of another rank
+        traceback("OSError: [Errno 28] No space left on device", prefix="[2] ")
+        + traceback("KeyError: 'lr'", prefix="[0] "),
+        # of a process that the last one only reports
+        "tar: write error: No space left on device\n"
+        + traceback("subprocess.CalledProcessError: Command 'tar' returned 2"),
+        # as IPython shows it
+        "OSError                      Traceback (most recent call last)\nCell In[3], line 1\n"
+        "----> 1 save()\n\nOSError: [Errno 28] No space left on device\n",
+        # ranks in between
+        "[0] Traceback (most recent call last):\n[1] step 3\n[0]   File 'a.py', line 3, in f\n"
+        "[1] KeyError: 'lr'\n[0] OSError: [Errno 28] No space left on device\n",
+    ],
+)
+def test_the_exception_that_ended_a_rank_is_found(log: str) -> None:
+    assert ids(log) == ["disk-full"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # handled, and logged
+        "ERROR:root:trying another disk\n"
+        + traceback("OSError: [Errno 28] No space left on device")
+        + "step 4\n"
+        + traceback("KeyError: 'lr'"),
+        # said by a destructor, a logger, a thread
+        IGNORED + traceback("KeyError: 'lr'"),
+        "Error in atexit._run_exitfuncs:\n"
+        + traceback("OSError: [Errno 28] No space left on device")
+        + traceback("KeyError: 'lr'"),
+        traceback("KeyError: 'lr'") + IGNORED,
+        "--- Logging error ---\n"
+        + traceback("OSError: [Errno 28] No space left on device")
+        + traceback("KeyError: 'lr'"),
+        "Exception in thread Thread-1:\n"
+        + traceback("OSError: [Errno 28] No space left on device")
+        + traceback("KeyError: 'lr'"),
+        # only in the code that the traceback shows
+        traceback("KeyError: 'lr'", frame='raise OSError("No space left on device")'),
+        traceback("KeyError: 'lr'", frame="if xm.is_master_ordinal(): xm.save(model, path)"),
+        # printed
+        "the disk says: No space left on device\n" + traceback("KeyError: 'lr'"),
+    ],
+)
+def test_what_was_handled_or_only_mentioned_is_no_reason(log: str) -> None:
+    assert ids(log) == []
+
+
+def test_what_a_lost_peer_follows_from_is_looked_for_in_logs_without_ranks() -> None:
+    lost = traceback("RuntimeError: UNAVAILABLE: Socket closed")
+    full = traceback("OSError: [Errno 28] No space left on device")
+    assert ids(full + lost) == ids(lost + full + lost) == ["disk-full", "tpu-lost"]
+    assert ids(full + lost, facts=Facts(exceptions=(lost,))) == ["tpu-lost"]
+    assert ids(traceback("KeyError: 'lr'") + lost) == []
+
+
+def test_an_exception_in_a_thread_counts_where_nothing_else_failed() -> None:
+    log = "Exception in thread Thread-1:\n" + traceback(
+        "OSError: [Errno 28] No space left on device"
+    )
+    assert ids(log, None) == ["disk-full"]
+
+
+def test_what_the_run_recorded_decides_among_the_exceptions_of_a_log() -> None:
+    handled = traceback("OSError: [Errno 28] No space left on device", prefix="[1] ")
+    assert ids(handled) == ["disk-full"]
+    own = traceback("KeyError: 'lr'", prefix="[0] ")
+    assert ids(handled, facts=Facts(exceptions=(own,))) == []
+    assert ids(own, facts=Facts(exceptions=(handled,))) == ["disk-full"]
+
+
+def test_fatal_lines_count_beside_an_exception() -> None:
+    fatal = "F0000 00:00:1.2 7 pjrt_registry.cc:117] PJRT_Api already exists for device type tpu\n"
+    assert ids(fatal + traceback("KeyError: 'lr'")) == ["runtime-double-init"]
+
+
+def test_the_exceptions_of_a_log_are_read_with_their_messages() -> None:
+    log = Log(traceback("RuntimeError: first\nsecond\n\nthird") + traceback("KeyError: 1\nend"))
+    reasons = PossibleReasons(log)
+    assert [(one.name, one.end - one.line) for one in reasons.exceptions] == [("KeyError", 1)]
+    log = Log(traceback("RuntimeError: first\nsecond\n\nthird"))
+    (one,) = PossibleReasons(log).exceptions
+    assert log.lines[one.line : one.end] == ["RuntimeError: first", "second"]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tpunb.diagnostics.failure.log import LinePattern, Log, PatternError
+from tpunb.diagnostics.failure.rules import rules
+
+
+def matches(text: str, pattern: str) -> list[str]:
+    log = Log(text)
+    return [log.body(number) for number in log.find(LinePattern.compile(pattern))]
+
+
+def test_colours_and_progress_bars_do_not_hide_a_line() -> None:
+    text = "\x1b[1;31mKilled\x1b[0m\r 10%|█ | 1/9\r 20%|██ | 2/9\rKilled\r\nKilled\n"
+    assert matches(text, "^Killed$") == ["Killed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[3] Killed", 3),
+        ("[12 err] Killed", 12),
+        ("[rank3]: Killed", 3),
+        ("[default7]:Killed", 7),
+        ("rank 3: Killed", 3),
+        ("[prelude] Killed", None),
+        ("Killed", None),
+    ],
+)
+def test_prefixes_of_ranks_are_read_and_left_out(line: str, rank: int | None) -> None:
+    log = Log(line)
+    assert log.rank(0) == rank
+    if rank is not None:
+        assert log.find(LinePattern.compile("^Killed$")) == [0]
+
+
+def test_old_launchers_name_the_rank_in_the_line() -> None:
+    assert Log("Exception in device=TPU:5: Unknown device").rank(0) == 5
+    assert Log("-- Process 2 terminated with the following error:").rank(0) == 2
+
+
+def test_digits_tell_lines_of_one_shape_apart_only_where_the_pattern_has_some() -> None:
+    text = "process 1 ended with 17\nprocess 2 ended with 18\nprocess 3 ended with 17\n"
+    assert matches(text, r"ended with 17\b") == [
+        "process 1 ended with 17",
+        "process 3 ended with 17",
+    ]
+    assert len(matches(text, r"ended with \d+")) == 3
+    assert len(matches(text, r"ended with \d{2}")) == 3
+
+
+def test_matches_are_in_the_order_of_the_log_whatever_alternative_they_are_of() -> None:
+    text = "beta 1\nalpha 1\nbeta 2\nalpha 2\n"
+    assert matches(text, "alpha|beta") == text.split("\n")[:4]
+
+
+def test_upper_and_lower_case_are_alike() -> None:
+    assert matches("RUNTIME IS ALREADY INITIALIZED", "runtime is already") != []
+
+
+def test_the_json_of_kaggles_logs_is_unpacked() -> None:
+    parts = ["Traceback\nKey", "Error: 3\n"]
+    log = json.dumps([{"stream_name": "stderr", "time": 1, "data": part} for part in parts])
+    assert matches(log, "^KeyError") == ["KeyError: 3"]
+
+
+def test_the_outputs_of_a_saved_notebook_are_read() -> None:
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": ["step 1\n", "Killed\n"]},
+        {"output_type": "error", "traceback": ["Cell In[3], line 1", "\x1b[31mKeyError\x1b[0m: 3"]},
+    ]
+    notebook = {"nbformat": 4, "cells": [{"cell_type": "code", "outputs": outputs}]}
+    text = json.dumps(notebook)
+    assert matches(text, "^Killed") == ["Killed"]
+    assert matches(text, "^KeyError") == ["KeyError: 3"]
+
+
+def test_json_that_is_cut_off_is_read_as_text() -> None:
+    assert matches('[{"stream_name": "stderr", "data": "Killed', "Killed") != []
+
+
+def test_long_lines_are_cut_at_spaces_and_nothing_is_lost() -> None:
+    words = " ".join(f"word{n}" for n in range(3000))
+    log = Log(words)
+    assert max(map(len, log.lines)) <= 2000
+    assert "".join(log.lines) == words
+
+
+def test_the_last_line_is_the_last_that_is_not_empty() -> None:
+    log = Log("first\nlast words\n\n  \n")
+    assert log.last == 1
+    assert Log("").last is None
+
+
+def test_a_metrics_report_is_read() -> None:
+    lines = ["Metric: CompileTime", "  TotalSamples: 4", "  Accumulator: 01m02s500ms691.023us"]
+    more = ["Metric: ExecuteTime", "  TotalSamples: 8", "  Accumulator: 32s"]
+    report = Log("\n".join(f"[0] {line}" for line in lines + more)).report
+    assert (report.compiles, report.executions, report.share) == (4, 8, 0.5)
+    assert report.compile_seconds == pytest.approx(62.500691023)
+    assert Log("no report").report.share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("source", "fixed"),
+    [
+        ("Socket closed", {"socket closed"}),
+        (r"exit code \d+", {"exit code "}),
+        ("shapes? of", {"shape"}),
+        ("alpha|beta", {"alpha", "beta"}),
+        ("(?:alpha|beta) x", {"alpha", "beta"}),
+        ("(?:al|be) gamma", {" gamma"}),
+        (r"a\.b\(c\)", {"a.b(c)"}),
+        ("[abc]defg[)(]*", {"defg"}),
+        ("(?:alpha)?delta{2}", {"delt"}),
+        ("(?<!disk )quota", {"quota"}),
+    ],
+)
+def test_fixed_text_of_a_pattern(source: str, fixed: set[str]) -> None:
+    assert set(LinePattern.compile(source).fixed) == fixed
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("a.*b", "needs 4 fixed characters"),
+        ("fatal error|x", "needs 4 fixed characters"),
+        ("(unclosed", "not a regular expression"),
+    ],
+)
+def test_a_pattern_that_cannot_be_used_says_why(source: str, reason: str) -> None:
+    with pytest.raises(PatternError, match=reason):
+        LinePattern.compile(source)
+
+
+def every_pattern() -> list[LinePattern]:
+    signs = [sign for rule in rules() for sign in rule.signs]
+    return [line.pattern for sign in signs for line in (*sign.lines, *sign.context)]
+
+
+ASCII = st.characters(codec="ascii")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_makes_search_fast_loses_no_match(data: st.DataObject) -> None:
+    pattern = data.draw(st.sampled_from(every_pattern()))
+    line = data.draw(st.from_regex(re.compile(pattern.source, re.ASCII), alphabet=ASCII))
+    assume(pattern.regex.search(line))
+    assert any(text in line.lower() for text in pattern.fixed)
+    if not pattern.digits:
+        assert pattern.regex.search(re.sub("[0-9]", "0", line))

@@ -1,0 +1,49 @@
+"""The page that shows how to add a rule: its rule and its log work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tpunb.diagnostics.failure import diagnose
+from tpunb.diagnostics.failure.facts import Facts
+from tpunb.diagnostics.failure.rules import _REPORT_KEYS, _SIGN_KEYS, read_rules, rules
+
+PAGE = (Path(__file__).parents[3] / "docs" / "diagnose.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return str(text)
+
+
+def test_the_rule_of_the_page_works_as_the_page_says() -> None:
+    text = block("yaml")
+    assert len(text.splitlines()) <= 20
+    package = Path(__file__).parents[3] / "tpunb/diagnostics/failure/rules"
+    files = {path.name: path.read_text(encoding="utf-8") for path in package.glob("*.yaml")}
+    table = read_rules({**files, "new.yaml": text})
+    log = block("text")
+    assert [found.id for found in diagnose(log)] == ["loader-worker-died"]
+    first, second = diagnose(log, table=table)
+    assert (first.id, second.id) == ("dataset-moved", "loader-worker-died")
+    assert (first.evidence[0].ranks, first.evidence[0].cell) == ((2,), 5)
+    assert second.confidence < first.confidence / 2
+    assert [one.id for one in diagnose(log, table=table, facts=Facts(platform="kaggle"))]
+    assert len(table) == len(rules()) + 1
+
+
+def test_the_page_names_every_key() -> None:
+    for key in _SIGN_KEYS | {
+        "kind",
+        "explains",
+        "confidence",
+        "source",
+        "versions",
+        "signs",
+        "harmless",
+        "fix",
+    }:
+        assert f"`{key}`" in PAGE, key
+    assert {"compiles", "share"} <= _REPORT_KEYS
+    assert "oom_killed" in Facts.__dataclass_fields__

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.dumps import DUMPS
+from tests.machine.machines import PAIR, look, machine
+from tpunb.display import doctor
+from tpunb.machine.doctor import Report
+from tpunb.machine.problem import Problem
+
+
+def found(name: str, folder: Path, **changes: str) -> Report:
+    with machine(name, folder) as made:
+        return look(made, PAIR | changes)
+
+
+class Words(HTMLParser):
+    """What a reader sees of HTML, and the styles that are used."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: set[str] = set()
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert {name for name, _ in attrs} <= {"style"}
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_the_card_and_its_text_say_the_same(name: str, tmp_path: Path) -> None:
+    report = found(name, tmp_path, torch="2.15.0")
+    own = [("kernel", "uses XLA on CPU, so runs can take the TPU")]
+    read = Words(doctor.report_card(report, own))
+    assert read.open == []
+    assert read.tags <= {"div", "span", "b", "br", "code"}
+    said = re.sub(r"\s+|`", "", "".join(read.words))
+    for line in doctor.report_text(report, own).splitlines():
+        assert re.sub(r"\s+|`", "", line) in said
+
+
+def test_a_tpu_that_is_asked_for_and_not_there(tmp_path: Path) -> None:
+    report = found("v5e-8", tmp_path)
+    nothing = replace(report, machine=replace(report.machine, chips=0))
+    text = doctor.report_text(nothing)
+    assert "no TPU, though PJRT_DEVICE asks for one: nothing can run" in text
+    assert "0 TPU" not in text.split("device", 1)[1]
+
+
+def test_ready(tmp_path: Path) -> None:
+    report = found("v5e-8", tmp_path)
+    text = doctor.report_text(report)
+    first, *rows = text.splitlines()
+    assert first == "Ready: 8 cores on 8 TPU v5e chips"
+    assert rows[0].split("  ")[-1] == "Google Cloud TPU VM"
+    assert "v5litepod-8 · 8 chips on this host · 16 GiB HBM a chip · spot: may be preempted" in text
+    assert re.search(r"^price +v5litepod-8 in us-central1, spot: \$1\.96 an hour", text, re.M)
+    assert re.search(r"^compiled +kept in /\S+/xla/v5e \(0 MiB\)", text, re.M)
+    assert doctor.report_card(report).startswith('<div style="border-left:3px solid #2da44e')
+
+
+def test_issues_come_first_with_their_fixes(tmp_path: Path) -> None:
+    report = found("v5e-8", tmp_path, torch="2.15.0", torch_tpu="0.2.0")
+    lines = doctor.report_text(report).splitlines()
+    assert lines[0] == "2 issues found, the first:"
+    assert lines[1] == f"  {report.problems[0].message}"
+    assert lines[2] == f"  → {report.problems[0].fix}"
+    assert lines[4] == f"also: {report.problems[1].message}"
+    card = doctor.report_card(report)
+    assert card.startswith('<div style="border-left:3px solid #e5534b')
+    assert "--torch-backend=cpu torch==2.9.0 &#x27;torch_xla[tpu]==2.9.0&#x27;</code>" in card
+    assert "<code>pip install uv &amp;&amp; uv pip install" in card
+    one = replace(report, problems=report.problems[:1])
+    assert doctor.report_text(one).startswith("1 issue found:\n")
+
+
+def test_what_comes_from_the_machine_is_text(tmp_path: Path) -> None:
+    report = found("laptop", tmp_path)
+    problem = Problem("x", "<script>alert(1)</script>", "`a` b`c")
+    card = doctor.report_card(replace(report, problems=(problem,)))
+    assert "<script>" not in card
+    assert "<code>a</code> b`c" in card

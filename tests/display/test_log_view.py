@@ -1,0 +1,423 @@
+"""Text of ranks in, rate-limited and folded lines out; the ranks' last tracebacks removed.
+
+The clock is the test's.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpunb.display import log_view as module
+from tpunb.display.log_view import LAST_LINES, PATIENCE, RATE, RESERVE, LogView, TracebackFilter
+from tpunb.display.output_budget import OutputBudget
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import Failure, RunResult
+from tpunb.utils.files import write_json
+
+LEFT_OUT = re.compile(r"^\[[\d,-]+\] … ([\d,]+) lines? left out here; all are in run\.log$", re.M)
+
+
+class Shown:
+    """A stream of four ranks, a clock, and what was written when."""
+
+    def __init__(self, logs: frozenset[int] = frozenset(range(4)), interval: float = 0.125) -> None:
+        self.now = 100.0
+        self.writes: list[tuple[float, str]] = []
+        self.stream = LogView(logs, OutputBudget(self._write), interval=interval)
+
+    def _write(self, text: str) -> None:
+        self.writes.append((self.now, text))
+
+    def feed(self, rank: int | None, text: str, stream: str = "stdout") -> None:
+        self.stream.feed(rank, stream, text, self.now)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and the launcher's loop comes round every 0.05 s."""
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            self.stream.flush(self.now)
+
+    def finish(self, failure: Failure | None = None) -> None:
+        self.stream.finish(self.now, failure)
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.writes)
+
+    @property
+    def left_out(self) -> int:
+        return sum(int(number.replace(",", "")) for number in LEFT_OUT.findall(self.text))
+
+    def check_pace(self, messages: int = 10) -> None:
+        """In any second, at most so many messages and RATE bytes."""
+        for start, _ in self.writes:
+            within = [text for time, text in self.writes if start <= time < start + 1]
+            assert len(within) <= messages
+            assert sum(len(text.encode()) for text in within) <= RATE
+
+
+def failed(rank: int | None, traceback: str = "") -> Failure:
+    return Failure(rank, 1, -11, "SIGSEGV", "Signal", "was killed", None, None, traceback, 0.0)
+
+
+def test_lines_have_the_ranks_that_wrote_them() -> None:
+    shown = Shown()
+    for rank in range(4):
+        shown.feed(rank, f"hello\nI am {rank}\ndone\n")
+    shown.wait(0.1)
+    assert shown.text == (
+        "[0-3] hello\n[0] I am 0\n[1] I am 1\n[2] I am 2\n[3] I am 3\n[0-3] done\n"
+    )
+
+
+def test_lines_that_come_a_moment_apart_fold() -> None:
+    shown = Shown()
+    shown.feed(0, "epoch 1\n")
+    shown.stream.flush(shown.now)
+    shown.now += 0.04
+    shown.feed(1, "epoch 1\n", "stderr")
+    shown.stream.flush(shown.now)
+    shown.wait(0.1)
+    assert shown.writes[0][1] == "[0-1] epoch 1\n"
+
+
+def test_nothing_is_written_when_nothing_came() -> None:
+    shown = Shown()
+    shown.wait(5)
+    shown.finish()
+    assert shown.writes == []
+
+
+def test_stdout_and_stderr_keep_the_order_in_which_they_came() -> None:
+    shown = Shown()
+    shown.feed(1, "out 1\n")
+    shown.feed(1, "err 1\n", "stderr")
+    shown.feed(1, "out 2\n")
+    shown.wait(0.1)
+    assert shown.text == "[1] out 1\n[1] err 1\n[1] out 2\n"
+
+
+def test_notes_stand_alone_and_before_the_lines_that_came_with_them() -> None:
+    shown = Shown(logs=frozenset())
+    shown.feed(0, "unseen\n")
+    shown.stream.note("every rank runs the prelude itself: cell [3]", shown.now)
+    shown.wait(0.1)
+    assert shown.text == "every rank runs the prelude itself: cell [3]\n"
+
+
+def test_only_the_ranks_that_were_asked_for_are_shown() -> None:
+    shown = Shown(logs=frozenset({1}))
+    for rank in range(4):
+        shown.feed(rank, f"out {rank}\n")
+        shown.feed(rank, f"err {rank}\n", "stderr")
+    shown.feed(None, "prelude\n", "prelude")
+    shown.feed(1, "prelude of 1\n", "prelude")
+    shown.wait(1)
+    shown.finish()
+    assert shown.text == "[1] out 1\n[1] err 1\n"
+
+
+def test_an_unfinished_line_comes_at_the_end() -> None:
+    shown = Shown()
+    shown.feed(0, "working … ")
+    shown.wait(3)
+    assert shown.text == ""
+    shown.feed(0, "done")
+    shown.finish()
+    assert shown.text == "[0] working … done\n"
+
+
+def test_unfinished_lines_are_known_once_they_stand_for_a_while() -> None:
+    shown = Shown()
+    shown.feed(0, "working …")
+    assert shown.stream.unfinished(shown.now) == {}
+    shown.now += PATIENCE
+    assert shown.stream.unfinished(shown.now) == {0: ["working …"]}
+    shown.feed(0, " done\nand")
+    assert shown.stream.unfinished(shown.now) == {}
+
+
+def test_a_bar_is_known_at_once_and_becomes_one_line() -> None:
+    shown = Shown(logs=frozenset({0, 1, 2}))
+    for percent in range(0, 100, 10):
+        for rank in range(4):
+            shown.feed(rank, f"\r\x1b[32m{percent}%\x1b[0m", "stderr")
+        shown.wait(0.1)
+        assert shown.stream.unfinished(shown.now) == {rank: [f"{percent}%"] for rank in range(3)}
+    for rank in range(4):
+        shown.feed(rank, "\r100%\n", "stderr")
+    shown.wait(1)
+    assert shown.stream.unfinished(shown.now) == {}
+    assert shown.text == "[0-2] 100%\n"
+
+
+def test_bars_that_differ_in_their_times_become_one_line() -> None:
+    shown = Shown()
+    for rank in range(4):
+        bar = f"\repoch 1:  30%|███       | 60/200 [00:12<00:29,  4.8{rank}it/s]"
+        shown.feed(rank, bar, "stderr")
+    shown.finish()
+    assert shown.text == "[0-3] epoch 1:  30%|███       | 60/200\n"
+
+
+def test_a_slow_rank_is_shown_at_once_and_fast_ones_at_most_ten_times_a_second() -> None:
+    shown = Shown()
+    for number in range(200):
+        shown.feed(0, f"step {number}\n")
+        shown.wait(0.05)
+    shown.check_pace(messages=10)
+    assert len(shown.writes) > 40
+    assert shown.text == "".join(f"[0] step {number}\n" for number in range(200))
+
+
+def test_a_batch_front_end_gets_few_messages() -> None:
+    shown = Shown(interval=2.0)
+    for number in range(200):
+        shown.feed(0, f"step {number}\n")
+        shown.wait(0.05)
+    shown.finish()
+    assert len(shown.writes) <= 7
+    assert shown.text == "".join(f"[0] step {number}\n" for number in range(200))
+
+
+def test_what_fits_into_a_second_is_never_left_out() -> None:
+    shown = Shown()
+    size = (RATE - RESERVE) // 2
+    for batch in range(6):
+        shown.feed(0, "".join(f"{batch} {n:05} {'x' * 82}\n" for n in range(size // 100)))
+        shown.wait(0.5)
+    shown.wait(1)
+    shown.check_pace()
+    assert shown.left_out == 0
+    assert len(shown.text.splitlines()) == 6 * (size // 100)
+
+
+def test_equal_floods_of_all_ranks_fold_before_anything_is_left_out() -> None:
+    shown = Shown()
+    lines = "".join(f"{n:05} {'x' * 80}\n" for n in range(2_000))
+    for rank in range(4):
+        shown.feed(rank, lines)
+    shown.wait(1)
+    assert shown.text == "".join(f"[0-3] {line}\n" for line in lines.splitlines())
+
+
+def test_a_flood_is_cut_with_a_count_and_its_end_comes() -> None:
+    shown = Shown()
+    number = 0
+    for _ in range(100):  # 5 s of 100,000 lines a second
+        text = "".join(f"line {n:07} of many that say nothing at all\n" for n in range(5_000))
+        shown.feed(0, text)
+        number += 5_000
+        shown.feed(3, "a word of rank 3\n")
+        shown.wait(0.05)
+    shown.feed(0, "the last one\n")
+    number += 1
+    shown.finish()
+
+    shown.check_pace()
+    seen = [line for line in shown.text.splitlines() if line.startswith("[0] ")]
+    seen = [line for line in seen if not LEFT_OUT.match(line)]
+    assert shown.left_out == number - len(seen) > 400_000
+    assert seen[-1] == "[0] the last one"
+    assert len(seen) > 20_000
+    # A rank that says little is not drowned by one that says much.
+    assert shown.text.count("[3] a word of rank 3\n") == 100
+
+
+def test_the_count_stands_where_the_lines_are_missing() -> None:
+    shown = Shown()
+    shown.feed(0, "before\n")
+    shown.wait(1)
+    shown.feed(0, "".join(f"{n:06} {'x' * 90}\n" for n in range(10_000)))
+    shown.wait(1)
+    first, count, *rest = shown.text.splitlines()
+    assert first == "[0] before"
+    match = LEFT_OUT.match(count)
+    assert match
+    missing = int(match.group(1).replace(",", ""))
+    assert rest == [f"[0] {n:06} {'x' * 90}" for n in range(missing, 10_000)]
+
+
+def test_one_line_left_out_is_not_called_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RATE", 60)
+    monkeypatch.setattr(module, "RESERVE", 20)
+    shown = Shown()
+    shown.feed(2, "x" * 20 + "\n" + "y" * 20 + "\n")
+    shown.wait(0.1)
+    assert shown.text == (
+        "[2] … 1 line left out here; all are in run.log\n[2] yyyyyyyyyyyyyyyyyyyy\n"
+    )
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32), floods=st.integers(0, 3))
+def test_every_line_is_shown_once_or_counted(seed: int, floods: int) -> None:
+    chance = random.Random(seed)
+    shown = Shown()
+    written = dict.fromkeys(range(4), 0)
+    for _ in range(chance.randrange(60)):
+        for rank in range(4):
+            most = 20_000 if rank < floods else 5
+            count = chance.randrange(most)
+            if chance.random() < 0.3:
+                lines = [f"{rank} {written[rank] + n} é{'x' * 30}\n" for n in range(count)]
+                shown.feed(rank, "".join(lines), chance.choice(["stdout", "stderr"]))
+                written[rank] += count
+        shown.wait(chance.choice([0.05, 0.1, 0.3]))
+    shown.finish()
+
+    shown.check_pace(messages=11)  # the end comes at once, whatever came before
+    total_seen = 0
+    for rank in range(4):
+        pattern = re.compile(rf"^\[{rank}\] {rank} (\d+) é", re.M)
+        seen = [int(number) for number in pattern.findall(shown.text)]
+        assert seen == sorted(set(seen))
+        assert not written[rank] or seen[-1] == written[rank] - 1
+        total_seen += len(seen)
+    assert total_seen + shown.left_out == sum(written.values())
+
+
+@pytest.mark.parametrize("logs", [frozenset[int](), frozenset({0})])
+def test_the_last_words_of_the_failed_rank_come_though_nobody_asked_for_it(
+    logs: frozenset[int],
+) -> None:
+    shown = Shown(logs=logs)
+    shown.feed(2, "stdout\n")
+    shown.feed(2, "".join(f"error {n}\n" for n in range(50)) + "no end", "stderr")
+    shown.feed(3, "another\n", "stderr")
+    shown.wait(1)
+    shown.finish(failed(2))
+    expected = [f"[2] error {n}" for n in range(51 - LAST_LINES, 50)] + ["[2] no end"]
+    assert shown.text.splitlines() == ["the last lines that rank 2 wrote to stderr:", *expected]
+
+
+def test_the_last_words_come_though_they_were_left_out_of_a_flood() -> None:
+    shown = Shown()
+    shown.feed(2, "the cause\n", "stderr")
+    for _ in range(3):
+        shown.feed(2, "".join(f"{n:06} {'x' * 90}\n" for n in range(20_000)))
+        shown.wait(0.05)
+    shown.finish(failed(2))
+    assert shown.text.splitlines()[-2:] == [
+        "the last lines that rank 2 wrote to stderr:",
+        "[2] the cause",
+    ]
+
+
+def test_what_was_shown_is_not_said_again() -> None:
+    shown = Shown()
+    shown.feed(2, "the cause\n", "stderr")
+    shown.wait(1)
+    shown.finish(failed(2))
+    assert shown.text == "[2] the cause\n"
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_prelude_that_crashed_has_last_words_and_one_that_raised_has_a_traceback(
+    rank: int | None,
+) -> None:
+    for traceback, expected in [
+        ("", "the last lines that the prelude wrote:\nFatal Python error\n"),
+        ("ValueError", ""),
+    ]:
+        shown = Shown()
+        shown.feed(rank, "Fatal Python error\n", "prelude")
+        shown.wait(1)
+        shown.finish(failed(rank, traceback))
+        assert shown.text == expected
+
+
+def test_text_is_cut_in_bulk_without_looking_at_every_line() -> None:
+    shown = Shown()
+    shown.feed(1, "begun ")
+    shown.feed(1, "x\n" + "y" * 99 + "\n" + "z\n" * 2_000_000)
+    shown.wait(0.1)
+    lines = shown.text.splitlines()
+    assert shown.left_out + len(lines) - 1 == 2_000_002
+    assert lines[-1] == "[1] z"
+
+
+TRACEBACK = "Traceback (most recent call last):\n  cell [7], line 3\nTraceback: no data\n"
+
+
+def fail(
+    run: RunDir, rank: int, *, attempt: int = 0, line: int = 3, text: str = TRACEBACK
+) -> Failure:
+    """What a rank leaves behind."""
+    path = run.error(attempt, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    failure = Failure(rank, 1, 1, None, "ValueError", "no data", 7, line, text, 1.0)
+    names = ("type", "message", "cell", "line", "traceback", "time")
+    write_json(path, {name: asdict(failure)[name] for name in names})
+    return failure
+
+
+def test_how_its_text_is_split_makes_no_difference(tmp_path_factory: Any) -> None:
+    run = RunDir(tmp_path_factory.mktemp("run"))
+    fail(run, 1)
+
+    @given(st.lists(st.sampled_from([3, 1, 40, 7]), max_size=30))
+    def check(sizes: list[int]) -> None:
+        tracebacks, rest, seen = (
+            TracebackFilter(run),
+            f"Trace\nTraceback (m\n{TRACEBACK}at exit\n",
+            "",
+        )
+        for size in sizes:
+            seen += tracebacks.remove(1, rest[:size])
+            rest = rest[size:]
+        assert seen + tracebacks.remove(1, rest) == "Trace\nTraceback (m\nat exit\n"
+
+    check()
+
+
+def test_before_a_rank_has_failed_its_text_stays(tmp_path: Path) -> None:
+    tracebacks = TracebackFilter(RunDir(tmp_path))
+    assert tracebacks.remove(0, TRACEBACK) == TRACEBACK
+    assert tracebacks.failure(0) is None
+
+
+def test_the_end_gives_what_is_not_told_with_the_first_failure(
+    tmp_path: Path, make_result: Callable[..., RunResult]
+) -> None:
+    run = RunDir(tmp_path)
+    first, other = fail(run, 0), TRACEBACK.replace("line 3", "line 5")
+    fail(run, 1)
+    fail(run, 2, line=5, text=other)
+    tracebacks = TracebackFilter(run)
+    assert [tracebacks.remove(rank, TRACEBACK) for rank in (0, 1)] == ["", ""]
+    assert tracebacks.remove(2, other) == ""
+    assert list(tracebacks.end(make_result("failed", failures=(first,)))) == [(2, other)]
+
+
+def test_what_began_like_one_and_a_run_that_was_stopped(
+    tmp_path: Path, make_result: Callable[..., RunResult]
+) -> None:
+    run = RunDir(tmp_path)
+    fail(run, 0)
+    fail(run, 1)
+    tracebacks = TracebackFilter(run)
+    assert tracebacks.remove(0, "x\nTrace") == "x\n"
+    assert tracebacks.remove(1, TRACEBACK) == ""
+    assert list(tracebacks.end(make_result("interrupted"))) == [(0, "Trace"), (1, TRACEBACK)]
+
+
+def test_another_attempt_gives_those_of_the_last(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    fail(run, 0)
+    again = fail(run, 0, attempt=1, line=5)
+    tracebacks = TracebackFilter(run)
+    assert list(tracebacks.begin(0)) == []
+    assert tracebacks.remove(0, TRACEBACK) == ""
+    assert list(tracebacks.begin(1)) == [(0, TRACEBACK)]
+    assert tracebacks.failure(0) is not None
+    assert tracebacks.failure(0).line == again.line  # type: ignore[union-attr]

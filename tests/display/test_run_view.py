@@ -1,0 +1,296 @@
+"""Events of a run in, messages to the front end out; in a real kernel at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+from tests.drivers.kernel import PATIENCE, start_kernel, stop_kernel
+from tpunb.display.front_end import FrontEnd, current_front_end
+from tpunb.display.output_budget import FIRST, NEWEST, ROOM
+from tpunb.display.run_view import RunView
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Metric, Note, Output, Phase, RanksStarted
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import PhaseKind, RunSpec, RunState
+
+
+class Notebook:
+    """A front end that remembers, and a clock."""
+
+    def __init__(self, *, terminal: bool = False, batch: bool = False) -> None:
+        self.now = 10.0
+        self.messages: list[tuple[float, str, str]] = []
+        self.front = FrontEnd(
+            self.write,
+            None if terminal else self.publish,
+            batch,
+            newest=None if terminal else self.newest,
+            room=None if terminal else ROOM,
+        )
+
+    def write(self, text: str) -> None:
+        self.messages.append((self.now, "stream", text))
+
+    def publish(self, bundle: dict[str, str]) -> None:
+        assert set(bundle) == {"text/html", "text/plain"}
+        self.messages.append((self.now, "status", bundle["text/plain"]))
+
+    def newest(self, head: str, lines: Sequence[str]) -> None:
+        self.messages.append((self.now, "newest", "\n".join([head, *lines])))
+
+    def of(self, kind: str) -> list[str]:
+        return [text for _, what, text in self.messages if what == kind]
+
+
+@pytest.fixture
+def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Callable[[Notebook], RunView]:
+    def open_it(notebook: Notebook) -> RunView:
+        return RunView(
+            make_spec(),
+            RunDir(tmp_path / "digits"),
+            logs=frozenset(range(4)),
+            front=notebook.front,
+            clock=lambda: notebook.now,
+        )
+
+    return open_it
+
+
+def train(view: RunView, notebook: Notebook, seconds: int = 10) -> None:
+    """Four ranks that print and log twenty times a second."""
+    view.show(Note("a note"))
+    view.show(Phase(PhaseKind.TRAINING, "training"))
+    view.show(RanksStarted(0, (1, 2, 3, 4)))
+    for step in range(seconds * 20):
+        notebook.now += 0.05
+        for rank in range(4):
+            view.show(Output(rank, "stdout", f"step {step}\n"))
+            view.show(Output(rank, "stderr", f"\r{step}%"))
+            view.show(Metric(rank, step, {"loss": float(rank)}))
+        view.tick()
+    view.show(Ended(RunState.SUCCEEDED))
+
+
+def test_a_run_from_end_to_end(
+    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    notebook = Notebook()
+    view = open_view(notebook)
+    train(view, notebook)
+    view.finish(make_result())
+
+    text = "".join(notebook.of("stream"))
+    assert text.startswith("a note\n[0-3] step 0\n")
+    assert text.endswith("[0-3] step 199\n[0-3] 199%\n")
+    assert [line for line in text.splitlines() if " step " in line] == [
+        f"[0-3] step {step}" for step in range(200)
+    ]
+    kinds = [kind for _, kind, _ in notebook.messages]
+    assert kinds[0] == "status"
+    assert kinds[-1] == "status"
+    assert len(notebook.of("status")) <= 2 * 10 + 2
+    for start, _, _ in notebook.messages[:-2]:  # the end comes at once
+        assert sum(start <= time < start + 1 for time, _, _ in notebook.messages[:-2]) <= 10
+    running = notebook.of("status")[10]
+    assert running.startswith("training · 4 of 4 ranks · rehearsal on CPU · ")
+    assert " · loss 1.5 · " in running
+    # The mean of four ranks is the same at each step, from the first on: nothing to draw.
+    assert running.splitlines()[1].startswith("[0-3] ")
+    last = notebook.of("status")[-1]
+    assert last.startswith("succeeded · 4 ranks · rehearsal on CPU · 12 s · step 199 · loss 1.5 · ")
+    assert str(tmp_path / "digits") in last
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_of_a_run_that_prints_much_the_first_lines_stay_and_the_newest_are_replaced(
+    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], *, batch: bool
+) -> None:
+    notebook = Notebook(batch=batch)
+    view = open_view(notebook)
+    view.show(RanksStarted(0, (1, 2, 3, 4)))
+    for number in range(100):
+        text = "".join(f"step {number * 250 + n}\n" for n in range(250))
+        for rank in range(4):
+            view.show(Output(rank, "stdout", text))
+            view.show(Output(rank, "stderr", f"of {rank} at {number}\n"))
+        notebook.now += 0.05
+        view.tick()
+    view.finish(make_result("failed"))  # rank 2
+
+    text, words = "".join(notebook.of("stream")).split("the last lines that")
+    assert len(text.encode()) < ROOM
+    assert text.startswith("[0-3] step 0\n[0-3] step 1\n")
+    assert text.count("\n") == FIRST
+    assert text.count("\n[0-3] step ") == int(text.rstrip().rpartition(" ")[2])  # no gap
+    assert words.startswith(" rank 2 wrote to stderr:\n[2] of 2 at 80\n")
+    head, *newest = notebook.of("newest")[-1].splitlines()
+    assert head.startswith("… the newest of 100,400 lines (")
+    assert head.endswith("digits/run.log has all, %tpu_logs searches it):")
+    assert NEWEST / 2 < len(newest) <= NEWEST
+    assert newest[-4:] == [f"[{rank}] of {rank} at 99" for rank in range(4)]
+    assert newest[-5] == "[0-3] step 24999"
+    updates = [time for time, kind, _ in notebook.messages if kind == "newest"]
+    assert len(updates) <= (5 if batch else 25)
+
+
+def test_the_last_lines_come_though_they_were_counted_a_moment_before(
+    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+) -> None:
+    notebook = Notebook()
+    view = open_view(notebook)
+    view.show(Output(0, "stdout", "first\n" * ROOM))
+    for _ in range(4):
+        notebook.now += 0.5
+        view.tick()
+    view.show(Output(0, "stdout", "last\n"))
+    view.tick()  # it waits for equal ones of other ranks
+    assert "last" not in notebook.of("newest")[-1].splitlines()
+    view.finish(make_result())
+    assert notebook.of("newest")[-1].endswith("\n[0] last")
+
+
+def test_a_run_that_prints_little_has_no_newest_lines(
+    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+) -> None:
+    notebook = Notebook()
+    view = open_view(notebook)
+    train(view, notebook)
+    view.finish(make_result())
+    assert notebook.of("newest") == []
+
+
+def test_a_status_that_says_the_same_is_not_sent_again(
+    open_view: Callable[[Notebook], RunView],
+) -> None:
+    notebook = Notebook()
+    view = open_view(notebook)
+    for _ in range(200):
+        notebook.now += 0.004
+        view.tick()
+    assert len(notebook.messages) == 1
+
+
+def test_a_batch_front_end_gets_few_messages(
+    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+) -> None:
+    notebook = Notebook(batch=True)
+    view = open_view(notebook)
+    train(view, notebook)
+    view.finish(make_result())
+    assert len(notebook.of("stream")) <= 7
+    assert "".join(notebook.of("stream")).count("[0-3] step ") == 200
+
+
+def test_a_terminal_gets_a_line_when_the_state_changes_and_now_and_then(
+    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+) -> None:
+    notebook = Notebook(terminal=True)
+    view = open_view(notebook)
+    view.tick()
+    train(view, notebook, seconds=25)
+    view.finish(make_result("failed"))
+    lines = "".join(notebook.of("stream")).splitlines()
+    status = [line.split(" · ")[0] for line in lines if " · rehearsal on CPU · " in line]
+    assert status == [
+        "starting",
+        "training",
+        "training",
+        "training",
+        "rank 2 failed in cell [7], line 3: ValueError: no data",
+    ]
+
+
+def test_a_place_below_the_working_directory_is_short(
+    make_spec: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = Notebook()
+    view = RunView(
+        make_spec(), RunDir("runs/one"), logs=frozenset(), front=notebook.front, clock=lambda: 0.0
+    )
+    view.tick()
+    assert " · runs/one · updated " in notebook.of("status")[0]
+
+
+def test_outside_a_kernel_there_is_only_text() -> None:
+    assert current_front_end().publish is None
+
+
+CELL = """
+import time
+from pathlib import Path
+from tpunb.display.run_view import RunView
+from tpunb.runs.events import Metric, Output, Phase, RanksStarted
+from tpunb.runs.spec import PhaseKind
+from tpunb.runs.spec import RunSpec
+from tpunb.runs.result import RunResult
+from tpunb.runs.directory import RunDir
+
+spec = RunSpec("id", "digits", 2, "CPU", "/", (), ())
+view = RunView(spec, RunDir("runs/id"), logs=frozenset({0, 1}))
+view.show(Phase(PhaseKind.TRAINING, "training"))
+view.show(RanksStarted(0, (1, 2)))
+end = time.monotonic() + 1.5
+step = 0
+while time.monotonic() < end or step < 10:
+    for rank in range(2):
+        view.show(Output(rank, "stdout", f"step {step}\\n"))
+        view.show(Output(rank, "stderr", f"\\r{step} steps"))
+        view.show(Metric(rank, step, {"loss": 1.0}))
+    view.tick()
+    step += 1
+    time.sleep(0.05)
+view.finish(RunResult("succeeded", "digits", 2, "CPU", 0.0, 1.5, Path("runs/id")))
+"""
+
+
+def test_in_a_kernel_the_status_is_one_output_that_is_replaced(tmp_path: Path) -> None:
+    manager, client = start_kernel(KernelManager, cwd=str(tmp_path))
+    try:
+        messages: list[dict[str, Any]] = []
+        reply = client.execute_interactive(CELL, output_hook=messages.append, timeout=PATIENCE)
+    finally:
+        stop_kernel(manager, client, now=True)
+    assert reply["content"]["status"] == "ok"
+    shown = [m["content"] for m in messages if m["msg_type"] == "display_data"]
+    updates = [m["content"] for m in messages if m["msg_type"] == "update_display_data"]
+    assert len(shown) == 1
+    assert len(updates) >= 2
+    ids = {content["transient"]["display_id"] for content in [*shown, *updates]}
+    assert len(ids) == 1
+    assert "<b>training</b>" in shown[0]["data"]["text/html"]
+    assert "<b>succeeded</b>" in updates[-1]["data"]["text/html"]
+    assert " · step " in updates[-1]["data"]["text/plain"]
+
+    text = "".join(m["content"]["text"] for m in messages if m["msg_type"] == "stream")
+    assert text.startswith("[0-1] step 0\n[0-1] step 1\n")
+    assert "\r" not in text
+    assert messages[1]["msg_type"] in ("display_data", "execute_input")
+    kinds = [m["msg_type"] for m in messages]
+    assert kinds.index("display_data") < kinds.index("stream")
+
+
+def test_a_saved_notebook_holds_one_status_and_few_streams(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    NotebookClient(
+        notebook,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+        startup_timeout=int(PATIENCE),
+    ).execute()
+    outputs = notebook.cells[0].outputs
+    displays = [output for output in outputs if output.output_type == "display_data"]
+    streams = [output for output in outputs if output.output_type == "stream"]
+    assert len(displays) == 1
+    assert displays[0].data["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU · 1 s")
+    assert 1 <= len(streams) <= 3
+    assert {output.name for output in streams} == {"stdout"}
+    assert len(outputs) == len(displays) + len(streams)
+    assert "".join(output.text for output in streams).count("[0-1] step ") >= 5

@@ -1,0 +1,202 @@
+"""A call as text: names of functions, literals, arguments that go by file."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+from tpunb.errors import HandoffError
+from tpunb.kernel import calls
+from tpunb.runs.arguments import Arguments
+
+
+def of_notebook(source: str) -> dict[str, Any]:
+    """What the cells of a notebook have made."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, namespace)
+    return namespace
+
+
+NOTEBOOK = """
+import functools, json
+from json import dumps as to_text
+def train(rate, steps=1, *rest, quick=False): return rate
+def other(): pass
+second = other
+class Trainer:
+    def __init__(self, size=1): self.size = size
+    def fit(self, steps): return steps
+    @classmethod
+    def best(cls): return cls()
+    @staticmethod
+    def check(): return 1
+    def __call__(self, x): return x
+trainer = Trainer()
+by_name = lambda x: x
+cached = functools.lru_cache(train)
+def wraps(fn):
+    @functools.wraps(fn)
+    def inner(*args): return fn(*args)
+    return inner
+wrapped = wraps(other)
+def outer():
+    def inner(): pass
+    return inner
+"""
+
+
+@pytest.fixture
+def nb() -> dict[str, Any]:
+    return of_notebook(NOTEBOOK)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "text"),
+    [
+        ("train", (0.1,), "value = train(0.1)"),
+        ("train", [0.1, "two", None], "value = train(0.1, 'two', None)"),
+        ("second", (), "value = other()"),
+        ("by_name", (1,), "value = by_name(1)"),
+        ("cached", (1,), "value = cached(1)"),
+        ("wrapped", (), "value = wrapped()"),
+        ("trainer.fit", (3,), "value = trainer.fit(3)"),
+        ("trainer", (3,), "value = trainer(3)"),
+        ("Trainer", (), "value = Trainer()"),
+        ("Trainer.best", (), "value = Trainer.best()"),
+        ("Trainer.check", (), "value = Trainer.check()"),
+        ("functools.partial(train, 1, quick=True)", (2,), "value = train(1, 2, quick=True)"),
+        (
+            "functools.partial(functools.partial(train, 1, quick=True), quick=False)",
+            (),
+            "value = train(1, quick=False)",
+        ),
+        ("to_text", ([1],), "value = to_text([1])"),
+        ("json.loads", ("1",), "value = json.loads('1')"),
+        (
+            "json.JSONDecoder().decode.__func__",
+            (1, "1"),
+            "from json.decoder import JSONDecoder as _JSONDecoder; "
+            "value = _JSONDecoder.decode(1, '1')",
+        ),
+    ],
+)
+def test_how_a_function_is_called(
+    nb: dict[str, Any], fn: str, args: tuple[Any, ...], text: str
+) -> None:
+    call = calls.write_call(eval(fn, nb), args, nb)
+    assert (call.source, call.by_file) == (text, {})
+    compile(call.source, "cell", "exec")
+
+
+def test_a_function_of_a_module_that_the_notebook_has_not_imported() -> None:
+    import textwrap
+
+    namespace = of_notebook("")
+    written = calls.write_call(textwrap.dedent, ("  x",), namespace).source
+    assert written == "from textwrap import dedent as _dedent; value = _dedent('  x')"
+    exec(written, namespace)
+    assert namespace["value"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        ("lambda: 1", "ranks cannot find the lambda, which has no name in the notebook"),
+        ("outer()", "ranks cannot find `outer.<locals>.inner`"),
+        ("functools.partial(lambda: 1)", "ranks cannot find the lambda"),
+        ("Trainer().fit", "ranks cannot find the object of Trainer"),
+    ],
+)
+def test_a_function_without_a_name_is_refused(nb: dict[str, Any], fn: str, words: str) -> None:
+    with pytest.raises(HandoffError, match=words):
+        calls.write_call(eval(fn, nb), () if "fit" not in fn else (1,), nb)
+
+
+def test_a_name_that_means_something_else_by_now(nb: dict[str, Any]) -> None:
+    old = nb["other"]
+    del nb["second"]
+    exec("def other(): return 2", nb)
+    with pytest.raises(HandoffError, match="`other` means something else in the notebook by now"):
+        calls.write_call(old, (), nb)
+    nb["kept"] = old
+    assert calls.write_call(old, (), nb).source == "value = kept()"
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "words"),
+    [
+        ("train", 0.1, r"args must be a tuple of arguments; write args=\(0.1,\)"),
+        ("train", "x", "args must be a tuple"),
+        ("train", (), "`train`.* cannot be called with args=.*: missing a required argument"),
+        ("other", (1,), "cannot be called with args=.*: too many positional arguments"),
+        ("train(1)", (), "1 cannot be called; pass the function itself"),
+        ("coroutine", (), "`coroutine` is a coroutine function"),
+        ("functools.partial(generator)", (), "`generator` is a generator function"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(
+    nb: dict[str, Any], fn: str, args: Any, words: str
+) -> None:
+    exec("async def coroutine(): pass\ndef generator(): yield", nb)
+    with pytest.raises(UsageError, match=words):
+        calls.write_call(eval(fn, nb), args, nb)
+
+
+def test_what_is_no_plain_value_goes_by_file(nb: dict[str, Any]) -> None:
+    tensor, long = torch.ones(2), "x" * 300
+    call = calls.write_call(nb["train"], (tensor, 2, long, {1}), nb)
+    assert call.source == 'value = train(_arguments["rate"], 2, _arguments["argument 3"], {1})'
+    assert call.by_file == {"rate": tensor, "argument 3": long}
+    assert call.plain == {"steps": 2, "argument 4": "{1}"}
+
+
+def test_what_may_be_a_secret_is_not_told(nb: dict[str, Any]) -> None:
+    exec("def push(token, where, mode='x'): pass", nb)
+    call = calls.write_call(nb["push"], ("abc", "https://me:word@host"), nb)
+    assert call.source == 'value = push(_arguments["token"], _arguments["where"])'
+    assert call.plain == {}
+
+
+def test_arguments_share_what_they_shared(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "arguments.pt"
+    calls.save_arguments({"model": model, "optimizer": optimizer}, path)
+    loaded = Arguments(path)
+    assert loaded["optimizer"].param_groups[0]["params"][0] is loaded["model"].weight
+    assert torch.equal(loaded["model"].weight, model.weight)
+
+
+def test_what_cannot_be_pickled_is_named_and_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "arguments.pt"
+    with pytest.raises(HandoffError) as refused:
+        calls.save_arguments({"good": [1], "hook": lambda: 1}, path)
+    assert str(refused.value).startswith(
+        "tpunb.launch: the argument `hook`, a function, cannot be pickled ("
+    )
+    assert not path.exists()
+
+
+def test_a_class_that_ranks_do_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    kind = FunctionType(compile("0", "x", "eval"), {}, "of_a_cell")
+    kind.__module__, kind.__qualname__ = "__main__", "of_a_cell"
+    monkeypatch.setattr(main, "of_a_cell", kind, raising=False)
+    path = tmp_path / "arguments.pt"
+    calls.save_arguments({"kind": kind}, path)
+    monkeypatch.delattr(main, "of_a_cell")
+    with pytest.raises(HandoffError, match=r"a rank cannot rebuild the arguments .*of_a_cell"):
+        Arguments(path)["kind"]
+
+
+def test_names_for_people(nb: dict[str, Any]) -> None:
+    named = [nb["train"], functools.partial(nb["train"], 1), lambda: 1, nb["trainer"], json.dumps]
+    assert [calls.name_of(fn) for fn in named] == ["train", "train", "lambda", "Trainer", "dumps"]

@@ -1,0 +1,275 @@
+"""The option lines of the magics: what there is, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+
+from tpunb.kernel import options
+from tpunb.kernel.magics import TpuMagics
+from tpunb.kernel.options import ADVANCED, BACKGROUND, COMMON, FAILURE, PARSERS, MagicParser
+
+SURFACE = {
+    "%tpu_setup": [
+        "-h --help",
+        "--cores N|all",
+        "--notebook PATH",
+        "--runs DIR",
+        "--json",
+        "--stop-when-done",
+        "--idle TIME",
+        "--keep-running",
+        "--kernel cpu|tpu",
+        "--ahead",
+        "--no-warm",
+    ],
+    "%%tpu_train": [
+        "-h --help",
+        "--cores N|all",
+        "--name NAME",
+        "--returns a,b",
+        "--out VAR",
+        "--env K=V",
+        "--ranks all|none|LIST",
+        "--dry-run",
+        "--timeout TIME",
+        "--hang-timeout TIME",
+        "--grace TIME",
+        "--retries N",
+        "--resume RUN",
+        "--no-raise",
+        "--bg",
+        "--detach",
+        "--stop-when-done",
+        "--idle TIME",
+        "--cold",
+        "--replay",
+        "--replicate",
+        "--profile RANKS:FIRST-LAST",
+    ],
+    "%%tpu_debug": ["-h --help", "--no-report", "--steps N", "--pdb", "--profile", "--nan"],
+    "%tpu_runs": ["-h --help", "--all"],
+    "%tpu_logs": [
+        "-h --help",
+        "RUN",
+        "--ranks all|none|LIST",
+        "--stream stdout|stderr|prelude",
+        "--level warning|error",
+        "--grep PATTERN",
+        "--context N",
+        "--tail N",
+    ],
+    "%tpu_stop": ["-h --help", "RUN"],
+    "%tpu_attach": ["-h --help", "RUN", "--out VAR", "--ranks all|none|LIST", "--no-raise"],
+    "%tpu_data": [
+        "-h --help",
+        "SOURCE",
+        "--to DIR",
+        "--upload URL",
+        "--no-unpack",
+    ],
+}
+"""What people type and write into notebooks that they keep: changed only with a reason."""
+
+
+def parsed(parser: MagicParser[Any], line: str, **user_ns: object) -> Any:
+    return parser.parse_line(line, user_ns)
+
+
+def shown_options(parser: argparse.ArgumentParser) -> list[str]:
+    """As `--help` has them; old names are not among them."""
+    rows = []
+    for action in parser._actions:
+        if action.help is not argparse.SUPPRESS:
+            value = "|".join(action.choices) if action.choices else action.metavar or ""
+            values = [value] if isinstance(value, str) else value
+            rows.append(" ".join([*action.option_strings, *filter(None, values)]))
+    return rows
+
+
+def test_the_surface_is_what_it_was() -> None:
+    assert {parser.prog: shown_options(parser) for parser in PARSERS} == SURFACE
+
+
+def test_every_magic_has_options_and_shows_them_to_the_question_mark() -> None:
+    magics = TpuMagics.magics
+    assert set(magics["cell"]) == {"tpu_train", "tpu_debug"}
+    assert {name for name in magics["line"] if name[0] != "%"} == {n.lstrip("%") for n in SURFACE}
+    for parser in PARSERS:
+        assert getattr(TpuMagics, parser.prog.lstrip("%")).__doc__ == parser.format_help()
+
+
+def test_defaults() -> None:
+    assert vars(parsed(options.TRAIN, "")) == {
+        "cores": None,  # not said, unlike "all"
+        "name": None,
+        "returns": (),
+        "out": None,
+        "env": (),
+        "timeout": None,
+        "hang_timeout": 300.0,
+        "grace": 15.0,
+        "retries": 0,
+        "resume": None,
+        "profile": None,
+        "background": False,
+        "detach": False,
+        "ranks": "all",
+        "cold": False,
+        "replay": False,
+        "replicate": False,
+        "dry_run": False,
+        "no_raise": False,
+        "stop_when_done": False,
+        "idle": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("--cores 8", "cores", 8),
+        ("--cores all", "cores", "all"),
+        ("--cores=2", "cores", 2),
+        ("--returns a,b", "returns", ("a", "b")),
+        ("--returns 'a, b,'", "returns", ("a", "b")),
+        ("--returns a, b", "returns", ("a", "b")),
+        ("--returns a , b ,c --no-raise", "returns", ("a", "b", "c")),
+        ("--returns=a, b", "returns", ("a", "b")),
+        ("--ranks 0, 3-5", "ranks", "0,3-5"),
+        ("--resume", "resume", "last"),
+        ("--resume 2026", "resume", "2026"),
+        ("--env A=1 --env 'B=x y=z' --env C=", "env", (("A", "1"), ("B", "x y=z"), ("C", ""))),
+        ("--timeout 90", "timeout", 90.0),
+        ("--timeout 90s", "timeout", 90.0),
+        ("--hang-timeout 5m", "hang_timeout", 300.0),
+        ("--timeout 9h", "timeout", 32400.0),
+        ("--grace 1.5m", "grace", 90.0),
+        ("--idle 30m", "idle", 1800.0),
+        ("--ranks 0,3-5", "ranks", "0,3-5"),
+        ("--timeout 0", "timeout", 0.0),
+        ("--grace .5", "grace", 0.5),
+        ("--name 'my run'", "name", "my run"),
+        ("--name '{not: a field}'", "name", "{not: a field}"),
+        ("--env 'PATH=$HOME/bin'", "env", (("PATH", "$HOME/bin"),)),
+        ("--no-raise", "no_raise", True),
+    ],
+)
+def test_values(line: str, name: str, value: object) -> None:
+    assert getattr(parsed(options.TRAIN, line), name) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--corse 2", "unrecognized arguments: --corse 2; did you mean --cores?"),
+        ("--core=2", "--core=2; did you mean --cores?"),  # no abbreviations
+        ("--xyz", "unrecognized arguments: --xyz (%tpu_train --help"),
+        ("2", "unrecognized arguments: 2"),
+        ("--cores", "--cores: expected one argument"),
+        ("--cores two", "--cores: 'two' is not a number of cores (or 'all')"),
+        ("--cores 1.5", "'1.5' is not a number of cores"),
+        ("--cores ²", "'²' is not a number of cores"),
+        ("--cores 0", "'0' is not a number of cores"),
+        ("--timeout soon", "--timeout: 'soon' is not a duration such as 90, 90s, 5m or 9h"),
+        ("--timeout nan", "'nan' is not a duration such as 90, 90s, 5m or 9h"),
+        ("--grace -1", "--grace: '-1' is not a duration such as 90, 90s, 5m or 9h"),
+        ("--grace inf", "'inf' is not a duration such as 90, 90s, 5m or 9h"),
+        ("--timeout 5d", "'5d' is not a duration"),
+        ("--idle 10s", "--idle: '10s' is shorter than a minute"),
+        ("--ranks 1-", "--ranks: '1-' does not name ranks"),
+        ("--env A", "--env: 'A' is not of the form NAME=VALUE"),
+        ("--env =1", "'=1' is not of the form NAME=VALUE"),
+        ("--returns a b", "unrecognized arguments: b"),
+        ("--name a, b", "unrecognized arguments: b"),
+        ("--returns a-b", "--returns: 'a-b' is not the name of a variable"),
+        ("--returns class", "'class' is not the name of a variable"),
+        ("--bg --detach", "argument --detach: not allowed with argument --bg"),
+        ("--out a.b", "--out: 'a.b' is not the name of a variable"),
+        ("--name 'x", "No closing quotation in: --name 'x"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_magic(line: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed(options.TRAIN, line)
+    text = str(refused.value)
+    assert text.startswith("%%tpu_train: ")
+    assert words in text
+    assert "--help" in text or "quotation" in text
+
+
+@pytest.mark.parametrize("word", ["{cores}", "{cfg.cores}", "--cores={cores}", "$cores"])
+def test_names_that_the_notebook_has_not(word: str) -> None:
+    """IPython fills in all fields of a line or none, so those that it knows are left too."""
+    name = "cfg" if "cfg" in word else "cores"
+    line = f"--name {{known}} {word if '=' in word else f'--cores {word}'}"
+    with pytest.raises(UsageError, match=f"the notebook has no variable '{name}'"):
+        parsed(options.TRAIN, line, known="a")
+
+
+def test_ranks_and_tail_of_logs() -> None:
+    chosen = parsed(options.LOGS, "digits --ranks 1 --tail 20")
+    assert (chosen.run, chosen.ranks, chosen.tail) == ("digits", "1", 20)
+    for line in ("--ranks -1", "--ranks x", "--tail 1.5", "--ranks ²"):
+        with pytest.raises(UsageError, match=r"%tpu_logs: .*(whole number|name ranks|expected)"):
+            parsed(options.LOGS, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--kernel gpu", "%tpu_setup: argument --kernel: invalid choice: 'gpu'"),
+        ("more", "%tpu_setup: unrecognized arguments: more"),
+    ],
+)
+def test_what_setup_refuses(line: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed(options.SETUP, line)
+    assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("parser", "old", "name", "value", "new"),
+    [
+        (options.TRAIN, "--fresh", "cold", True, "%%tpu_train --fresh is now --cold"),
+        (options.TRAIN, "--logs 0,2", "ranks", "0,2", "%%tpu_train --logs is now --ranks"),
+        (options.ATTACH, "--logs none", "ranks", "none", "%tpu_attach --logs is now --ranks"),
+        (options.LOGS, "--rank 1", "ranks", "1", "%tpu_logs --rank is now --ranks"),
+        (options.SETUP, "--idle 30", "idle", 1800.0, "--idle 30 means minutes"),
+    ],
+)
+def test_old_names_work_and_name_the_new_one(
+    parser: MagicParser[Any],
+    old: str,
+    name: str,
+    value: object,
+    new: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert getattr(parsed(parser, old), name) == value
+    warning = capsys.readouterr().err
+    assert new in warning
+    assert warning.count("\n") == 1
+    assert f"{old.split()[0]} " not in parser.format_help() or name == "idle"
+
+
+def test_options_stand_in_groups() -> None:
+    text = options.TRAIN.format_help()
+    heads = [text.index(f"\n{group}:\n") for group in (COMMON, FAILURE, BACKGROUND, ADVANCED)]
+    assert heads == sorted(heads)
+    assert heads[1] < text.index("  --grace") < heads[2] < text.index("  --bg") < heads[3]
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.prog)
+def test_help_is_shown_whatever_follows(
+    parser: MagicParser[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(options.HelpShown):
+        parsed(parser, "--help --nonsense")
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: {parser.prog} [-h]")
+    for row in SURFACE[parser.prog]:
+        assert row.split()[-2 if row[0] == "-" and " " in row else -1] in text

@@ -1,0 +1,241 @@
+"""The panel below the card: where nobody answers, and as it is where somebody does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.kernel import Kernel, kernel
+from tests.runs.test_listing import made
+from tpunb.display.front_end import FrontEnd
+from tpunb.kernel import panel
+from tpunb.kernel.panel import PROBE_AFTER, PROBES, UPDATE_EVERY, Clicks, Panel, clicks_heard
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Metric
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = made(tmp_path, "x", cores=4)
+    run.log.write_text("[0] a\n[1] b\n[1 err] ValueError: <b>\n[2] c\n")
+    return run
+
+
+class Watched:
+    """A panel, a clock, and what it has shown."""
+
+    def __init__(self, run: RunDir, clicks: Clicks = Clicks.AT_ONCE) -> None:
+        self.now = 0.0
+        self.bundles: list[dict[str, object]] = []
+        self.panel = Panel(
+            state.read_spec(run),
+            run,
+            clicks=clicks,
+            output=self.bundles.append,
+            clock=lambda: self.now,
+        )
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.now += 0.05
+            self.panel.tick()
+
+    def answer(self) -> None:
+        """What a front end does with the first probe."""
+        self.wait(0.1)
+        self.panel._probes[0].answer.value = 1
+        self.wait(0.1)
+
+
+@pytest.fixture
+def watched(run: RunDir) -> Iterator[Watched]:
+    watched = Watched(run)
+    yield watched
+    watched.panel.end()
+
+
+def test_who_does_not_answer_is_asked_a_few_times_and_shown_nothing(watched: Watched) -> None:
+    watched.wait(2)
+    assert 4 <= len(watched.panel._probes) < PROBES
+    watched.wait(sum(PROBE_AFTER))
+    assert len(watched.panel._probes) == PROBES
+    watched.panel.end()
+    assert watched.bundles == []
+    assert watched.panel._probes == []
+
+
+def test_who_answers_sees_each_ranks_log_and_searches_it(watched: Watched) -> None:
+    watched.answer()
+    [bundle] = watched.bundles
+    assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
+    shown = watched.panel._widgets
+    assert shown is not None
+    shown._tabs.selected_index = 1
+    watched.wait(0.1)
+    assert "[0] a\n[1] b\n[1 err] ValueError: &lt;b&gt;\n[2] c" in shown._log.value
+    shown._rank.value = "1"
+    watched.wait(0.1)
+    assert "[1] b\n[1 err] ValueError: &lt;b&gt;</pre>" in shown._log.value
+    shown._level.value = "error"
+    watched.wait(0.1)
+    assert ">[1 err] ValueError: &lt;b&gt;</pre>" in shown._log.value
+    shown._search.value = "nothing"
+    watched.wait(0.1)
+    assert "no line yet" in shown._log.value
+    shown._search.value = "("
+    watched.wait(0.1)
+    assert "is no regular expression" in shown._log.value
+    shown._search.value, shown._level.value = "", ""
+    with watched.panel._run.log.open("a") as log:
+        log.write("[1] later\n")
+    watched.wait(UPDATE_EVERY + 0.1)
+    assert "[1] later</pre>" in shown._log.value
+
+
+def test_who_answers_sees_a_chart_of_what_the_ranks_have_logged(watched: Watched) -> None:
+    watched.answer()
+    shown = watched.panel._widgets
+    assert shown is not None
+    watched.wait(0.1)
+    assert "draws here" in shown._chart.value
+    for step in range(10):
+        for rank in range(2):
+            watched.panel.show(Metric(rank, step, {"loss": 10.0 * step + rank, "lr": 1.0}))
+    watched.wait(UPDATE_EVERY + 0.1)
+    assert shown._metric.options == ("loss", "lr")
+    assert 'alt="loss from 0.5 to 90.5"' in shown._chart.value
+    shown._zoom.value = (50, 80)
+    watched.wait(0.1)
+    assert 'alt="loss from 50.5 to 70.5"' in shown._chart.value
+    before = shown._chart.value
+    shown._log_scale.value = True
+    watched.wait(0.1)
+    assert shown._chart.value != before
+    shown._metric.value = "lr"
+    watched.wait(0.1)
+    assert 'alt="lr from 1 to 1"' in shown._chart.value
+
+
+def test_at_the_end_a_line_stands_where_the_widgets_were(watched: Watched, run: RunDir) -> None:
+    watched.answer()
+    watched.panel.end()
+    assert watched.bundles[1:] == [{"text/plain": f"log: {run.log} (%tpu_logs searches it)"}]
+    watched.panel.end()
+    assert len(watched.bundles) == 2
+
+
+def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None:
+    handle = panel.BackgroundPanel(state.read_spec(run), run)
+    opened, bundles = handle.panel, []
+    opened._output, opened._probes_left, opened._clicks = bundles.append, PROBES, Clicks.AT_ONCE
+    opened.tick()
+    opened._probes[0].answer.value = 1
+    opened.tick()
+    assert opened._widgets is not None
+    [stop, _] = opened._widgets._root.children
+    assert stop.description == "Stop"
+    stop.click()
+    [request] = map(json.loads, run.requests.read_text().splitlines())
+    assert "stopped with its button" in request.values()
+    opened.end()
+
+
+def test_ranks_are_in_a_list(tmp_path: Path) -> None:
+    run = made(tmp_path, "many", cores=256)
+    run.log.write_text("[0] a\n[255] b\n")
+    watched = Watched(run)
+    watched.answer()
+    shown = watched.panel._widgets
+    assert shown is not None
+    shown._tabs.selected_index, shown._rank.value = 1, "255"
+    watched.wait(0.1)
+    assert ">[255] b</pre>" in shown._log.value
+    watched.panel.end()
+
+
+def test_where_clicks_come_after_the_cell_it_is_shown_without_controls(run: RunDir) -> None:
+    watched = Watched(run, Clicks.AFTER_THE_CELL)
+    watched.wait(0.1)  # nothing is asked: no answer would come
+    [bundle] = watched.bundles
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    shown = watched.panel._widgets
+    assert shown is not None
+    assert "ipykernel 6" in shown._root.children[0].value
+    assert len(shown._tabs.children) == 2
+    assert all(len(tab.children) == 1 for tab in shown._tabs.children)
+    for step in range(3):
+        watched.panel.show(Metric(0, step, {"loss": float(step)}))
+        watched.panel.show(Metric(1, step, {"loss": float(step)}))
+    watched.wait(UPDATE_EVERY + 0.1)  # both tabs are kept up to date
+    assert "[2] c" in shown._log.value
+    assert 'alt="loss from 0 to 2"' in shown._chart.value
+    watched.panel.end()
+    assert set(watched.bundles[-1]) == {"text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("ipykernel", "changes", "clicks"),
+    [
+        ((7, 0), {}, Clicks.AT_ONCE),
+        ((7, 4), {"stops": False}, Clicks.NEVER),
+        ((6, 31), {}, Clicks.AFTER_THE_CELL),
+        ((6, 17), {"stops": False}, Clicks.AFTER_THE_CELL),
+        ((6, 17), {"batch": True}, Clicks.NEVER),
+        ((7, 4), {"publish": None}, Clicks.NEVER),
+    ],
+)
+def test_when_clicks_are_heard(
+    ipykernel: tuple[int, int],
+    changes: dict[str, object],
+    clicks: Clicks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(panel, "_VERSION", ipykernel)
+    front = FrontEnd(print, print, stops=True)
+    assert clicks_heard(replace(front, **changes)) is clicks  # type: ignore[arg-type]
+
+
+def test_ipykernels_private_name_is_there() -> None:
+    """What sends a click to the busy thread, in the versions that have it."""
+    from ipykernel.comm.comm import BaseComm
+
+    installed = tuple(map(int, version("ipykernel").split(".")[:2]))
+    assert hasattr(BaseComm, "_reply_subshell_for") == (installed >= (7, 4))
+
+
+@pytest.mark.long
+def test_a_kernel_without_a_front_end_keeps_no_widget(tmp_path: Path) -> None:
+    with kernel(tmp_path) as nb:
+        assert _train(nb, "import time\ntime.sleep(2 * rank())") == 1
+        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
+        nb.run(SHOW, "show").good()
+        assert nb.value("most > 20") is True
+        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
+
+
+SHOW = """import tpunb
+from tpunb.kernel import panel
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+run = RunDir(tpunb.last_run.dir)
+made = panel.Panel(state.read_spec(run), run)
+made.tick()
+made._probes[0].answer.value = 1
+made.tick()
+most = len(get_ipython().kernel.comm_manager.comms)
+made.end()"""
+
+
+def _train(nb: Kernel, body: str) -> int:
+    """Run a train cell where widgets could be made; how many outputs are replaced in place."""
+    nb.run("%load_ext tpunb\nimport ipywidgets\nfrom os import environ", "setup").good()
+    nb.run("def rank(): return int(environ['RANK'])", "prelude").good()
+    ran = nb.run(f"%%tpu_train --cores 2\n{body}", "train").good()
+    assert "widget" not in json.dumps(list(ran.displays.values()))
+    return len(ran.cards())

@@ -1,0 +1,125 @@
+"""A run before it starts: what is asked for, what lint says of it, and the plan in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpunb.errors import LintError
+from tpunb.kernel import pipeline
+from tpunb.kernel.options import TRAIN
+from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
+from tpunb.machine.environment import Change, SpmdEnvironment
+from tpunb.machine.machine import Machine
+from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.lint.findings import Finding
+from tpunb.notebook.models import Cell, LeftOut, Snapshot
+from tpunb.runs.spec import Device
+
+CELLS = (
+    Cell(0, "code", "!pip install x\nx = 1", 1),
+    Cell(1, "code", "# tpu: skip\ny = 1", 2),
+    Cell(2, "code", "%%tpu_train\nprint(x)", 4),
+    Cell(3, "code", "z = 1", 3),
+)
+HINT = Finding("a-rule", "hint", 1, 2, "it is odd", "make it even", source="x = 1")
+
+
+def notebook(
+    snapshot: Snapshot, *findings: Finding, replicate: str | None = None
+) -> PreparedNotebook:
+    return PreparedNotebook(snapshot, convert(snapshot), replicate, findings)
+
+
+def request(
+    notebook: PreparedNotebook,
+    line: str = "",
+    *,
+    device: Device = "CPU",
+    cores: int = 2,
+    spmd: SpmdEnvironment | None = None,
+    changes: tuple[Change, ...] = (),
+) -> RunRequest:
+    machine = Machine("local", device, 0, "", 8, 2**34)
+    options = TRAIN.parse_line(line, {})
+    return RunRequest(options, notebook, machine, cores, spmd, {}, changes, frozenset())
+
+
+SMALL = Snapshot((Cell(0, "code", "%%tpu_train\n1", 1),), 0, None, "the test")
+
+
+def test_the_plan_says_what_is_left_out_and_why() -> None:
+    never, failed = Cell(1, "code", "a = 1\nb = 2"), Cell(1, "code", "1 / 0", 3)
+    left_out = ((never, LeftOut.NEVER_RAN), (failed, LeftOut.FAILED))
+    snapshot = Snapshot(CELLS, 2, "nb.ipynb", "the test", ("a note",), left_out)
+    changes = (Change("A", "1", "a reason"), Change("B", None, "another"))
+    wanted = request(notebook(snapshot, HINT), changes=changes)
+    script = wanted.notebook.script.text.rstrip()
+    assert pipeline.describe_plan(wanted).removesuffix(f"\n\n{script}").split("\n") == [
+        "notebook: nb.ipynb (from the test)",
+        "a note",
+        "prelude: [1]; train cell: [4]",
+        "2 rehearsal cores on CPU; the prelude runs once, then the ranks are forked",
+        "left out:",
+        "  code cell 2: a = 1  (it never ran in this kernel)",
+        "  cell [3]: 1 / 0  (it failed)",
+        "  cell [1], line 1: !pip install x  (shell commands run once, in the notebook)",
+        "  cell [2], line 1: # tpu: skip  (it begins with '# tpu: skip')",
+        "  cell [3], line 1: z = 1  (it is below the train cell)",
+        "environment of the ranks, where it differs from the kernel's:",
+        "  A = 1  (a reason)",
+        "  B removed  (another)",
+        "lint:",
+        "  cell [1], line 2: hint: it is odd [a-rule]",
+        "      x = 1",
+        "    → make it even",
+    ]
+
+
+def test_the_plan_of_a_notebook_that_is_replicated_whole() -> None:
+    text = pipeline.describe_plan(
+        request(notebook(SMALL, replicate="it says so"), device="TPU", cores=8)
+    )
+    assert "left out:" not in text
+    assert "notebook: no file (from the test)\nprelude: none; train cell: [1]\n" in text
+    assert "8 TPU cores; every rank runs the prelude: it says so\n" in text
+
+
+def test_options_go_into_the_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = "--name mine --returns a,b --timeout 5m --hang-timeout 0 --grace 1m --retries 2"
+    spec = request(notebook(SMALL, replicate="why"), f"{line} --profile 0:1-2").spec("an-id")
+    assert (spec.id, spec.name, spec.world_size, spec.device) == ("an-id", "mine", 2, "CPU")
+    assert (spec.timeout, spec.hang_timeout, spec.grace, spec.retries) == (300, 0, 60, 2)
+    assert (spec.returns, spec.replicate, spec.cwd) == (("a", "b"), "why", str(tmp_path))
+    assert spec.profile is not None
+    assert (spec.spmd, spec.profile.ranks) == (None, (0,))
+
+
+def test_spmd_has_one_rank() -> None:
+    spmd = SpmdEnvironment("cell [1] calls use_spmd()", 4, (), {})
+    wanted = request(notebook(SMALL), cores=4, spmd=spmd)
+    spec = wanted.spec("an-id")
+    assert (spec.world_size, spec.spmd) == (1, 4)
+    [note] = wanted.notes(spec)
+    assert note == "SPMD: one process drives all 4 rehearsal cores (cell [1] calls use_spmd())"
+
+
+def test_only_what_surely_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    certain = Finding("r", "error", 1, 1, "it fails", "mend it", certain=True)
+    request(notebook(SMALL, HINT)).raise_for_lint()
+    with pytest.raises(LintError) as refused:
+        request(notebook(SMALL, HINT, certain)).raise_for_lint()
+    assert refused.value.findings == (certain,)
+    # Lint knows the names of newer releases of torch_xla: on an older one they may be wrong.
+    monkeypatch.setattr(pipeline, "_torch_xla_version", lambda: (2, 8))
+    request(notebook(SMALL, certain)).raise_for_lint()
+
+
+def test_lint_is_one_line_before_the_run() -> None:
+    warning = Finding("w", "warning", 3, 7, "it may hang", "do not")
+    assert notebook(SMALL, HINT).lint_note() == ""
+    assert notebook(SMALL, HINT, warning).lint_note() == (
+        "lint: 1 warning, 1 hint (--dry-run shows them). The first: cell [3], line 7: it may hang"
+    )

@@ -1,0 +1,61 @@
+"""What calls of `tpunb.launch` have left in a kernel, as code for later runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tpunb.kernel.returned import Returned
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunState
+
+
+def result(name: str, value: object) -> RunResult:
+    returns = {"value": value}
+    return RunResult(
+        RunState.SUCCEEDED, name, 1, "CPU", 1.0, 2.0, Path("/runs", name), returns=returns
+    )
+
+
+WEIGHTS = {"w": torch.ones(3)}
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("first", "_ended.read_run('/runs/first')"),
+        ("first.returns['value']", "_ended.read_run('/runs/first', 'value').returns['value']"),
+        ("[first, second]", "[_ended.read_run('/runs/first'), _ended.read_run('/runs/second')]"),
+        ("{0.1: first}", "{0.1: _ended.read_run('/runs/first')}"),
+        ("(1, (second,))", "(1, (_ended.read_run('/runs/second'),))"),
+        ("second.returns['value']", "3"),
+        ("{'a': [1, None]}", "{'a': [1, None]}"),
+        ("torch.ones(3)", None),
+        ("[first, torch.ones(3)]", None),
+        ("[[[[[first]]]]]", None),
+        ("[first] * 2000", None),
+        ("print", None),
+    ],
+)
+def test_expressions(made: str, text: str | None) -> None:
+    first, second = result("first", WEIGHTS), result("second", 3)
+    returned = Returned()
+    for each in (first, second):
+        returned.add_launched(each)
+    names: dict[str, Any] = {"first": first, "second": second, "torch": torch}
+    expression = returned.left_by_launches({"it": eval(made, names)})
+    assert expression("it") == text
+    assert expression("other") is None
+
+
+def test_a_value_that_the_notebook_has_changed_is_another() -> None:
+    weights = {"w": torch.ones(3)}
+    returned = Returned()
+    returned.add_launched(result("first", weights))
+    expression = returned.left_by_launches({"it": weights})
+    assert expression("it") == "_ended.read_run('/runs/first', 'value').returns['value']"
+    weights["w"] += 1
+    assert expression("it") is None

@@ -1,0 +1,361 @@
+"""A train cell from its options to its result, with a launcher that starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics
+
+import tpunb
+from tests.kernel.test_pipeline import SMALL, notebook
+from tpunb.errors import LintError, RankFailedError, TpunbError
+from tpunb.kernel import device, options, pipeline, session, setup
+from tpunb.kernel.launcher import Attached, Run
+from tpunb.kernel.magics import TpuMagics
+from tpunb.kernel.session import Session
+from tpunb.notebook.lint.findings import Finding
+from tpunb.runs import last_run, listing
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunSpec, RunState, StopCause, StopOrigin
+from tpunb.utils import files
+
+
+class FakeRun(Run):
+    """Ends as it is told to; its events are functions to be called."""
+
+    def __init__(self, folder: RunDir, spec: RunSpec, launcher: FakeLauncher) -> None:
+        self.dir, self.spec, self.launcher = folder, spec, launcher
+        self.stops: list[tuple[StopCause, StopOrigin | None, bool]] = []
+
+    def events(self) -> Iterator[None]:
+        for happens in self.launcher.happens:
+            happens()
+            yield None
+
+    def stop(
+        self,
+        cause: StopCause,
+        reason: str,
+        *,
+        origin: StopOrigin | None = None,
+        now: bool = False,
+    ) -> None:
+        self.stops.append((cause, origin, now))
+
+    def result(self) -> RunResult:
+        state, spec = self.launcher.state, self.spec
+        return RunResult(state, spec.name, spec.world_size, spec.device, 1.0, 2.0, self.dir.path)
+
+
+class FakeLauncher:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.happens: list[Callable[[], object]] = []
+        self.state = RunState.SUCCEEDED
+        self.run: FakeRun | None = None
+        self.is_warm = False
+
+    def warm(self, env: Mapping[str, str]) -> None:
+        self.calls.append("warm")
+
+    def retire(self) -> None:
+        self.calls.append("retire")
+
+    def start(
+        self, folder: RunDir, spec: RunSpec, *args: object, detached: bool, **values: object
+    ) -> FakeRun | Attached:
+        self.calls.append("start")
+        files.write_json(folder.spec, spec.to_json())
+        if detached:
+            return Attached(folder)
+        self.run = FakeRun(folder, spec, self)
+        return self.run
+
+    def remember(self, *args: object) -> None:
+        self.calls.append("remember")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Session]:
+    """A session in a shell without a front end, whose notebook is one cell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    monkeypatch.setattr(device, "choose_device", lambda wanted, set_by_user: None)
+    monkeypatch.setattr(last_run, "result", None)
+    monkeypatch.setattr(setup, "missing_xla", list)
+    monkeypatch.setattr(session, "Launcher", FakeLauncher)
+    monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: notebook(SMALL))
+    monkeypatch.setattr(session.panel, "show_run", lambda run, view: (None for _ in run.events()))
+    with closing(Session(InteractiveShell())) as made:
+        yield made
+
+
+def train(kernel: Session, line: str = "") -> Any:
+    return kernel.train(options.TRAIN.parse_line(line, {}), "pass")
+
+
+def calls(kernel: Session) -> list[str]:
+    assert isinstance(kernel.launcher, FakeLauncher)
+    return kernel.launcher.calls
+
+
+def test_a_run_is_prepared_started_followed_and_handed_over(kernel: Session) -> None:
+    result = train(kernel, "--cores 2 --name mine --out run")
+    assert calls(kernel) == ["warm", "start", "remember"]
+    assert (result.state, result.name, result.world_size) == (RunState.SUCCEEDED, "mine", 2)
+    assert kernel.shell.user_ns["run"] is result is tpunb.last_run
+    assert (result.dir.parent, result.dir.name.endswith("-mine")) == (kernel.defaults.runs, True)
+
+
+def test_a_dry_run_starts_nothing(kernel: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(kernel, "--dry-run") is None
+    assert calls(kernel) == []
+    assert "the prelude runs once" in capsys.readouterr().out
+    assert not kernel.defaults.runs.exists()
+
+
+def test_that_there_is_no_file_is_said_once(
+    kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
+        snapshot = replace(SMALL, path=path, notes=(f"a note on {path}",))
+        monkeypatch.setattr(pipeline, "prepare_notebook", lambda *_, s=snapshot, **__: notebook(s))
+        train(kernel)
+        assert capsys.readouterr().out.count(f"a note on {path}\n") == told
+
+
+def test_a_cold_run_ends_what_was_preloaded_first(kernel: Session) -> None:
+    train(kernel, "--cold")
+    assert calls(kernel)[:2] == ["retire", "warm"]
+
+
+def test_a_detached_run_says_how_to_come_back(
+    kernel: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(kernel, "--detach --name far") is None
+    assert calls(kernel) == ["warm", "start"]
+    text = capsys.readouterr().out
+    [run] = kernel.defaults.runs.iterdir()
+    for line in (f"%tpu_attach {run.name}", f"%tpu_stop {run.name}", f"tpunb stop {run.name}"):
+        assert line in text
+
+
+def test_a_run_that_failed_raises_unless_told_not_to(kernel: Session) -> None:
+    kernel.launcher.state = RunState.FAILED  # type: ignore[attr-defined]
+    with pytest.raises(RankFailedError):
+        train(kernel)
+    assert train(kernel, "--no-raise").state is RunState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--cores 9999", "%%tpu_train --cores: 9999 cores: at most "),
+        ("--ranks 0,7", "%%tpu_train --ranks: there is no rank 7"),
+        ("--detach --out run", "%%tpu_train --out: a detached run has no result yet"),
+        ("--idle 5m", "%%tpu_train --idle needs --stop-when-done"),
+        ("--env CPU_NUM_DEVICES=2", "%%tpu_train --env CPU_NUM_DEVICES=2: "),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    kernel: Session, line: str, words: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        train(kernel, line)
+    assert str(refused.value).startswith(words)
+    assert calls(kernel) == []
+
+
+def test_names_to_return_that_nothing_assigns(kernel: Session) -> None:
+    with pytest.raises(UsageError, match=r"^%%tpu_train --returns nothing: neither"):
+        train(kernel, "--returns nothing")
+    assert calls(kernel) == ["warm"]
+
+
+def test_what_surely_fails_is_not_started(kernel: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    certain = notebook(SMALL, Finding("r", "error", 1, 1, "it fails", "mend it", certain=True))
+    monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: certain)
+    with pytest.raises(LintError):
+        train(kernel)
+    assert calls(kernel) == ["warm"]
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_before_the_run_begins(
+    kernel: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*args: object, **kwargs: object) -> pipeline.PreparedNotebook:
+        interrupt()
+        return notebook(SMALL)
+
+    monkeypatch.setattr(pipeline, "prepare_notebook", prepare)
+    with pytest.raises(TpunbError, match="interrupted before the run began: nothing was started"):
+        train(kernel)
+    assert calls(kernel) == ["warm"]
+
+
+def test_a_first_interrupt_stops_the_run_and_a_second_hurries(kernel: Session) -> None:
+    assert isinstance(kernel.launcher, FakeLauncher)
+
+    def twice() -> None:  # before anybody could see that the first one is heard
+        interrupt()
+        interrupt()
+
+    nothing = lambda: None  # noqa: E731
+    kernel.launcher.happens = [nothing, twice, nothing, interrupt]
+    train(kernel)
+    assert kernel.launcher.run is not None
+    user = (StopCause.USER, StopOrigin.NOTEBOOK)
+    assert kernel.launcher.run.stops == [(*user, False), (*user, True)]
+
+
+@pytest.mark.parametrize("cell", ["# note\n%%tpu_train\n1", "x = 1\n%%tpu_debug --nan\nx"])
+def test_a_cell_magic_below_the_first_line(
+    cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = InteractiveShell()
+    magics = TpuMagics.__new__(TpuMagics)  # without a session
+    Magics.__init__(magics, shell)
+    shell.register_magics(magics)
+    assert not shell.run_cell(cell).success
+    said = "".join(capsys.readouterr())
+    assert f"UsageError: {cell.split()[2 if cell[0] == '#' else 3]} must be the first line" in said
+
+
+class TestCores:
+    def test_those_of_the_cell_of_setup_and_of_the_machine(self, kernel: Session) -> None:
+        assert train(kernel).world_size == 4
+        kernel.setup(options.SETUP.parse_line("--cores 3 --no-warm --json", {}))
+        assert train(kernel).world_size == 3
+        assert train(kernel, "--cores 1").world_size == 1
+        assert train(kernel, "--cores all").world_size == 4
+
+    def test_those_of_tpunb_run_come_first(
+        self, kernel: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TPUNB_CORES", "2")
+        assert train(kernel, "--cores 1").world_size == 2
+        monkeypatch.setenv("TPUNB_CORES", "all")
+        assert train(kernel, "--cores 1").world_size == 4
+
+
+class TestResume:
+    def test_a_url_and_a_folder_are_taken_as_they_are(self, kernel: Session) -> None:
+        Path("kept").mkdir()
+        here, url, path = SMALL, "gs://bucket/run", str(Path("kept").absolute())
+        assert kernel._checkpoints(url, here) == (url, url)
+        assert kernel._checkpoints("kept", here) == (path, path)
+
+    def test_a_run_without_a_checkpoint(self, kernel: Session) -> None:
+        train(kernel, "--name first")
+        with pytest.raises(TpunbError, match="-first has no checkpoint to continue from"):
+            train(kernel, "--resume first")
+        [run] = kernel.defaults.runs.iterdir()
+        (run / "checkpoints").mkdir()
+        assert kernel._checkpoints("first", SMALL) == (str(run / "checkpoints"), run.name)
+
+    @pytest.mark.parametrize("line", ["--resume last", "--resume", "--resume --cores 2"])
+    def test_the_latest_run_of_this_notebook_that_has_saved(
+        self, kernel: Session, line: str
+    ) -> None:
+        for name, path, saved in (
+            ("a", None, True),
+            ("b", None, True),
+            ("c", "other.ipynb", True),
+            ("d", None, False),
+        ):
+            train(kernel, f"--name {name}")
+            [run] = kernel.defaults.runs.glob(f"*-{name}")
+            files.write_json(RunDir(run).snapshot, {"path": path})
+            (run / "checkpoints").mkdir()
+            if saved:
+                RunDir(run).attempt(0, 0).mkdir(parents=True)
+                files.append_text(RunDir(run).saving(0, 0), "0.1\n")
+        (run / "notebook.json").write_text('{"half')
+        train(kernel, line)
+        assert kernel.launcher.run is not None  # type: ignore[attr-defined]
+        spec = kernel.launcher.run.spec  # type: ignore[attr-defined]
+        assert spec.resumed_from.endswith("-b")
+
+    def test_no_run_of_this_notebook_has_saved(self, kernel: Session) -> None:
+        with pytest.raises(TpunbError, match=r"no run of this notebook in .* has saved"):
+            train(kernel, "--resume last")
+
+
+def test_the_notebook_is_kept_as_it_was(kernel: Session) -> None:
+    text = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1"], "outputs": [1]}]})
+    snapshot = SimpleNamespace(content=text, path=None)
+    folder = RunDir(Path.cwd())
+    kept = folder.path / "notebook.ipynb"
+    session._keep_notebook(snapshot, folder)  # type: ignore[arg-type]
+    assert (kept.read_text(), kept.stat().st_mode & 0o777) == (text, 0o600)
+    kept.unlink()
+    for content in (None, "no JSON"):
+        snapshot = SimpleNamespace(content=content, path=None)
+        session._keep_notebook(snapshot, folder)  # type: ignore[arg-type]
+        assert not kept.exists()
+
+
+def test_setup_refuses_a_tpu_that_is_not_there(kernel: Session) -> None:
+    with pytest.raises(UsageError, match="%tpu_setup --kernel tpu: this machine has no TPU"):
+        kernel.setup(options.SETUP.parse_line("--kernel tpu", {}))
+    assert calls(kernel) == []
+
+
+def test_setup_preloads_unless_told_not_to(
+    kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_preload", lambda: None)
+    monkeypatch.setattr(listing, "_chosen", None)  # the choice is the process's
+    kernel.setup(options.SETUP.parse_line("--no-warm --runs other --json", {}))
+    assert calls(kernel) == []
+    assert kernel.defaults.runs == Path("other").absolute()
+    assert json.loads(capsys.readouterr().out)["runs"] == str(Path("other").absolute())
+    kernel.setup(options.SETUP.parse_line("--json", {}))
+    assert calls(kernel) == ["warm"]
+
+
+def test_a_working_directory_that_was_removed(
+    kernel: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(TpunbError, match=r"working directory .* was removed.*%cd"):
+        train(kernel)
+    monkeypatch.chdir(tmp_path)
+    assert train(kernel).state == "succeeded"
+
+
+def test_a_run_that_cannot_be_started_leaves_nothing(
+    kernel: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **values: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kernel.launcher, "start", full)
+    with pytest.raises(TpunbError, match="nothing was started: No space left on device"):
+        train(kernel)
+    assert list(kernel.defaults.runs.iterdir()) == []

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.drivers.kernel import PATIENCE, until
+from tpunb.kernel.supervisor import SupervisorProcess
+from tpunb.runs.spec import StopCause
+from tpunb.utils import processes
+
+FORKS = """
+import os, time
+from tpunb.kernel.supervisor import SupervisorProcess
+supervisor = SupervisorProcess(dict(os.environ))
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(supervisor.pid, child, flush=True)
+time.sleep(600)
+"""
+
+
+def wait_until_gone(gone: processes.Process) -> None:
+    until(lambda: not processes.is_alive(gone), f"{gone} has ended")
+
+
+def test_a_child_that_outlives_the_kernel_does_not_keep_the_supervisor() -> None:
+    kernel = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True)
+    assert kernel.stdout is not None
+    supervisor, child = (
+        processes.find_process(int(pid)) for pid in kernel.stdout.readline().split()
+    )
+    assert supervisor is not None
+    assert child is not None
+    kernel.kill()
+    kernel.wait()
+    wait_until_gone(supervisor)
+    assert processes.send_signal(child, signal.SIGKILL)
+    kernel.stdout.close()
+
+
+def test_modules_of_the_notebooks_folder_do_not_stand_in_for_standard_ones(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('the wrong json')")
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        supervisor = SupervisorProcess(dict(os.environ))
+    finally:
+        os.chdir(before)
+    supervisor.run(tmp_path, {})  # there is no such run, as it says once it has read the order
+    until(lambda: supervisor.has_finished(tmp_path), "the supervisor has read its orders")
+    assert (supervisor.broken, supervisor.has_exited) == ("", False)
+    supervisor.close(PATIENCE)
+
+
+def test_a_fork_server_that_cannot_import_says_why(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('this torch is broken')")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        supervisor = SupervisorProcess(dict(os.environ))
+    finally:
+        sys.path.remove(str(tmp_path))
+    until(lambda: supervisor.poll() or supervisor.broken, "the supervisor says what is wrong")
+    assert "this torch is broken" in supervisor.broken
+    supervisor.close(PATIENCE)
+
+
+def test_a_supervisor_that_was_told_to_end_says_so_at_once() -> None:
+    """So that the next run is ordered from another one."""
+    supervisor = SupervisorProcess(dict(os.environ))
+    until(lambda: processes.descendants(supervisor.pid), "it has started its fork server")
+    os.kill(supervisor.pid, signal.SIGTERM)
+    until(lambda: supervisor.poll() or supervisor.broken, "the supervisor says that it ends")
+    assert supervisor.broken == (
+        "the supervisor has ended: the supervisor was terminated (SIGTERM)"
+    )
+    supervisor.close(PATIENCE)
+
+
+def test_a_stopped_supervisor_hears_a_stop(tmp_path: Path) -> None:
+    supervisor = SupervisorProcess(dict(os.environ))
+    process = processes.find_process(supervisor.pid)
+    assert process is not None
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    until(lambda: processes.process_state(process) == "T", "it is stopped")
+    supervisor.stop(tmp_path, StopCause.USER, "enough")
+    until(lambda: processes.process_state(process) != "T", "it goes on")
+    supervisor.close(PATIENCE)
+
+
+def test_what_a_killed_supervisor_leaves_is_ended_by_the_kernel(tmp_path: Path) -> None:
+    """What a rank has started in a session of its own, and folders for temporary files."""
+    supervisor = SupervisorProcess(dict(os.environ))
+    until(lambda: processes.descendants(supervisor.pid), "it has started its fork server")
+    [folder] = Path(tempfile.gettempdir()).glob(f"tpunb-{supervisor.pid}-*")
+    os.kill(supervisor.pid, signal.SIGSTOP)  # it reads no order, of which there are no files
+    supervisor.run(tmp_path, {})
+    daemon = subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, "TPUNB_RUN": str(tmp_path)}, start_new_session=True
+    )
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, "TPUNB_RUN": "/elsewhere"})
+    supervisor.poll()
+    assert daemon.poll() is None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    until(lambda: supervisor.has_finished(tmp_path) and supervisor.broken, "the kernel sees it")
+    assert daemon.wait(PATIENCE) == -signal.SIGKILL
+    assert not folder.exists()
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    supervisor.close(PATIENCE)

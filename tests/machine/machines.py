@@ -1,0 +1,75 @@
+"""Machines for the tests of this folder, and what is found on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.dumps import DUMPS, build
+from tests.fakes.machine import FakeMachine
+from tests.fakes.metadata import FakeMetadataServer
+from tpunb.machine import doctor, metadata
+from tpunb.machine.doctor import Report
+
+LONG = 60.0
+"""Seconds: on a machine that is busy with other tests a quarter of one is little."""
+SHORT = 0.3
+"""Seconds for a server that never answers."""
+metadata.PATIENT = LONG
+_STALLED: set[str] = set()
+PAIR = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "ipykernel": "6.17.1"}
+"""What fits together: Colab's."""
+OF_KAGGLE = {"torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"}
+
+
+@contextmanager
+def machine(name: str, root: Path) -> Iterator[FakeMachine]:
+    """One of the dumps, with its metadata server."""
+    dump = DUMPS[name]
+    with build(dump, root) as made:
+        if dump.behaviour is None:
+            yield made
+            return
+        with FakeMetadataServer(dump.metadata, dump.behaviour) as server:
+            made.env["GCE_METADATA_HOST"] = server.host
+            if dump.behaviour == "stalls":
+                _STALLED.add(server.host)
+            try:
+                yield made
+            finally:
+                _STALLED.discard(server.host)
+
+
+def patience_with(made: FakeMachine) -> float:
+    """With the metadata server of a dump's machine."""
+    return SHORT if made.env.get("GCE_METADATA_HOST") in _STALLED else LONG
+
+
+def look(
+    made: FakeMachine,
+    packages: Mapping[str, str] = PAIR,
+    *,
+    needs: Mapping[str, Any] | None = None,
+    python: tuple[int, ...] = (3, 12, 1),
+    patience: float | None = None,
+    **values: Any,
+) -> Report:
+    """What is found with these packages installed. `patience`: with the metadata server."""
+    path = [made.packages(packages, needs)]
+    told = metadata.read_all(made.env, made.root, patience or patience_with(made))
+    return doctor.inspect_machine(
+        made.env,
+        runs=made.root / "runs",
+        root=made.root,
+        path=path,
+        python=python,
+        answers=told,
+        **values,
+    )
+
+
+def ids(found: Report) -> tuple[list[str], list[str]]:
+    """The ids of problems and of advice."""
+    return [one.id for one in found.problems], [one.id for one in found.advice]

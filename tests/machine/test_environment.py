@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.dumps import DUMPS
+from tests.machine.machines import machine, patience_with
+from tpunb.machine import environment
+from tpunb.machine.machine import Machine, detect_machine
+
+
+def test_a_run_gets_its_device_and_loses_what_other_launchers_left() -> None:
+    kernel = {"HOME": "/root", "RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "1"}
+    made = environment.run_environment(kernel, "CPU", {"LR": "0.1"})
+    added = {"PJRT_DEVICE": "CPU", "PYTHONUNBUFFERED": "1", "TQDM_MININTERVAL": "0.5", "LR": "0.1"}
+    assert made == {"HOME": "/root"} | added
+    assert kernel == {"HOME": "/root", "RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "1"}
+
+
+def test_every_change_has_its_reason_and_only_changes_are_listed() -> None:
+    env = {"PJRT_DEVICE": "TPU", "PYTHONUNBUFFERED": "1", "TQDM_MININTERVAL": "9"}
+    assert environment.environment_changes(env, "TPU") == []
+    env["LOCAL_RANK"] = "0"
+    (change,) = environment.environment_changes(env, "TPU")
+    assert (change.name, change.value) == ("LOCAL_RANK", None)
+    assert change.reason
+
+
+def test_what_keeps_kaggles_ranks_apart_is_removed_and_addresses_of_a_pod_are_not() -> None:
+    kaggle = {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0"}
+    made = environment.run_environment(kaggle, "TPU")
+    assert not kaggle.keys() & made.keys()
+    pod = {"TPU_PROCESS_ADDRESSES": "h0:8476,h1:8476", "CLOUD_TPU_TASK_ID": "1"}
+    assert environment.run_environment(pod, "TPU").items() >= pod.items()
+
+
+def test_a_rank_draws_into_files() -> None:
+    inline = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    assert environment.run_environment(inline, "CPU")["MPLBACKEND"] == "Agg"
+    assert environment.run_environment({"MPLBACKEND": "pdf"}, "CPU")["MPLBACKEND"] == "pdf"
+
+
+def test_a_fork_server_s_libraries_have_all_processors() -> None:
+    made = environment.fork_server_environment({"OMP_NUM_THREADS": "8", "HOME": "/h"})
+    assert made == {"HOME": "/h"}
+
+
+def test_what_a_warm_agent_cannot_change() -> None:
+    env = {"PYTHONHASHSEED": "1", "LD_PRELOAD": "x.so", "XLA_FLAGS": "--x", "KMP_INIT_AT_FORK": "0"}
+    assert environment.read_at_import(env).keys() == {"PYTHONHASHSEED", "LD_PRELOAD"}
+
+
+def test_secrets_are_not_kept() -> None:
+    env = {"KAGGLE_KEY": "a", "hf_token": "b", "MY_PASSWORD": "c", "PATH": "/bin"}
+    kept = environment.without_secrets(env)
+    assert kept["PATH"] == "/bin"
+    assert {kept[name] for name in env if name != "PATH"} == {"(not kept)"}
+
+
+def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
+    kernel = {
+        "OMP_PROC_BIND": "true",
+        "GOMP_CPU_AFFINITY": "0",
+        "TPU_VISIBLE_CHIPS": "0",
+        "XRT_TPU_CONFIG": "tpu_worker;0;localhost:51011",
+        "TPU_NAME": "my-tpu",
+    }
+    on_tpu = environment.run_environment(kernel, "TPU")
+    assert not on_tpu.keys() & (kernel.keys() - {"TPU_NAME"})
+    assert on_tpu["TPU_NAME"] == "my-tpu"
+    assert (
+        environment.run_environment(kernel, "CPU")["TPU_VISIBLE_CHIPS"] == "0"
+    )  # it is nothing there
+    assert all(change.reason for change in environment.environment_changes(kernel, "TPU"))
+    asked = {"OMP_PROC_BIND": "close"}
+    assert environment.run_environment(kernel, "TPU", asked)["OMP_PROC_BIND"] == "close"
+
+
+def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Path) -> None:
+    with machine("v5e-8", tmp_path) as made:
+        here = detect_machine(made.env, patience=patience_with(made))
+        kept = environment.run_environment(made.env, "TPU", machine=here)
+        assert kept["TPUNB_XLA_CACHE"] == str(made.root / "root/.cache/tpunb/xla/v5e")
+        assert "TPUNB_XLA_CACHE" not in environment.run_environment(made.env, "CPU", machine=here)
+        for name in ("TPUNB_XLA_CACHE", "XLA_PERSISTENT_CACHE_PATH"):
+            own = environment.run_environment(made.env | {name: "/mine"}, "TPU", machine=here)
+            assert own[name] == "/mine"
+            assert [one for one in own if one.endswith(("XLA_CACHE", "CACHE_PATH"))] == [name]
+        elsewhere = environment.run_environment(
+            made.env | {"XDG_CACHE_HOME": "/c"}, "TPU", machine=here
+        )
+        assert elsewhere["TPUNB_XLA_CACHE"] == "/c/tpunb/xla/v5e"
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_path: Path) -> None:
+    with machine(name, tmp_path) as made:
+        here = detect_machine(made.env, patience=patience_with(made))
+        before = dict(made.env)
+        changes = environment.environment_changes(made.env, here.device, here)
+        made_for_run = environment.run_environment(made.env, here.device, machine=here)
+    assert made.env == before
+    assert all(change.reason for change in changes)
+    changed = {one for one in {*before, *made_for_run} if before.get(one) != made_for_run.get(one)}
+    assert changed == {change.name for change in changes}
+    assert made_for_run["PJRT_DEVICE"] == here.device
+    # Nothing that is left makes torch_xla ask a server that cannot answer.
+    if here.chips:
+        assert made_for_run.get("TPU_SKIP_MDS_QUERY") or "ACCELERATOR_TYPE" in here.metadata.tpu_env
+
+
+def test_a_kernel_that_used_the_tpu_itself_does_not_leave_ranks_its_one_chip(
+    tmp_path: Path,
+) -> None:
+    one_chip = {
+        "TPU_VISIBLE_CHIPS": "0",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+    }
+    with machine("gke", tmp_path) as made:
+        here = detect_machine(made.env, patience=patience_with(made))
+        plain = environment.run_environment(made.env, "TPU", machine=here)
+        assert environment.run_environment(made.env | one_chip, "TPU", machine=here) == plain
+    kept = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}  # of a pod
+    assert environment.run_environment(kept, "TPU").items() >= kept.items()
+
+
+CELLS = "cell [3] calls use_spmd()"
+
+
+def spmd_machine(**values: Any) -> Machine:
+    cpu: dict[str, Any] = {
+        "platform": "local",
+        "device": "CPU",
+        "chips": 0,
+        "generation": "",
+        "processors": 2,
+        "memory": 2**34,
+    }
+    return Machine(**{**cpu, **values})
+
+
+TPU = spmd_machine(platform="kaggle", device="TPU", chips=8, generation="v5e")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "asked", "cells", "why"),
+    [
+        ({}, {}, None, None),
+        ({}, {}, CELLS, CELLS),
+        ({"XLA_USE_SPMD": "1"}, {}, CELLS, CELLS),
+        ({"XLA_USE_SPMD": "1"}, {}, None, "XLA_USE_SPMD is set in the kernel's environment"),
+        ({"XLA_USE_SPMD": "0"}, {}, None, None),
+        ({}, {"XLA_USE_SPMD": "1"}, None, "--env XLA_USE_SPMD=1"),
+        ({}, {"XLA_USE_SPMD": "true"}, CELLS, "--env XLA_USE_SPMD=true"),
+        ({"XLA_USE_SPMD": "1"}, {"XLA_USE_SPMD": "0"}, CELLS, None),
+    ],
+)
+def test_what_makes_a_run_one_of_spmd(
+    kernel: dict[str, str], asked: dict[str, str], cells: str | None, why: str | None
+) -> None:
+    found = environment.spmd_environment(kernel, asked, spmd_machine(), 4, cells)
+    assert (None if found is None else found.why) == why
+
+
+def test_on_cpu_the_process_has_as_many_devices() -> None:
+    kernel = {"CPU_NUM_DEVICES": "2", "RANK": "1", "XLA_USE_SPMD": "1", "MINE": "x"}
+    found = environment.spmd_environment(kernel, {"B": "2"}, spmd_machine(), 4, CELLS)
+    assert found is not None
+    assert found.cores == 4
+    assert found.env["CPU_NUM_DEVICES"] == "4"
+    assert (found.env["MINE"], found.env["B"]) == ("x", "2")
+    # The cells find SPMD off, as they did in the kernel: xr.use_spmd() would complain.
+    assert not {"RANK", "XLA_USE_SPMD"} & set(found.env)
+    changes = {change.name: change.value for change in found.changes}
+    assert changes["CPU_NUM_DEVICES"] == "4"
+    assert changes["XLA_USE_SPMD"] is None
+
+
+def test_on_a_tpu_the_process_has_all_chips() -> None:
+    kaggle = {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0", "TPU_VISIBLE_CHIPS": "0"}
+    found = environment.spmd_environment(kaggle, {}, TPU, 8, CELLS)
+    assert found is not None
+    assert found.cores == 8
+    assert found.env["TPU_PROCESS_ADDRESSES"] == "local"
+    assert not {"CPU_NUM_DEVICES", "TPU_VISIBLE_CHIPS"} & set(found.env)
+
+
+def test_on_a_tpu_v3_it_drives_both_cores_of_each_chip() -> None:
+    v3 = spmd_machine(platform="gcp-tpu-vm", device="TPU", chips=4, generation="v3")
+    found = environment.spmd_environment({}, {}, v3, v3.default_cores, CELLS)
+    assert found is not None
+    assert found.cores == 8
+
+
+def test_a_rank_of_a_rehearsal_has_one_device() -> None:
+    assert "CPU_NUM_DEVICES=2" in str(
+        environment.refused_variables({"CPU_NUM_DEVICES": "2"}, spmd_machine())
+    )
+    assert environment.refused_variables({"CPU_NUM_DEVICES": "1"}, spmd_machine()) is None
+    assert environment.refused_variables({"CPU_NUM_DEVICES": "2"}, TPU) is None

@@ -1,0 +1,275 @@
+"""What fits together and what does not, from the metadata of packages alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fakes.machine import FakeMachine
+from tests.machine.machines import OF_KAGGLE, PAIR, ids, look, machine
+from tpunb.machine import packages
+from tpunb.machine.machine import detect_machine
+
+UV = "`pip install uv && uv pip install --system --torch-backend=cpu "
+COLAB_FIX = f"{UV}torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
+KAGGLE_FIX = (
+    f"{UV}torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
+    "then Run > Restart & clear cell outputs"
+)
+
+
+def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: version for name, version in packages.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("place", "packages", "found", "words"),
+    [
+        # undefined-symbol-cpu-fallback, undefined-symbol-foreach-erf: torch was upgraded
+        (
+            "colab-tpu",
+            PAIR | {"torch": "2.15.0"},
+            "torch-pair",
+            ["torch 2.15.0 and torch_xla 2.9.0 do not belong together", COLAB_FIX],
+        ),
+        # a Colab CPU runtime has a torch that is newer than any torch_xla
+        ("colab-cpu", {"torch": "2.11.0+cpu"}, "torch-xla-missing", ["torch==2.9.0 "]),
+        (
+            "laptop",
+            {},
+            "torch-xla-missing",
+            [
+                "torch and torch_xla are not installed",
+                "`pip install uv && uv pip install --python python3 --torch-backend=cpu "
+                "torch==2.9.0 torch_xla==2.9.0`",
+            ],
+        ),
+        (
+            "laptop",
+            PAIR | {"torch": "2.5.1", "torch_xla": "2.5.0"},
+            "torch-xla-release",
+            ["torch_xla 2.5.0", "2.9.0, 2.8.0"],
+        ),
+        # libtpu-module-not-found
+        ("v5e-8", without(PAIR, "libtpu"), "libtpu-missing", ["'torch_xla[tpu]==2.9.0'"]),
+        # pjrt-plugin-attributes-size-kaggle-2025: jax brought its own libtpu
+        (
+            "kaggle-tpu",
+            OF_KAGGLE | {"libtpu": "0.0.23", "jax": "0.7.2"},
+            "libtpu-release",
+            ["libtpu 0.0.23", "(0.0.17)", "Never move libtpu or jax alone", KAGGLE_FIX],
+        ),
+        # pjrt-api-version-mismatch
+        ("v4-8", PAIR | {"libtpu": "0.0.17"}, "libtpu-release", ["(0.0.21)"]),
+        (
+            "v4-8",
+            PAIR | {"libtpu-nightly": "0.1.dev20240612"},
+            "libtpu-twice",
+            ["pip uninstall -y libtpu libtpu-nightly"],
+        ),
+        # tf-tpu-embedding-symbol-missing, tf-xla-pad-size-symbol-kaggle,
+        # kaggle-vm-silently-dies-after-upgrade, protobuf-file-already-exists
+        (
+            "kaggle-tpu",
+            OF_KAGGLE | {"tensorflow": "2.20.0"},
+            "tensorflow",
+            ["`pip uninstall -y tensorflow`", "`pip install tensorflow-cpu`"],
+        ),
+        ("v6e-8", PAIR | {"torch_tpu": "0.2.0"}, "torch-tpu", ["`pip uninstall -y torch_tpu`"]),
+        ("laptop", PAIR | {"torch_xla_cuda_plugin": "2.7.0"}, "pjrt-plugin", ["2.7.0"]),
+    ],
+)
+def test_a_mismatch_is_the_first_thing_to_mend(
+    place: str, packages: dict[str, str], found: str, words: list[str], tmp_path: Path
+) -> None:
+    with machine(place, tmp_path) as made:
+        problem, *others = look(made, packages).problems
+    assert ([problem.id], others) == ([found], [])
+    for text in words:
+        assert text in f"{problem.message} {problem.fix}"
+
+
+def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:
+    packages = PAIR | {"torch": "2.15.0", "torchvision": "0.30.0", "torchaudio": "2.15.0"}
+    with machine("colab-tpu", tmp_path) as made:
+        (problem,) = look(made, packages).problems
+    assert "torchvision==0.24.0 torchaudio==2.9.0" in problem.fix
+
+
+@pytest.mark.parametrize("python", [(3, 9, 18), (3, 14, 0)])
+def test_a_python_without_wheels(python: tuple[int, ...], tmp_path: Path) -> None:
+    with machine("laptop", tmp_path) as made:
+        (problem,) = look(made, PAIR, python=python).problems
+    assert problem.id == "python"
+    assert "for Python 3.10 to 3.13" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("packages", "needs", "found", "words"),
+    [
+        # numpy-not-available
+        ({"torch": "2.2.0", "torch_xla": "2.2.0", "numpy": "2.1.3"}, {}, "numpy", "'numpy<2'"),
+        (
+            {"torchvision": "0.23.0"},
+            {"torchvision": ["torch==2.8.0"]},
+            "needs-torch",
+            "pip uninstall -y torch torchvision torchaudio",
+        ),
+        (
+            {"protobuf": "4.25.8", "tensorflow-cpu": "2.20.0"},
+            {"tensorflow-cpu": ["protobuf>=5.28.0", "numpy>=1.26"]},
+            "needs-protobuf",
+            "`pip install 'protobuf>=5.28.0'`",
+        ),
+        (
+            {"jax": "0.7.1", "jaxlib": "0.9.0"},
+            {"jax": ["jaxlib<=0.7.1,>=0.7.1"]},
+            "needs-jaxlib",
+            "jaxlib<=0.7.1",
+        ),
+    ],
+)
+def test_what_one_package_needs_of_another(
+    packages: dict[str, str], needs: dict[str, list[str]], found: str, words: str, tmp_path: Path
+) -> None:
+    with machine("laptop", tmp_path) as made:
+        report = look(made, PAIR | packages, needs=needs)
+    by_id = {one.id: one for one in (*report.problems, *report.advice)}
+    assert found in by_id
+    assert words in by_id[found].fix
+
+
+def test_on_a_machine_without_a_tpu_its_library_does_not_matter(tmp_path: Path) -> None:
+    with machine("laptop", tmp_path) as made:
+        assert look(made, PAIR | {"libtpu": "0.0.52"}).problems == ()
+        assert look(made, without(PAIR, "libtpu")).problems == ()
+        assert ids(look(made, PAIR | {"tensorflow": "2.20.0"})) == ([], ["tensorflow"])
+
+
+def test_a_library_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with machine("v4-8", tmp_path) as made:
+        made.env["TPU_LIBRARY_PATH"] = str(made.root / "libtpu.so")
+        assert ids(look(made))[0] == ["libtpu-path"]
+        made.file("libtpu.so")
+        assert ids(look(made, without(PAIR, "libtpu")))[0] == []
+
+
+def test_what_was_installed_after_the_kernel_had_imported_another(tmp_path: Path) -> None:
+    with machine("colab-tpu", tmp_path) as made:
+        found = look(made, imported={"torch": SimpleNamespace(__version__="2.8.0+cpu")})
+        same = look(made, imported={"torch": SimpleNamespace(__version__="2.9.0+cpu")})
+    (problem,) = [one for one in found.advice if one.id == "restart"]
+    assert "has imported torch 2.8.0+cpu, and torch 2.9.0+cpu was installed" in problem.message
+    assert problem.fix.startswith("Runtime > Restart session")
+    assert "restart" not in ids(same)[1]
+
+
+@pytest.mark.parametrize(
+    ("need", "part"),
+    [
+        ("torch", None),
+        ("torch==2.9.0", None),
+        ("torch==2.9.*", None),
+        ("torch (>=2.0,<3)", None),
+        ("torch~=2.8", None),
+        ("torch~=2.8.0", "torch~=2.8.0"),
+        ("torch<2.9,>=2.0", "torch<2.9"),
+        ("torch!=2.9.0", "torch!=2.9.0"),
+        ("torch!=2.9.*", "torch!=2.9.*"),
+        ("torch[opt]>2.9", "torch>2.9"),
+        ("libtpu==0.0.20; extra == 'tpu'", None),
+        ("unheard-of>=9", None),
+    ],
+)
+def test_requirements(need: str, part: str | None) -> None:
+    have = packages.InstalledPackages((3, 12), PAIR, {})
+    assert packages.unmet_requirement(need, have) == part
+
+
+def test_the_table_agrees_with_the_torch_xla_that_is_installed() -> None:
+    xla = importlib.metadata.version("torch_xla")
+    pair = packages.pair_of(packages.release_numbers(xla))
+    assert pair is not None
+    needs = " ".join(importlib.metadata.requires("torch_xla") or ())
+    assert re.findall(r"libtpu==([0-9.]+)", needs) == [pair.libtpu]
+    assert set(re.findall(r"jax==([0-9.]+)", needs)) == {pair.jax}
+    assert packages.release_numbers(
+        importlib.metadata.version("torch")
+    ) == packages.release_numbers(pair.torch)
+
+
+def test_what_is_installed_here_is_read_as_importlib_reads_it() -> None:
+    have = packages.read_installed()
+    assert have.python == tuple(sys.version_info[:3])
+    for name in ("torch", "torch_xla", "ipykernel", "numpy"):
+        assert have.versions[name] == importlib.metadata.version(name)
+    assert "tensorflow" not in have.versions
+
+
+@pytest.mark.long
+def test_the_pair_is_imported_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "IMPORT_TIMEOUT", 500.0)
+    here, have = detect_machine({}), packages.read_installed()
+    env = {"PATH": "/usr/bin:/bin"}
+    assert packages.import_problem(env, here, have) is None
+    broken = tmp_path / "torch_xla"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN2at')")
+    problem = packages.import_problem(env, here, have, [str(tmp_path)])
+    assert problem is not None
+    assert problem.id == "import-fails"
+    assert "ImportError: undefined symbol: _ZN2at" in problem.message
+    (broken / "__init__.py").write_text("import os; os.abort()")
+    problem = packages.import_problem(env, here, have, [str(tmp_path)])
+    assert problem is not None
+    assert "signal 6" in problem.message
+
+
+def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import threading; threading.Event().wait()")
+    monkeypatch.setattr(packages, "IMPORT_TIMEOUT", 1.0)
+    here, have = detect_machine({}), packages.read_installed()
+    problem = packages.import_problem({"PATH": "/usr/bin:/bin"}, here, have, [str(tmp_path)])
+    assert problem is not None
+    assert problem.id == "import-hangs"
+    assert "faulthandler" in problem.fix
+    done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(tmp_path) not in done.stdout  # it was ended
+
+
+def test_an_installation_that_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have, here = packages.read_installed([FakeMachine(tmp_path).packages(PAIR)]), detect_machine({})
+    assert list(packages.half_installed(here, have)) == []
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
+    (problem,) = packages.half_installed(here, have)
+    assert (problem.id, problem.must) == ("half-installed", True)
+    assert "pip lists torch 2.9.0+cpu, and there is no module torch" in problem.message
+    assert "--force-reinstall" in problem.fix
+
+
+def test_looking_imports_neither_torch_nor_the_network_libraries(tmp_path: Path) -> None:
+    made = FakeMachine(tmp_path).chips("v5e", 8)
+    code = (
+        "import os, sys; from pathlib import Path; from tpunb.machine import doctor\n"
+        "doctor.inspect_machine(os.environ, runs=Path('runs'))\n"
+        "print(*sys.modules)"
+    )
+    env = made.env | {"GCE_METADATA_HOST": "127.0.0.1:9", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "tpunb.machine.doctor" in loaded
+    assert not loaded & {"torch", "torch_xla", "numpy", "requests", "yaml"}

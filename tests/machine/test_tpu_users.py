@@ -1,0 +1,153 @@
+"""Real processes have the device files of a machine that is made up."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.kernel import ROOT
+from tests.fakes.machine import FakeMachine
+from tests.machine.machines import ids, look
+from tpunb.machine import tpu_users
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.fixture
+def tpu(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path, {"TPU_ACCELERATOR_TYPE": "v5litepod-8"}).chips("v5e", 8)
+
+
+def test_nobody(tpu: FakeMachine) -> None:
+    assert tpu_users.find_tpu_users(tpu.root).holders == ()
+
+
+def test_a_process_is_named_with_its_command_and_a_command_that_ends_it(tpu: FakeMachine) -> None:
+    with tpu:
+        process = tpu.hold("vfio/3")
+        (one,) = tpu_users.find_tpu_users(tpu.root).holders
+        found = look(tpu)
+        assert (one.pid, one.kind, one.user) == (process.pid, "process", ME)
+        assert one.command.startswith(sys.executable)
+        assert ids(found)[0] == ["tpu-held"]
+        assert f"process {process.pid} of {ME}" in found.problems[0].message
+        assert found.problems[0].fix == f"`kill {process.pid}`"
+        subprocess.run(["bash", "-c", found.problems[0].fix.strip("`")], check=True)  # the fix
+        process.wait()
+        assert look(tpu).problems == ()
+
+
+def test_another_notebooks_kernel(tpu: FakeMachine) -> None:
+    with tpu:
+        process = tpu.hold("vfio/0", kernel="/home/me/other.ipynb")
+        (one,) = tpu_users.find_tpu_users(tpu.root).holders
+        assert (one.pid, one.kind, one.name) == (process.pid, "kernel", "other.ipynb")
+        assert "the kernel of other.ipynb" in one.describe()
+        assert "shut that kernel down" in one.fix()
+
+
+def test_this_kernel(tpu: FakeMachine) -> None:
+    with open(tpu.root / "dev/vfio/0"):
+        (one,) = tpu_users.find_tpu_users(tpu.root).holders
+    assert (one.pid, one.kind) == (os.getpid(), "own_kernel")
+    assert "restart this kernel" in one.fix()
+
+
+def test_the_kernel_above_a_command_is_this_kernel(tpu: FakeMachine) -> None:
+    code = "import subprocess, sys; f = open(sys.argv[1]); subprocess.run(sys.argv[2:], check=True)"
+    look_below = (
+        "from pathlib import Path; from tpunb.machine import tpu_users; import sys\n"
+        "print(*[one.kind for one in tpu_users.find_tpu_users(Path(sys.argv[1])).holders], sep=',')"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        code,
+        tpu.root / "dev/vfio/0",
+        sys.executable,
+        "-c",
+        look_below,
+        tpu.root,
+        "ipykernel_launcher",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "own_kernel\n"
+
+
+@pytest.mark.parametrize("living", [True, False])
+def test_a_run_of_ours(tpu: FakeMachine, living: bool) -> None:
+    run = tpu.root / "my runs/20261121-120000-digits"
+    run.mkdir(parents=True)
+    (run / "spec.json").write_text("{}")
+    with tpu, open(run / "running.lock", "w") as lock:
+        if living:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        process = tpu.hold("vfio/0", "vfio/1", run=run)
+        (one,) = tpu_users.find_tpu_users(tpu.root).holders
+        assert (one.pid, one.kind, one.name, one.living) == (process.pid, "run", str(run), living)
+        found = look(tpu)
+        if living:  # the next run waits for it: nothing to fix
+            assert ids(found) == ([], ["tpu-in-use", "metadata"])
+            assert f"`tpunb stop {run.name} --runs '{run.parent}'`" in found.advice[0].fix
+        else:
+            assert ids(found)[0] == ["tpu-held"]
+            assert "which has ended" in found.problems[0].message
+
+
+def test_the_lock_that_libtpu_takes_names_its_holder(tpu: FakeMachine) -> None:
+    with tpu:
+        process = tpu.hold(lock=True)
+        holding = tpu_users.find_tpu_users(tpu.root)
+        if not Path("/proc/locks").exists():
+            pytest.skip("this sandbox does not list locks")
+        assert holding.lock == "held"
+        assert [one.pid for one in holding.holders] == [process.pid]
+
+
+def test_a_lock_file_that_nobody_has_locked_is_harmless(tpu: FakeMachine) -> None:
+    tpu.lock_file()
+    assert tpu_users.find_tpu_users(tpu.root).lock == "free"
+    assert look(tpu).problems == ()
+
+
+ASK = """\
+import json, os, sys
+from pathlib import Path
+from tpunb.machine import hardware, tpu_users
+os.setgid(65534)
+os.setuid(65534)  # the interpreter's own files may be closed to others
+holding = tpu_users.find_tpu_users(Path(sys.argv[1]))
+found = list(hardware._held(holding))
+print(json.dumps([len(holding.holders), holding.unreadable, holding.lock, holding.lock_user,
+                  [(one.id, one.message, one.fix) for one in found]]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_what_another_user_has_left_and_what_cannot_be_read() -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to others
+    try:
+        folder.chmod(0o755)
+        tpu = FakeMachine(folder / "m").chips("v5e", 1)
+        tpu.lock_file().chmod(0o644)
+        with tpu:
+            tpu.hold("vfio/0")
+            words = [sys.executable, "-c", ASK, tpu.root]
+            done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        seen, unreadable, lock, owner, [[name, message, fix]] = json.loads(done.stdout)
+        assert (seen, lock, owner, name) == (0, "forbidden", "root", "lock-file")
+        assert unreadable > 0
+        assert f"{unreadable} processes of other users cannot be looked into" in message
+        assert f"`sudo rm {tpu.root}/tmp/libtpu_lockfile`" in fix
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,393 @@
+"""What notebooks hold that scripts may not: each construct is converted, and the script run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.notebook.convert.notebooks import lines_of, notebook, run
+from tpunb.errors import ConversionError
+from tpunb.notebook.convert.convert import convert
+
+
+class Case(NamedTuple):
+    name: str
+    source: str
+    train: str
+    """Runs below the construct."""
+    output: str
+    """What the script writes."""
+    left_out: tuple[str, ...] = ()
+    """The beginnings of what does not run."""
+
+
+CASES = [
+    # Magics whose code is kept
+    Case("%time", "%time x = 1 + 1", "print(x)", "2"),
+    Case("%time of an expression", "x = %time 1 + 1", "print(x)", "2"),
+    Case("%time without code", "%time\nx = 1", "print(x)", "1", ("%time",)),
+    Case("%time with its option", "%time --no-raise-error x = 'a  b'", "print(x)", "a  b"),
+    Case("%timeit", "%timeit -n 3 -r1 print('a  b')", "", "a  b"),
+    Case("%prun", "%prun -s cumulative -q print(5)", "", "5"),
+    Case("%time of a command", "%time !false\nx = 1", "print(x)", "1", ("!false",)),
+    Case("%%time", "%%time\ndef f():\n    return 3", "print(f())", "3"),
+    Case("%%time with comments", "\n# note\n%%time\n# note\nx = 3", "print(x)", "3"),
+    Case("%%time over %%capture", "%%time\n\n%%capture out\nprint(4)", "", "4"),
+    Case(
+        "%%timeit with a setup", "%%timeit -n 1 import math as m\nx = m.pi", "print(x > 3)", "True"
+    ),
+    Case("%%prun", "%%prun -s time\nx = 3", "print(x)", "3"),
+    Case("%%time, indented", "%%time\n    x = 3\n    y = 4", "print(x, y)", "3 4"),
+    Case("%%time over shell lines", "%%time\n!false\nx = 3", "print(x)", "3", ("!false",)),
+    # Magics that are left out
+    Case("%matplotlib", "%matplotlib inline\nx = 1", "print(x)", "1", ("%matplotlib inline",)),
+    Case("%load_ext", "%load_ext tpunb\n%autoreload 2", "", "", ("%load_ext", "%autoreload")),
+    Case("%tpu_setup", "%tpu_setup --cores 2", "", "", ("%tpu_setup",)),
+    Case("%pip", "%pip install x\n%conda install y", "", "", ("%pip", "%conda")),
+    Case("%env and %cd", "%env A=b\n%cd /", "", "", ("%env A=b", "%cd /")),
+    Case("an unknown magic", "%nosuch a b\nx = 1", "print(x)", "1", ("%nosuch a b",)),
+    Case("an unknown cell magic", "%%nosuch\nx ! 1\n\ny", "", "", ("%%nosuch …",)),
+    Case("help", "int?\nint??\n?int\nx = 1", "print(x)", "1", ("int?", "int??", "?int")),
+    Case("help of a magic", "%%time?", "", "", ("%%time?",)),
+    Case(
+        "%%writefile",
+        "%%writefile nope.py\nx = (",
+        "import os; print(os.listdir())",
+        "['made']",
+        ("%%writefile",),
+    ),
+    Case("%%html", "%%html\n<b>x</b>\n", "", "", ("%%html",)),
+    Case(
+        "%aimport", "%aimport os, json\n%aimport -re", "print(json.dumps(1))", "1", ("%aimport -",)
+    ),
+    Case("%store", "x = 1\n%store x", "print(x)", "1", ("%store x",)),
+    Case("%load", "# %load other.py\nx = 1\n%load y.py", "print(x)", "1", ("%load y.py",)),
+    Case("%%writefile -a", "%%writefile -a made/x.py\nx = (", "", "", ("%%writefile -a",)),
+    Case("%env without a value", "%env HOME\nx = 1", "print(x)", "1", ("%env HOME",)),
+    Case("a name that is not needed", "%%capture out\nx = 1", "print(x)", "1"),
+    Case("%%bash --out", "%%bash --out listing\nls", "", "", ("%%bash --out listing …",)),
+    # Shell
+    Case("!cmd", "!echo no\n!echo \\\n  no\nx = 1", "print(x)", "1", ("!echo no", "!echo \\ …")),
+    Case(
+        "!cmd that is no Python at all",
+        "!echo it's (\nx = 1\n!echo \\'''\ny = 2",
+        "print(x, y)",
+        "1 2",
+        ("!echo it's", "!echo"),
+    ),
+    Case("!!cmd", "!!echo no", "", "", ("!!echo no",)),
+    Case("%%bash", "%%bash\necho no\nif [ a ]; then b; fi", "", "", ("%%bash …",)),
+    Case("%%!", "%%!\necho no", "", "", ("%%! …",)),
+    Case("x = !cmd", "x = !printf 'a\\nb c\\n'", "print(x)", "['a', 'b c']"),
+    Case("x = !cmd, continued", "x = !echo a \\\n  b\ny = 1", "print(x, y)", "['a b'] 1"),
+    Case(
+        "x = !cmd {python}",
+        "d = {'k': 'v'}\nx = !echo {d['k']} {1 + 1} [{2:>3}]",
+        "print(x)",
+        "['v 2 [ 2]']",
+    ),
+    Case(
+        "x = !cmd $name",
+        "n = 3\nx = !n=9; echo $n $$n ${n} ${n:+h} $NOSUCH end",
+        "print(x)",
+        "['3 9 9 h end']",
+    ),
+    Case("x = !cmd with other braces", "x = !echo a b | awk '{print $2}'", "print(x)", "['b']"),
+    Case("x = %sx", "x = %sx echo a", "print(x)", "['a']"),
+    Case(
+        "x = %env",
+        "x = %env PATH\ny = %env\nz = %pwd",
+        "import os\nprint(x == y['PATH'], z == os.getcwd())",
+        "True True",
+    ),
+    Case("x += !cmd is not special", "x = '!echo a'", "print(x)", "!echo a"),
+    Case(
+        "what assigns, in a function",
+        "def f():\n    x = !echo a\n    !false\n    return x",
+        "print(f())",
+        "['a']",
+        ("!false",),
+    ),
+    Case("x = !cmd in a chain is not special", "x = ['= !a']\ny = '= %b'", "print(x)", "['= !a']"),
+    # Blocks and other places
+    Case(
+        "in a block alone",
+        "if True:\n    !false\nelse:\n    %cd x\nx = 1",
+        "print(x)",
+        "1",
+        ("!false", "%cd x"),
+    ),
+    Case(
+        "in a block with others",
+        "for i in [1, 2]:\n    %time x = i\n    !false\n    print(x)",
+        "",
+        "1\n2",
+        ("!false",),
+    ),
+    Case(
+        "in a function",
+        "def f():\n    'doc'\n    !false\n\ndef g():\n    !false\n",
+        "print(f(), g())",
+        "None None",
+        ("!false", "!false"),
+    ),
+    Case("in a try", "try:\n    %time x = 1\nfinally:\n    !false", "print(x)", "1", ("!false",)),
+    Case(
+        "in strings and comments",
+        "x = '''\n%time y\n!ls\n'''\n# %time z\ny = 7 \\\n%4",
+        "print(x, y)",
+        "\n%time y\n!ls\n 3",
+    ),
+    Case("automatic calls", ",print a b\n;print a b\n/print 1", "", "a b\na b\n1"),
+    Case("automagic", "# needed\npip install x -q", "", "", ("%pip install x -q",)),
+    Case("automagic that reads as Python", "ls -la", "", "", ("%ls -la",)),
+    Case("automagic of one word", "pwd", "", "", ("%pwd",)),
+    Case("automagic with code", "time x = 'a'", "print(x)", "a"),
+    Case("names of magics that are names", "env = 1; ls = [env]", "print(ls)", "[1]"),
+    Case("calls of names of magics", "time(3) if 0 else print(4)", "", "4"),
+    Case("several lines are not automagic", "cd = 1\ncd\n", "print(cd)", "1"),
+    Case("prompts", ">>> x = 1\n>>> if x:\n...     x = 2\n", "print(x)", "2"),
+    Case("IPython's prompts", "In [3]: x = 1\n   ...: y = 2", "print(x, y)", "1 2"),
+    Case("an indented cell", "\n    x = 1\n    if x:\n        x = 2", "print(x)", "2"),
+    Case("carriage returns", "x = 1\r\ny = 2\r\n", "print(x, y)", "1 2"),
+    Case("a form feed", "x = 1\n\x0cy = '\x0c'", "print(x, len(y))", "1 1"),
+    # What Python itself minds
+    Case(
+        "from __future__",
+        "import os\nfrom __future__ import annotations\ndef f(x: Nope): ...",
+        "print(f.__annotations__)",
+        "{'x': 'Nope'}",
+    ),
+    Case(
+        "from __future__, long",
+        "x = 1; from __future__ import (\n  annotations,\n); y = 'ä'",
+        "print(x, y)",
+        "1 ä",
+    ),
+    Case(
+        "from __future__ twice",
+        "from __future__ import division, annotations as a  # c",
+        "from __future__ import annotations\nprint(1)",
+        "1",
+    ),
+    Case(
+        "global at top level",
+        "x = 1\nif x: global x\nif x:\n    global x",
+        "global x; print(x)",
+        "1",
+    ),
+    Case("global in a class", "x = 1\nclass A:\n    global x\n    x = 2", "print(x)", "2"),
+    Case("global in a function", "x = 1\ndef f():\n    global x\n    x = 2\nf()", "print(x)", "2"),
+    Case("a coding line", "# -*- coding: latin-1 -*-\nx = 'ä'", "print(x)", "ä"),
+    Case("warnings of the compiler", "x = '\\d'\ny = x is '\\d'", "print(x)", "\\d"),
+    Case("__main__", "if __name__ == '__main__':\n    x = 1", "print(x)", "1"),
+    # What a notebook has without an import
+    Case("display", "x = 'shown'", "display(x)", "shown"),
+    Case("a display of one's own", "def display(x):\n    print('own', x)", "display(1)", "own 1"),
+    Case("get_ipython", "x = 'google.colab' in str(get_ipython())", "print(x)", "False"),
+    Case(
+        "get_ipython in a function",
+        "def f():\n    get_ipython().system('false')\n    return 1",
+        "print(f())",
+        "1",
+        ("get_ipython().system('false')",),
+    ),
+    Case(
+        "get_ipython().run_line_magic",
+        "get_ipython().run_line_magic('matplotlib', 'inline')\nx = 1",
+        "print(x)",
+        "1",
+        ("get_ipython().run_line_magic",),
+    ),
+    Case(
+        "get_ipython().magic and an assigned shell",
+        "ip = get_ipython()\nif ip:\n    ip.magic('load_ext autoreload')\nip.system('false')",
+        "print(1)",
+        "1",
+        ("ip.magic", "ip.system"),
+    ),
+    Case(
+        "get_ipython().getoutput",
+        "x = get_ipython().getoutput('echo a')",
+        "print(x)",
+        "['a']",
+    ),
+    Case(
+        "get_ipython().run_cell_magic",
+        "get_ipython().run_cell_magic('bash', '',\n  'ls\\n')\nx = 1",
+        "print(x)",
+        "1",
+        ("get_ipython().run_cell_magic",),
+    ),
+    Case("the shell's class", "x = get_ipython().__class__.__name__", "print(x)", "NoneType"),
+    Case("input in a function", "def ask():\n    return input()", "print(1)", "1"),
+    Case("input of one's own", "def input(x):\n    return x", "y = input(4)\nprint(y)", "4"),
+    # What talks to the front end, or to the person
+    Case(
+        "drive.mount",
+        "from google.colab import drive\ndrive.mount('/content/drive')\nx = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import drive", "drive.mount"),
+    ),
+    Case(
+        "drive.mount on one line",
+        "from google.colab import drive; drive.mount('/content/drive'); x = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import drive", "drive.mount"),
+    ),
+    Case(
+        "google.colab in a block",
+        "import sys\nif 'google.colab' in sys.modules:\n    from google.colab import files as f\n"
+        "    f.upload()\nx = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import files as f", "f.upload()"),
+    ),
+    Case(
+        "google.colab that is tried",
+        "try:\n    import google.colab\n    IN_COLAB = True\nexcept ImportError:\n"
+        "    IN_COLAB = False",
+        "print(IN_COLAB)",
+        "False",
+    ),
+    Case(
+        "a secret in the environment",
+        "import os\nfrom google.colab import userdata\nfrom getpass import getpass\n"
+        "os.environ['A'] = userdata.get('A')\nos.environ['B'] = getpass()\n"
+        "os.environ['C'] = input('C?')",
+        "print(os.environ.get('A'))",
+        "None",
+        ("from google.colab import userdata", "os.environ['A']", "os.environ['B']", "os.environ"),
+    ),
+    Case(
+        "an authentication",
+        "from google.colab import auth\nauth.authenticate_user()\nx = 1",
+        "print(x)",
+        "1",
+        ("from google.colab import auth", "auth.authenticate_user()"),
+    ),
+    Case(
+        "a directory that the notebook went to",
+        "import os\nos.chdir('data')\nos.chdir('/')",
+        "print(os.getcwd())",
+        "/",
+        ("os.chdir('data')",),
+    ),
+    Case("forms", "#@title A form\nx = 3 #@param {type: 'integer'}", "print(x)", "3"),
+    Case("nbdev", "#| default_exp core\n#| export\n#|hide\n#hide\nx = 1", "print(x)", "1"),
+    # Waiting
+    Case(
+        "await",
+        "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
+        "a, b = await asyncio.gather(f(1), f('ä'))",
+        "c = 'é', await (f(\n  await asyncio.create_task(f(3)))), [await f(i) for i in (4, 5)]\n"
+        "if c: print(a, b, c)",
+        "1 ä ('é', 3, [4, 5])",
+    ),
+    # Cells that are left out
+    Case("# tpu: skip", "# tpu: skip\nprint(1)\nnot python", "", "", ("# tpu: skip",)),
+    Case("%%tpu_debug", "%%tpu_debug --no-report\nprint(1)", "", "", ("%%tpu_debug",)),
+    Case("%%time over %%tpu_debug", "%%time\n%%tpu_debug\nprint(1)", "", "", ("%%time",)),
+    Case("another train cell", "%%tpu_train\nprint(1)", "print(2)", "1\n2"),
+    Case("raw", "raw: this is ( not python", "print(1)", "1"),
+    Case("markdown", 'markdown: # Title\n```python\nx = (\n```\n%% x\n"""\0', "print(1)", "1"),
+    Case("blank cells", " \n\n", "print(1)", "1"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_construct(case: Case, tmp_path: Path) -> None:
+    snapshot = notebook(case.source, f"%%tpu_train --cores 2\n{case.train}")
+    script = convert(snapshot)
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (f"{case.output}\n" if case.output else "")
+    assert [omission.cell for omission in script.omissions] == [1] * len(case.left_out)
+    for omission, text in zip(script.omissions, case.left_out, strict=True):
+        assert omission.text.startswith(text)
+        assert omission.reason
+        line = snapshot.cells[0].source.replace("\r\n", "\n").split("\n")[omission.line - 1]
+        assert text.removesuffix(" …").lstrip("%") in line
+    for block in script.blocks[1:]:
+        assert block.cell is not None
+        source = snapshot.cells[block.cell].source.replace("\r\n", "\n")
+        ends = block.role == "prelude" and "%%tpu_train" in source  # with a line of its own
+        assert block.last - block.first + 1 == len(source.split("\n")) + ends
+
+
+REFUSED = {
+    "invalid syntax": ("x = 1\ny = = 2", 2, "invalid syntax", "y = = 2"),
+    "a bracket": ("x = (1,\ny = 2", 1, r"invalid syntax: .*\(|was never closed", "x = (1,"),
+    "indentation": ("if x:\ny = 1", 2, "expected an indented block", "y = 1"),
+    "no end": ("x = '''\n\n", 1, "unterminated triple-quoted string", "x = '''"),
+    "a bare shell cell": (
+        "gcloud compute tpus ssh x \\\n  --zone y",
+        1,
+        "begin shell commands with !; or tag the cell tpu-skip",
+        "gcloud",
+    ),
+    "return": ("x = 1\nreturn x", 2, "'return' outside function", "return x"),
+    "await that names": ("import a\nawait (b := a.c())", 2, "async def f", "await (b :="),
+    "async for": ("async for x in y:\n    pass", 1, "async def f.*tpu-skip", "async for x in y:"),
+    "an unknown feature": ("from __future__ import nope", 1, "nope is not defined", "from __"),
+    "a null character": ("x = '\0'", None, "null", ""),
+    "a lone surrogate": ("x = '\ud800'", None, "surrogates", ""),
+    "%run": ("x = 1\n%run other.ipynb", 2, "no such file in.*tpu-skip", "_run_notebook("),
+    "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
+    "x = %who_ls": ("x = %who_ls", 1, "`%who_ls` has no value in a script", "x = %who_ls"),
+    "input for a name": ("x = 1\nname = input('?')", 2, "cannot ask anybody", "name = input('?')"),
+    "getpass": (
+        "import getpass\nx = getpass.getpass()",
+        2,
+        "cannot ask anybody.*environ",
+        "x = getpass",
+    ),
+    "a secret": (
+        "from google.colab import userdata\nlogin(userdata.get('A'))",
+        2,
+        r"userdata.get\(\) cannot ask anybody in a run: .*os.environ",
+        "login(userdata",
+    ),
+    "code in a text": (
+        "get_ipython().run_cell_magic('time', '', 'x = 1')",
+        1,
+        "begins with %%time",
+        "get_ipython()",
+    ),
+    "%rerun": ("%rerun 3", 1, "write the code that is to run again.*tpu-skip", "%rerun"),
+    "get_ipython()": (
+        "get_ipython().set_next_input('x')",
+        1,
+        r"get_ipython\(\)\.set_next_input needs a notebook.*tpu-skip",
+        "get_ipython().set_next_input('x')",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "line", "words", "shown"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_cell_line_and_words(
+    source: str, line: int | None, words: str, shown: str
+) -> None:
+    with pytest.raises(ConversionError, match=words) as caught:
+        convert(notebook("a = 1", "markdown: text", source, "%%tpu_train\nb = 2"))
+    assert (caught.value.cell, caught.value.line) == (2, line)
+    assert caught.value.source.startswith(shown)
+
+
+def test_lines_that_are_left_out_are_comments_where_they_may_be() -> None:
+    source = "if x:\n    !ls\n    y = 1\nif x:\n    !ls\n!ls \\\n  -la\n%%time\nz"
+    script = convert(notebook(source.removesuffix("\n%%time\nz"), train=None))
+    why = "left out (shell commands run once, in the notebook)"
+    assert lines_of(script, 0) == [
+        "if x:",
+        f"    # {why}: !ls",
+        "    y = 1",
+        "if x:",
+        f"    pass  # {why}: !ls",
+        f"# {why}: !ls \\",
+        "# |   -la",
+    ]

@@ -1,0 +1,157 @@
+"""What earlier train cells bring, in the scripts of later ones and in scripts by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.convert.notebooks import lines_of, notebook, run
+from tpunb.errors import ConversionError
+from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.convert.handed import TrainLine, train_line
+from tpunb.notebook.models import Absent, Handed, HandedRun, LeftOut
+
+LINES = {
+    "%%tpu_train": TrainLine(),
+    "# note\n\n%%tpu_train --returns a,b --out r": TrainLine(("a", "b"), "r"),
+    "%%tpu_train --returns=a, --cores 2 --out=r\n--out no": TrainLine(("a",), "r"),
+    '%%tpu_train --returns "a, b" --bg': TrainLine(("a", "b")),
+    "%%tpu_train --returns {names}": TrainLine(unclear=True),
+    "%%tpu_train --out $out": TrainLine(unclear=True),
+    "%%tpu_train --name 'no end": TrainLine(),
+    "x = 1": TrainLine(),
+}
+
+
+@pytest.mark.parametrize(("source", "found"), LINES.items())
+def test_the_option_line(source: str, found: TrainLine) -> None:
+    assert train_line(source) == found
+
+
+FIRST = "%%tpu_train --returns a --out r\na = 1"
+
+
+def test_a_run_has_what_the_kernel_got_where_the_cell_stands() -> None:
+    got = {0: Handed((HandedRun("/runs/one", ("a",), "r"), HandedRun("/runs/two", ("b",))))}
+    script = convert(notebook(FIRST, "c = a, b, r", "%%tpu_train\nprint(c)"), got)
+    assert lines_of(script, 0) == [
+        "# another train cell, and what the notebook has from it: %%tpu_train --returns a --out r",
+        "from tpunb.runs import ended as _ended",
+        "_run = _ended.read_run('/runs/one', 'a')",
+        "a = _run.returns['a']",
+        "r = _run",
+        "_run = _ended.read_run('/runs/two', 'b')",
+        "b = _run.returns['b']",
+    ]
+    assert [omission.reason for omission in script.omissions] == [LeftOut.TRAIN_CELL]
+
+
+def test_a_handle() -> None:
+    got = {0: Handed((HandedRun("/runs/one", ("a",), "h", handle=True, raises=False),))}
+    script = convert(notebook("%%tpu_train --bg --out h", "%%tpu_train\nprint(h)"), got)
+    assert lines_of(script, 0)[2:] == [
+        "h = _ended.EndedRun('/runs/one', 'a', raises=False)",
+        "a = h.result.returns['a']",
+    ]
+
+
+def test_attaching_brings_it_at_its_line() -> None:
+    source = "x = 1\nif x:\n    r = %tpu_attach one\nprint(r, a)"
+    got = {0: Handed((HandedRun("/runs/one", ("a",)),))}
+    script = convert(notebook(source, "%%tpu_train\nprint(r)"), got)
+    assert lines_of(script, 0) == [
+        "x = 1",
+        "if x:",
+        "    from tpunb.runs import ended as _ended; _run = _ended.read_run('/runs/one', 'a'); "
+        "a = _run.returns['a']; r = _run",
+        "print(r, a)",
+    ]
+
+
+def test_attaching_in_a_script_by_itself(tmp_path: Path) -> None:
+    cells = ("%%tpu_train --detach --returns a\na = 1", "%tpu_attach --out r one\nprint(a)")
+    script = convert(
+        notebook(*cells, "q = %tpu_attach one", "%%tpu_train\nprint(r is q, r.returns)")
+    )
+    assert run(script, tmp_path).stdout == "1\nTrue {'a': 1}\n"
+
+
+def test_a_cell_that_is_skipped_or_below_brings_nothing() -> None:
+    got = {0: Handed((HandedRun("/runs/one", ("a",)),))}
+    for cells, place in (
+        ((f"# tpu: skip\n{FIRST}", "%%tpu_train\nprint(a)"), 1),
+        (("%%tpu_train\nprint(a)", FIRST), 0),
+    ):
+        with pytest.raises(ConversionError, match="`a` is defined only in cell"):
+            convert(notebook(*cells, train=place), {1 - place: got[0]})
+
+
+ABSENT = Absent("which still runs in the background", "wait for it with `h.wait()`")
+
+
+def test_why_it_is_not_there() -> None:
+    got = {0: Handed(absent={"a": ABSENT})}
+    with pytest.raises(ConversionError, match=r"in cell \[1\], which still runs in the back.*wait"):
+        convert(notebook(FIRST, "%%tpu_train\nprint(a)"), got)
+    script = convert(notebook("b = a = 0", FIRST, "%%tpu_train\nprint(a, b)"), {1: got[0]})
+    assert [str(lacking) for lacking in script.lacking] == [
+        "the train cell reads `a` as it is above cell [2], which still runs in the background: for "
+        "its value, wait for it with `h.wait()`"
+    ]
+
+
+ALONE = """
+import random, torch
+weight = torch.nn.Parameter(torch.zeros(2))
+layer = {"tied": weight, "again": weight}
+""".strip()
+
+
+def test_a_script_by_itself_runs_it_in_its_place(tmp_path: Path) -> None:
+    script = convert(
+        notebook(
+            ALONE,
+            "%%tpu_train --returns layer,drawn --out r\n"
+            "drawn = [random.random(), torch.rand(1).item()]\nlayer['tied'].data += 1",
+            "print(drawn == [random.random(), torch.rand(1).item()])",
+            "same = layer['tied'] is layer['again']\n"
+            "print(same, layer['tied'] is weight, *layer['tied'].tolist())",
+            "print(r.state, r.returns['layer'] is layer, r.wait() is r.result)",
+            "tpunb.last_run.metrics()",
+            "table = r.metrics()\nlow = 1",
+            "table.tail()",
+            "r.plot()\nprint(low)",
+            "%%tpu_train\nprint('end')",
+        )
+    )
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "True",
+        "True False 1.0 1.0",
+        "succeeded True True",
+        "1",
+        "end",
+    ]
+    left_out = [(omission.cell, omission.reason) for omission in script.omissions]
+    assert left_out == [(number, LeftOut.RUN_FOLDER) for number in (6, 7, 8, 9)]
+
+
+NOT_JUST_LOOKED_AT = [
+    "best = min(r.metrics()['loss'])\nprint(best)",
+    "history.append(tpunb.last_run.metrics())",
+    "if r.duration > 1:\n    history = []",
+]
+
+
+@pytest.mark.parametrize("source", NOT_JUST_LOOKED_AT)
+def test_what_a_script_cannot_have_is_refused(source: str) -> None:
+    cells = ["history = []", FIRST, source, "%%tpu_train\nprint(history, best)"]
+    with pytest.raises(ConversionError, match=r"a script that runs by itself has none|best"):
+        convert(notebook(*cells))
+
+
+def test_a_name_that_rank_0_has_not_got(tmp_path: Path) -> None:
+    script = convert(notebook("%%tpu_train --returns b\nimport torch", "%%tpu_train\nprint(b)"))
+    assert "rank 0 has no variable 'b' after the train cell" in run(script, tmp_path).stderr

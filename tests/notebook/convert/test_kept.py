@@ -1,0 +1,64 @@
+"""Secrets do not go into run folders by way of the notebook."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.notebook.convert.notebooks import notebook
+from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.convert.kept import NOT_KEPT, kept_notebook, kept_snapshot
+from tpunb.notebook.models import Cell, LeftOut, Snapshot
+
+
+@pytest.mark.parametrize(
+    ("source", "tags", "kept"),
+    [
+        ("# tpu: skip\ntoken = 's3cret'", (), NOT_KEPT),
+        ("token = 's3cret'", ("tpu-skip",), NOT_KEPT),
+        ("token = 's3cret'", ("active-ipynb",), NOT_KEPT),
+        (
+            "%%tpu_train --env MY_TOKEN=s3cret --cores 2\nx = 1",
+            (),
+            "%%tpu_train --env MY_TOKEN=… --cores 2\nx = 1",
+        ),
+        ("x = 1\n!git clone https://s3cret@h/a", (), "x = 1\n!git clone https://…@h/a"),
+        ("%env API_KEY=s3cret", (), "%env API_KEY=…"),
+        ("lr = 1  # at 5% !", ("parameters",), "lr = 1  # at 5% !"),
+    ],
+)
+def test_what_is_written_of_a_cell(source: str, tags: tuple[str, ...], kept: str) -> None:
+    cell = Cell(0, "code", source, tags=tags)
+    snapshot = notebook("y = 2", train=None)
+    snapshot = type(snapshot)(
+        (cell,), None, None, "test", left_out=((cell, LeftOut.FAILED),), content="s3cret"
+    )
+    written = kept_snapshot(snapshot)
+    assert written.cells[0].source == kept
+    assert written.left_out[0][0].source == kept
+    assert written.content is None
+    text = json.dumps(
+        {
+            "cells": [
+                {
+                    "cell_type": "code",
+                    "source": source.splitlines(keepends=True),
+                    "metadata": {"tags": list(tags)},
+                    "outputs": [{"text": "s3cret"}] if kept == NOT_KEPT else [],
+                },
+                {"cell_type": "markdown", "source": "# tpu: skip"},
+            ]
+        }
+    )
+    file = kept_notebook(text)
+    assert "s3cret" not in file
+    assert "".join(json.loads(file)["cells"][0]["source"]) == kept
+    assert (file == text) == (kept == source)
+
+
+def test_options_are_in_the_script_without_secrets() -> None:
+    cells = (Cell(0, "code", "%%tpu_train --env MY_TOKEN=s3cret --cores 2\nx = 1", 1),)
+    text = convert(Snapshot(cells, 0, None, "test")).text
+    assert "# magic: %%tpu_train --env MY_TOKEN=… --cores 2\nx = 1\n" in text
+    assert "s3cret" not in text

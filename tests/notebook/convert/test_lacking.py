@@ -1,0 +1,77 @@
+"""What skipped cells change is told where the run reads it, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.convert.notebooks import notebook
+from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.convert.lacking import changed_names
+from tpunb.notebook.models import LeftOut
+
+CHANGES = {
+    "a = 1\nb, c = 2, 3": {"a", "b", "c"},
+    "a += 1": {"a"},
+    "a['k'] = 1\nb.c.d = 2\ndel e[0]": {"a", "b", "e"},
+    "a.load_state_dict(x)": {"a"},
+    "a.b.fill_(0)\nc.items.append(1)": {"a", "c"},
+    "df.drop(columns='a', inplace=True)": {"df"},
+    "df.drop(columns='a', inplace=False)\ndf.head()": set(),
+    "def f():\n    a.append(1)": {"f"},
+    "import a, b.c as d": set(),
+    "_ = 1\nx.__init__()": set(),
+    "%%tpu_debug\na.append(1)": {"a"},
+    "%cd there\na.sort()": {"a"},
+    "not python": set(),
+}
+
+
+@pytest.mark.parametrize(("source", "names"), CHANGES.items())
+def test_what_a_cell_changes(source: str, names: set[str]) -> None:
+    assert changed_names(source) == names
+
+
+MADE = "model = {}\nitems = []"
+SKIPPED = "# tpu: skip\nmodel.update(a=1)"
+TOLD = {
+    "by the train cell": ([], "print(model)", "the train cell"),
+    "by a function": (["def f():\n    return model"], "f()", "the train cell"),
+    "by a function that a function calls": (
+        ["def f():\n    return model\ndef g():\n    return f()"],
+        "g()",
+        "the train cell",
+    ),
+    "by a method": (["class A:\n    def f(self):\n        return model"], "A()", "the train cell"),
+    "by a lambda": ([], "f = lambda: model", "the train cell"),
+    "by a cell of the prelude": (["size = len(model)"], "print(size)", "cell [3]"),
+    "changed": ([], "model['b'] = 1", "the train cell"),
+}
+
+
+@pytest.mark.parametrize(("cells", "train", "reader"), TOLD.values(), ids=TOLD)
+def test_a_change_that_the_run_does_not_have(cells: list[str], train: str, reader: str) -> None:
+    script = convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {})
+    assert [str(lacking) for lacking in script.lacking] == [
+        f"cell [2] is skipped and changes `model`, which {reader} reads: the run does not have "
+        "that change"
+    ]
+
+
+NOT_TOLD = {
+    "nobody reads it": ([], "print(items)"),
+    "it is made anew": (["model = {}"], "print(model)"),
+    "it is made anew by the train cell": ([], "model = {}\nprint(model)"),
+    "a function has its own": (["def f(model):\n    return model"], "f(1)"),
+    "a function makes it": (["def f():\n    model = 1\n    return model"], "f()"),
+}
+
+
+@pytest.mark.parametrize(("cells", "train"), NOT_TOLD.values(), ids=NOT_TOLD)
+def test_a_change_that_does_not_matter(cells: list[str], train: str) -> None:
+    assert not convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {}).lacking
+
+
+def test_a_name_that_the_run_has_not_got_above() -> None:
+    script = convert(notebook(SKIPPED, "model = 1", "%%tpu_train\nprint(model)"), {})
+    assert not script.lacking
+    assert script.omissions[0].reason is LeftOut.SKIP_COMMENT

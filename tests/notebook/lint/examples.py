@@ -1,0 +1,974 @@
+"""For each rule notebooks in which it finds something, and near misses in which it does not.
+
+A line that ends with `# <-` is one that the rule must find.
+"""
+
+from __future__ import annotations
+
+IMPORTS = """
+import torch, torch_xla
+import torch.distributed as dist
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.parallel_loader as pl
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
+from torch import nn, optim
+from torch.utils.data import DataLoader, DistributedSampler
+"""
+
+LOOP = """
+def train(index):
+    device = torch_xla.device()
+    model = nn.Linear(2, 2).to(device)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(pl.MpDeviceLoader(loader, device)):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        xm.optimizer_step(optimizer)
+{0}
+"""
+
+TRAIN = "%%tpu_train\ntorch_xla.launch(train)"
+
+SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
+
+
+def loop(*lines: str) -> str:
+    """The training function, with lines at the end of the step."""
+    return LOOP.format("\n".join(f"        {line}" for line in lines))
+
+
+Cells = tuple[str, ...]
+Pair = tuple[list[Cells], list[Cells]]
+
+EXAMPLES: dict[str, Pair] = {
+    "not-python": (
+        [("x = = 1  # <-", "%%tpu_train\nprint(x)")],
+        [("%%bash\nx = = 1", "%%tpu_train\nprint(1)"), ("# tpu: skip\nx = = 1", "%%tpu_train\n1")],
+    ),
+    "missing-import": (
+        [("device = xm.xla_device()  # <-",)],
+        [("from helpers import *", "xm.save(1, 'x')"), ("xm = 3", "print(xm.real)")],
+    ),
+    "runs-once": (
+        [
+            (
+                "import os, zipfile\nzipfile.ZipFile('a').extractall()\nos.remove('a')  # <-",
+                "%%tpu_train\nprint(1)",
+            ),
+            (
+                "p = 'x.csv'\ndata = open(p).read()",
+                "import shutil\nshutil.move(p, 'y')  # <-",
+                "%%tpu_train\nprint(1)",
+            ),
+            ("f = open('lock', 'x')  # <-", "%%tpu_train\nprint(1)"),
+        ],
+        [
+            ("import os\nos.mkdir('out')\nos.remove('a.zip')", "%%tpu_train\nprint(1)"),
+            (
+                "import os\nif os.path.exists('a'):\n    open('a')\n    os.remove('a')",
+                "%%tpu_train\nprint(1)",
+            ),
+            ("import os\nopen('a', 'w').write('1')\nos.remove('a')", "%%tpu_train\nprint(1)"),
+            ("import os\nopen('a')\nos.remove('a')",),
+            ("# tpu: skip\nimport os\nopen('a')\nos.remove('a')", "%%tpu_train\nprint(1)"),
+        ],
+    ),
+    "debugger": (
+        [
+            ("def f():\n    breakpoint()  # <-", "%%tpu_train\nf()"),
+            ("import pdb", "%%tpu_train\nx = 1\nif x:\n    pdb.set_trace()  # <-"),
+            (IMPORTS, "def f(i):\n    breakpoint()  # <-\ntorch_xla.launch(f)"),
+            ("import tpunb", "def f():\n    breakpoint()  # <-\ntpunb.launch(f)"),
+        ],
+        [
+            ("breakpoint()",),
+            ("%%tpu_debug\nbreakpoint()", "%%tpu_train\nprint(1)"),
+            ("def breakpoint():\n    pass", "%%tpu_train\nbreakpoint()"),
+            ("%%tpu_train\nprint(1)", "breakpoint()"),
+        ],
+    ),
+    "undefined-name": (
+        [
+            ("model = Net()  # <-",),
+            ("x = 1", "%%tpu_train\nprint(x, y)  # <-"),
+            ("# import torch\n\ndef f():\n    return torch.ones(1)  # <-", "%%tpu_train\nf()"),
+            ("def f(x: Tensor):  # <-\n    return x",),
+            ("print(later)  # <-", "later = 1"),
+            ("x = [a for b in range(3)]  # <-",),
+            ("%matplotlib inline\nplt.plot([1])  # <-",),
+            ("import tpunb", "def f(x):\n    return x * scale  # <-\ntpunb.launch(f, (1,))"),
+        ],
+        [
+            ("def f():\n    return later", "later = 1", "%%tpu_train\nf()"),
+            ("from lib import *", "model = Net()"),
+            ("%run other.py", "model = Net()"),
+            ("%run other.ipynb", "model = Net()"),
+            ("%tpu_attach far", "print(weights)"),
+            ("%%cython\ncdef int f(int x):\n    return x", "print(f(1))"),
+            ("%pylab inline", "plot([1])"),
+            ("%%capture out\nprint(1)", "print(out)"),
+            ("%store -r data", "print(data)"),
+            ("# tpu: skip\nx = 1", "%%tpu_train\nprint(x)"),  # the conversion says it
+            ("x: 'Tensor' = 1",),
+            ("from __future__ import annotations\ndef f(x: Tensor) -> Tensor: pass",),
+            ("try:\n    unicode\nexcept NameError:\n    unicode = str",),
+            ("display(get_ipython())\n_", "print(In, Out, _1, __name__, __file__)"),
+            ("class A:\n    x = 1\n    y = x",),
+            ("for i in range(3):\n    pass\nprint(i)",),
+            ("import os.path\nprint(os)", "global z\nz = 1\nprint(z)"),
+            ("%%bash\necho $y", "x = 1"),
+        ],
+    ),
+    "not-returned": (
+        [
+            ("%%tpu_train\nlosses = [1]", "print(losses)  # <-"),
+            ("%%tpu_train --out r\nx = 1", "r.state\ny = x + 1  # <-", "%%tpu_train\ny"),
+            ("%%tpu_train\nx = 1", "%%tpu_train\nprint(x)  # <-"),
+            (
+                "import torch\nnet = torch.nn.Linear(1, 1)",
+                "%%tpu_train\no = torch.optim.SGD(net.parameters())",
+                "net.eval()  # <-",
+            ),
+        ],
+        [
+            ("%%tpu_train --returns losses\nlosses = [1]", "print(losses)"),
+            ("%%tpu_train --out=r --returns x,y\nx = y = 1", "print(r, x, y)"),
+            ("%%tpu_train --returns {names}\nx = 1", "print(x)"),
+            ("x = 2", "%%tpu_train\nx = 1", "print(x)"),
+            ("%run other.py", "%%tpu_train\nx = 1", "print(x)"),
+            ("%%tpu_train\nx = 1", "def f(x):\n    return x", "lambda x: x"),
+            ("%%tpu_train\nx = 1", "%%tpu_train\nx = 2\nprint(x)"),
+            ("net = 1", "%%tpu_train --returns w\nw = net.parameters()", "net"),
+            ("net = 1", "%%tpu_train\nnet.parameters()\ntpunb.save(net, 1)", "net"),
+            ("net = 1", "%%tpu_train\nnet.parameters()", "net.load_state_dict(1)\nnet"),
+        ],
+    ),
+    "retired-name": (
+        [
+            (IMPORTS, "n = xm.xrt_world_size()  # <-"),
+            ("from torch_xla.core.xla_model import get_ordinal  # <-",),
+            ("import torch_xla.distributed.xla_dist as xd  # <-",),
+            ("import torch_xla_py.xla_model as xm  # <-",),
+        ],
+        [
+            (IMPORTS, "n = xr.world_size()"),
+            ("import helpers as xm", "xm.xrt_world_size()"),
+            (IMPORTS, "def f(xm):\n    return xm.get_ordinal()"),
+            (
+                IMPORTS,
+                "try:\n    n = xr.world_size()\nexcept Exception:\n    n = xm.xrt_world_size()",
+            ),
+            (IMPORTS, "n = xm.xrt_world_size() if hasattr(xm, 'xrt_world_size') else 1"),
+        ],
+    ),
+    "old-name": (
+        [(IMPORTS, "xm.mark_step()  # <-\nxm.mark_step()")],
+        [(IMPORTS, "torch_xla.sync()"), ("class xm:\n    pass", "xm.mark_step()")],
+    ),
+    "shell-export": (
+        [("!export XLA_FLAGS=1  # <-".replace("  # <-", ""),)],
+        [
+            ("%env XLA_FLAGS=1",),
+            ("!export A=1; python x.py",),
+            ("%%bash\nexport A=1\npython x.py",),
+        ],
+    ),
+    "bf16-variable": (
+        [
+            ("import os\nos.environ['XLA_USE_BF16'] = '1'  # <-",),
+            ("import os\nos.environ.update(XLA_DOWNCAST_BF16='1')  # <-",),
+            ("%env XLA_USE_BF16=1",),
+            ("!XLA_USE_BF16=1 python train.py",),
+        ],
+        [
+            ("import os\nos.environ['XLA_USE_BF16'] = '0'",),
+            ("env = {}\nenv['XLA_USE_BF16'] = '1'",),
+            ("%env XLA_USE_BF16=0",),
+        ],
+    ),
+    "retired-variable": (
+        [
+            ("import os\nos.environ['XRT_TPU_CONFIG'] = 'a;0;b'  # <-",),
+            ("%env XRT_WORKERS=2",),
+            ("import os\nassert os.environ['COLAB_TPU_ADDR']  # <-",),
+        ],
+        [
+            ("import os\nos.environ['PJRT_DEVICE'] = 'TPU'",),
+            ("import os\nprint(os.environ.get('COLAB_TPU_ADDR'))",),
+        ],
+    ),
+    "retired-command": (
+        [
+            ("!python pytorch-xla-env-setup.py --version nightly",),
+            ("%%bash\npip install cloud-tpu-client==0.10",),
+        ],
+        [("!pip install timm",), ("# !python env-setup.py",)],
+    ),
+    "half-a-pair": (
+        [
+            ("!pip install torch==2.0.0 torchvision  # <-",),
+            ("!pip install torch==2.5.0  # <-\n!pip install torch_xla==2.6.0  # <-",),
+            ("%%bash\necho 1\npip install https://h/torch-nightly-cp38-linux.whl  # <-",),
+        ],
+        [
+            ("!pip install torch==2.6.0 'torch_xla[tpu]==2.6.0'",),
+            ("!pip install torch==2.6.0", "!pip install torch_xla==2.6.0"),
+            ("!pip install torch==2.9.0",),
+            ("!pip install torch",),
+            ("# !pip install torch==2.0.0",),
+        ],
+    ),
+    "tensorflow-import": (
+        [
+            (IMPORTS, "import tensorflow as tf  # <-"),
+            (IMPORTS, "from tensorflow import keras  # <-"),
+        ],
+        [("import tensorflow as tf",), (IMPORTS, "# tpu: skip\nimport tensorflow", TRAIN)],
+    ),
+    "tpu-taken": (
+        [
+            (IMPORTS, "import jax\nprint(jax.devices())  # <-"),
+            (
+                IMPORTS,
+                "import tensorflow as tf",
+                "tf.tpu.experimental.initialize_tpu_system()  # <-",
+            ),
+        ],
+        [
+            ("import jax\nprint(jax.devices())",),
+            (IMPORTS, "%env JAX_PLATFORMS=cpu", "import jax\nprint(jax.devices())"),
+        ],
+    ),
+    "late-variable": (
+        [
+            (
+                IMPORTS,
+                "device = torch_xla.device()",
+                "import os\nos.environ['PJRT_DEVICE'] = 'TPU'  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "import os\nos.environ['PJRT_DEVICE'] = 'TPU'",
+                "device = torch_xla.device()",
+            )
+        ],
+    ),
+    "workers-spawned": (
+        [
+            (
+                IMPORTS,
+                "l = DataLoader(d, num_workers=2, multiprocessing_context='spawn')  # <-",
+            )
+        ],
+        [
+            (IMPORTS, "l = DataLoader(d, num_workers=2)"),
+            (IMPORTS, "l = DataLoader(d, num_workers=0, multiprocessing_context='spawn')"),
+        ],
+    ),
+    "nprocs": (
+        [
+            (IMPORTS, loop(), "xmp.spawn(train, nprocs=8, start_method='fork')  # <-"),
+            (IMPORTS, loop(), "n = 8\nxmp.spawn(train, (), n, start_method='fork')  # <-"),
+            (
+                IMPORTS,
+                loop(),
+                "FLAGS = {}\nFLAGS['num_cores'] = 8",
+                "xmp.spawn(train, nprocs=FLAGS['num_cores'], start_method='fork')  # <-",
+            ),
+            (
+                IMPORTS,
+                loop(),
+                "F = dict(lr=1)\nF = {'n': 8}",
+                "xmp.spawn(train, nprocs=F['n'], start_method='fork')  # <-",
+            ),
+            (
+                IMPORTS,
+                loop(),
+                "import os\nn = 8 if os.environ.get('TPU_NAME') else 1",
+                "xmp.spawn(train, nprocs=n, start_method='fork')  # <-",
+            ),
+        ],
+        [
+            (IMPORTS, loop(), "xmp.spawn(train, nprocs=1)"),
+            (IMPORTS, loop(), "n = None\nxmp.spawn(train, nprocs=n, start_method='fork')"),
+            (IMPORTS, loop(), "F = {'n': 1}\nxmp.spawn(train, nprocs=F['n'])"),
+            (IMPORTS, loop(), "F = {'n': 8}\nF['n'] = x\nxmp.spawn(train, nprocs=F['n'])"),
+            (IMPORTS, loop(), "%%tpu_train\nxmp.spawn(train, nprocs=8)"),
+        ],
+    ),
+    "spawn-from-notebook": (
+        [
+            (IMPORTS, loop(), "torch_xla.launch(train)  # <-"),
+            (IMPORTS, loop(), "xmp.spawn(train, start_method='spawn')  # <-"),
+        ],
+        [
+            (IMPORTS, loop(), TRAIN),
+            (IMPORTS, loop(), "torch_xla.launch(train, start_method='fork')"),
+            (IMPORTS, "from mine import train", "torch_xla.launch(train)"),
+            (IMPORTS, loop(), "torch_xla.launch(train, debug_single_process=True)"),
+        ],
+    ),
+    "device-before-ranks": (
+        [
+            (IMPORTS, "device = xm.xla_device()  # <-", loop(), "xmp.spawn(train)"),
+            (IMPORTS, "x = torch.ones(2, device='xla')  # <-", loop(), TRAIN),
+        ],
+        [
+            (IMPORTS, loop(), "xmp.spawn(train)", "device = xm.xla_device()"),
+            (IMPORTS, "%%tpu_debug\ndevice = xm.xla_device()", loop(), TRAIN),
+            (IMPORTS, "device = xm.xla_device()"),
+        ],
+    ),
+    "device-number": (
+        [
+            (IMPORTS, "def f(i):\n    return xm.xla_device(i)  # <-", "xmp.spawn(f)"),
+            (IMPORTS, "%%tpu_train\ndevice = torch_xla.device(3)  # <-"),
+        ],
+        [
+            (IMPORTS, "def f(i):\n    return xm.xla_device()", "xmp.spawn(f)"),
+            (IMPORTS, "device = torch_xla.device(3)"),
+            (IMPORTS, "%%tpu_train\ndevice = torch_xla.device(0)"),
+        ],
+    ),
+    "accelerator-before-ranks": (
+        [
+            (
+                "from accelerate import Accelerator, notebook_launcher",
+                "accelerator = Accelerator()  # <-",
+                "def f():\n    pass\nnotebook_launcher(f)",
+            )
+        ],
+        [
+            (
+                "from accelerate import Accelerator, notebook_launcher",
+                "def f():\n    accelerator = Accelerator()\nnotebook_launcher(f)",
+            )
+        ],
+    ),
+    "processes-on-tpu": (
+        [
+            (
+                "from accelerate import notebook_launcher",
+                "notebook_launcher(f, num_processes=8)  # <-",
+            )
+        ],
+        [
+            ("from accelerate import notebook_launcher\nnotebook_launcher(f)",),
+            (
+                "from accelerate import notebook_launcher",
+                "%%tpu_train\nnotebook_launcher(f, num_processes=8)",
+            ),
+        ],
+    ),
+    "spmd-late": (
+        [(IMPORTS, "device = torch_xla.device()\nxr.use_spmd()  # <-")],
+        [
+            (IMPORTS, "xr.use_spmd()\ndevice = torch_xla.device()"),
+            (IMPORTS, SPMD_CELL + "\nd = torch_xla.device()", SPMD_CELL),
+            (IMPORTS, "# tpu: skip\ndevice = torch_xla.device()", SPMD_CELL),
+        ],
+    ),
+    "spmd-launch": (
+        [
+            (IMPORTS, "def f(i): ...", "xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)  # <-"),
+            (IMPORTS, "def f(i): ...", SPMD_CELL + "\ntorch_xla.launch(f)  # <-"),
+        ],
+        [
+            (IMPORTS, "def f(i):\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
+            (IMPORTS, "if spmd:\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
+            (IMPORTS, SPMD_CELL, "%%tpu_train\ntorch_xla.launch(f)"),
+            (IMPORTS, SPMD_CELL + "\nxmp.spawn(f)"),
+        ],
+    ),
+    "spmd-process-group": (
+        [(IMPORTS, SPMD_CELL + "\ndist.init_process_group('xla', init_method='xla://')  # <-")],
+        [
+            (IMPORTS, SPMD_CELL + "\ndist.init_process_group('gloo')"),
+            (IMPORTS, "%%tpu_train\ndist.init_process_group('xla', init_method='xla://')"),
+        ],
+    ),
+    "spmd-collective": (
+        [(IMPORTS, SPMD_CELL + "\nmean = xm.all_reduce('sum', loss, scale=0.25)  # <-")],
+        [
+            (IMPORTS, SPMD_CELL + "\nxm.optimizer_step(optimizer)"),
+            (IMPORTS, "%%tpu_train\nmean = xm.all_reduce('sum', loss, scale=0.25)"),
+        ],
+    ),
+    "spmd-sampler": (
+        [
+            (IMPORTS, SPMD_CELL + "\ns = DistributedSampler(d, num_replicas=4, rank=0)  # <-"),
+            (
+                IMPORTS,
+                SPMD_CELL + "\ns = DistributedSampler(d, xr.global_runtime_device_count())  # <-",
+            ),
+        ],
+        [
+            (IMPORTS, SPMD_CELL + "\ns = DistributedSampler(d, num_replicas=xr.world_size())"),
+            (IMPORTS, "%%tpu_train\ns = DistributedSampler(d, num_replicas=4, rank=0)"),
+        ],
+    ),
+    "sharded-value": (
+        [
+            (
+                IMPORTS,
+                "import torch_xla.distributed.spmd as xs",
+                SPMD_CELL + "\nx = xs.mark_sharding(x, mesh, ('data',))  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "import torch_xla.distributed.spmd as xs",
+                SPMD_CELL + "\nxs.mark_sharding(x, mesh, ('data',))",
+            )
+        ],
+    ),
+    "cuda-call": (
+        [
+            (IMPORTS, "model = nn.Linear(2, 2).cuda()  # <-"),
+            (IMPORTS, "device = 'cuda'", "model.to(device)  # <-"),
+            (IMPORTS, "x = torch.ones(2, device=torch.device('cuda:0'))  # <-"),
+            (IMPORTS, "torch.cuda.synchronize()  # <-"),
+        ],
+        [
+            (IMPORTS, "if torch.cuda.is_available():\n    model.cuda()"),
+            (IMPORTS, "device = 'cuda' if torch.cuda.is_available() else 'cpu'", "m.to(device)"),
+            (IMPORTS, "torch.cuda.empty_cache()\ntorch.cuda.manual_seed_all(1)"),
+            (
+                IMPORTS,
+                "if use_tpu:\n    d = xm.xla_device()\nelse:\n    d = 'cuda'\nm.to(d)",
+            ),
+            (IMPORTS, "try:\n    m.cuda()\nexcept RuntimeError:\n    pass"),
+        ],
+    ),
+    "fp16": (
+        [
+            (
+                "from accelerate import Accelerator, notebook_launcher",
+                "def f():\n    Accelerator(mixed_precision='fp16')  # <-\nnotebook_launcher(f)",
+            ),
+            ("import lightning as L", "%%tpu_train\nL.Trainer(precision='16-mixed')  # <-"),
+        ],
+        [
+            ("from accelerate import Accelerator", "Accelerator(mixed_precision='fp16')"),
+            ("import lightning as L", "%%tpu_train\nL.Trainer(precision='bf16-true')"),
+        ],
+    ),
+    "cuda-amp": (
+        [
+            (IMPORTS, "with torch.cuda.amp.autocast():  # <-\n    y = model(x)"),
+            (IMPORTS, "scaler = torch.amp.GradScaler('cuda')  # <-"),
+        ],
+        [
+            (IMPORTS, "with torch.autocast('xla', dtype=torch.bfloat16):\n    y = model(x)"),
+            (IMPORTS, "scaler = torch.cuda.amp.GradScaler(enabled=False)"),
+            ("import torch\nscaler = torch.cuda.amp.GradScaler()",),
+        ],
+    ),
+    "nccl": (
+        [(IMPORTS, "dist.init_process_group('nccl')  # <-")],
+        [
+            (IMPORTS, "dist.init_process_group('xla', init_method='xla://')"),
+            (IMPORTS, "if gpu:\n    dist.init_process_group(backend='nccl')"),
+        ],
+    ),
+    "fused-optimizer": (
+        [(IMPORTS, "o = optim.AdamW(m.parameters(), fused=True)  # <-")],
+        [
+            (IMPORTS, "o = optim.AdamW(m.parameters(), fused=False)"),
+            ("import torch\no = torch.optim.AdamW(m.parameters(), fused=True)",),
+        ],
+    ),
+    "ddp-device-ids": (
+        [
+            (
+                IMPORTS,
+                "from torch.nn.parallel import DistributedDataParallel as DDP",
+                "m = DDP(m, device_ids=[rank])  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "from torch.nn.parallel import DistributedDataParallel as DDP",
+                "m = DDP(m)\nm = DDP(m, device_ids=[0])",
+            )
+        ],
+    ),
+    "ddp-bucket-view": (
+        [
+            (
+                IMPORTS,
+                "from torch.nn.parallel import DistributedDataParallel as DDP",
+                "m = DDP(m, gradient_as_bucket_view=True)  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "from torch.nn.parallel import DistributedDataParallel as DDP",
+                "m = DDP(m)\nm = DDP(m, gradient_as_bucket_view=False)",
+            )
+        ],
+    ),
+    "data-parallel": (
+        [(IMPORTS, "model = nn.DataParallel(model)  # <-")],
+        [
+            (IMPORTS, "if torch.cuda.device_count() > 1:\n    model = nn.DataParallel(model)"),
+            ("from torch import nn\nmodel = nn.DataParallel(model)",),
+        ],
+    ),
+    "compile-backend": (
+        [(IMPORTS, "device = torch_xla.device()\nmodel = torch.compile(model)  # <-")],
+        [
+            (IMPORTS, "device = torch_xla.device()\nm = torch.compile(m, backend='openxla')"),
+            ("import torch\nmodel = torch.compile(model)",),
+        ],
+    ),
+    "no-step-sync": (
+        [
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+for x, y in loader:  # <-
+    loss = model(x.to(device)).sum()
+    loss.backward()
+    optimizer.step()
+""",
+            ),
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+def step(x):
+    model(x.to(device)).sum().backward()
+    xm.optimizer_step(optimizer)
+for x, y in loader:  # <-
+    step(x)
+""",
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                """
+from tpunb.training import Accumulation
+device = torch_xla.device()
+accumulation = Accumulation(optimizer, 4)
+for x, y in loader:
+    accumulation.backward(model(x.to(device)))
+""",
+            ),
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+for x, y in loader:
+    model(x.to(device)).sum().backward()
+    optimizer.step()
+    torch_xla.sync()
+""",
+            ),
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+def finish():
+    xm.optimizer_step(optimizer, barrier=True)
+for x, y in loader:
+    model(x.to(device)).sum().backward()
+    finish()
+""",
+            ),
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+batches = pl.MpDeviceLoader(loader, device)
+for x, y in batches:
+    model(x).sum().backward()
+    optimizer.step()
+""",
+            ),
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+for x, y in loader:
+    with torch_xla.step():
+        model(x.to(device)).sum().backward()
+        optimizer.step()
+""",
+            ),
+        ],
+    ),
+    "host-sync-in-step": (
+        [
+            (IMPORTS, loop("total += loss.item()  # <-"), TRAIN),
+            (IMPORTS, loop("print(f'loss {loss}')  # <-"), TRAIN),
+            (IMPORTS, loop("history.append(float(loss))  # <-"), TRAIN),
+            (IMPORTS, loop("seen = model(x).cpu()  # <-"), TRAIN),
+            (IMPORTS, loop("m = xm.mesh_reduce('loss', loss, sum)  # <-"), TRAIN),
+            (IMPORTS, loop("if x is None:", "    continue", "print(loss.item())  # <-"), TRAIN),
+        ],
+        [
+            (IMPORTS, loop("if step % 100 == 0:", "    print(loss.item())"), TRAIN),
+            (IMPORTS, loop("if step % 100:", "    continue", "print(loss.item())"), TRAIN),
+            (IMPORTS, loop("total += loss.detach()"), TRAIN),
+            (IMPORTS, loop("xm.add_step_closure(print, args=(loss,))"), TRAIN),
+            (IMPORTS, loop("print(step)", "rate = float(step)"), TRAIN),
+            (
+                IMPORTS,
+                loop() + "    print(loss.item())",
+                TRAIN,
+            ),
+            (
+                IMPORTS + "import numpy as np",
+                loop("share = np.mean(counts)", "print(share.item())"),
+                TRAIN,
+            ),
+        ],
+    ),
+    "branch-on-tensor": (
+        [
+            (IMPORTS, loop("if loss > 10:  # <-", "    scheduler.step()"), TRAIN),
+            (IMPORTS, loop("if torch.isnan(loss).any():  # <-", "    pass"), TRAIN),
+            (
+                IMPORTS,
+                """
+class Net(nn.Module):
+    def forward(self, x):
+        while x.max() > 1:  # <-
+            x = x / 2
+        return x
+""",
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                """
+class Net(nn.Module):
+    def forward(self, x):
+        if self.training and x.size(0) > 1 and x.dim() == 2:
+            x = x / 2
+        return x
+""",
+            ),
+            (IMPORTS, loop("if step > 10:", "    scheduler.step()"), TRAIN),
+            (IMPORTS, loop("if loss is not None:", "    pass"), TRAIN),
+        ],
+    ),
+    "no-gradient-reduction": (
+        [
+            (
+                IMPORTS,
+                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()  # <-"),
+                TRAIN,
+            )
+        ],
+        [
+            (IMPORTS, loop("scheduler.step()"), TRAIN),
+            (
+                IMPORTS,
+                loop().replace(
+                    "xm.optimizer_step(optimizer)",
+                    "xm.reduce_gradients(optimizer)\n        optimizer.step()",
+                ),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
+                "%%tpu_train --cores 1\ntorch_xla.launch(train)",
+            ),
+            (
+                IMPORTS,
+                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
+                "train(0)",
+            ),
+        ],
+    ),
+    "optimizer-before-device": (
+        [
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+model = nn.Linear(2, 2)
+optimizer = optim.SGD(model.parameters(), lr=0.1)  # <-
+model.to(device)
+""",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+model = nn.Linear(2, 2)
+model.to(device)
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+""",
+            ),
+            (
+                IMPORTS,
+                """
+model = nn.Linear(2, 2)
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model.to('cpu')
+""",
+            ),
+        ],
+    ),
+    "changing-shape": (
+        [
+            (IMPORTS, loop("kept = loss[x > 0]  # <-"), TRAIN),
+            (IMPORTS, loop("rows = torch.nonzero(x)  # <-"), TRAIN),
+            (
+                IMPORTS,
+                """
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.unique(x)  # <-
+""",
+            ),
+        ],
+        [
+            (IMPORTS, loop("kept = torch.where(x > 0, loss, 0)"), TRAIN),
+            (IMPORTS, "rows = torch.nonzero(x)"),
+            (IMPORTS, loop("first = x[0]"), TRAIN),
+        ],
+    ),
+    "dynamic-padding": (
+        [
+            (
+                IMPORTS,
+                "from transformers import DataCollatorWithPadding",
+                "collate = DataCollatorWithPadding(tokenizer)  # <-",
+            ),
+            (IMPORTS, "def collate(rows):\n    return tokenizer(rows, padding=True)  # <-"),
+        ],
+        [
+            (
+                IMPORTS,
+                "from transformers import DataCollatorWithPadding",
+                "collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
+            ),
+            (IMPORTS, "def c(rows):\n    return tokenizer(rows, padding='max_length')"),
+            ("def collate(rows):\n    return tokenizer(rows, padding=True)",),
+        ],
+    ),
+    "collective-on-some-ranks": (
+        [
+            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.rendezvous('x')  # <-"),
+            (
+                IMPORTS,
+                "%%tpu_train\nrank = xr.global_ordinal()\nif rank == 0:\n    dist.barrier()  # <-",
+            ),
+            (
+                IMPORTS,
+                "def f(i):\n    if i == 0:\n        xm.mesh_reduce('a', 1, sum)  # <-",
+                "xmp.spawn(f)",
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                """
+%%tpu_train
+if not xm.is_master_ordinal():
+    xm.rendezvous('download')
+load()
+if xm.is_master_ordinal():
+    xm.rendezvous('download')
+""",
+            ),
+            (IMPORTS, "%%tpu_train\nif xr.world_size() > 1:\n    xm.rendezvous('x')"),
+            (IMPORTS, "%%tpu_train\nif local_rank != -1:\n    dist.barrier()"),
+            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    print(1)\nxm.rendezvous('x')"),
+        ],
+    ),
+    "save-on-some-ranks": (
+        [(IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.save({}, 'm.pt')  # <-")],
+        [(IMPORTS, "%%tpu_train\nif best:\n    xm.save({}, 'm.pt')")],
+    ),
+    "step-skipped": (
+        [
+            (
+                IMPORTS,
+                loop().replace(
+                    "        xm.optimizer_step",
+                    "        if torch.isnan(loss):\n            continue  # <-\n"
+                    "        xm.optimizer_step",
+                ),
+                TRAIN,
+            )
+        ],
+        [
+            (IMPORTS, loop("if step == 10:", "    break"), TRAIN),
+            (IMPORTS, loop("if loss.item() < 0.1:", "    break"), TRAIN),
+        ],
+    ),
+    "reduce-average": (
+        [(IMPORTS, "dist.all_reduce(x, op=dist.ReduceOp.AVG)  # <-")],
+        [(IMPORTS, "dist.all_reduce(x, op=dist.ReduceOp.SUM)")],
+    ),
+    "barrier-does-not-wait": (
+        [(IMPORTS, "%%tpu_train\ndist.barrier()  # <-")],
+        [
+            (IMPORTS, "%%tpu_train\nxm.rendezvous('x')"),
+            (IMPORTS, "%%tpu_train\ndist.barrier(group=gloo)"),
+        ],
+    ),
+    "sync-batch-norm": (
+        [(IMPORTS, "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # <-", TRAIN)],
+        [(IMPORTS, "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)")],
+    ),
+    "last-batch": (
+        [
+            (IMPORTS, "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-", loop()),
+            (IMPORTS, "loader = DataLoader(data, 8, sampler=sampler)  # <-", loop()),
+        ],
+        [
+            (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)", loop()),
+            (IMPORTS, "loader = DataLoader(val_data, batch_size=8)", loop()),
+            (IMPORTS, "shown = DataLoader(train_data, 4)\nx = next(iter(shown))", loop()),
+            (IMPORTS, "loader = DataLoader(train_data, shuffle=True)", loop()),
+            (IMPORTS, "made = DataLoader(train_data, 8, True)\nloader = shard(made)", loop()),
+            (IMPORTS, "loader = shard(DataLoader(train_data, 8, shuffle=True))", loop()),
+        ],
+    ),
+    "no-sampler": (
+        [
+            (
+                IMPORTS,
+                "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)  # <-",
+                loop(),
+                TRAIN,
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "s = DistributedSampler(d)\nloader = DataLoader(d, 8, sampler=s, drop_last=True)",
+                loop(),
+                TRAIN,
+            ),
+            (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True)", loop(), "train(0)"),
+            (
+                IMPORTS,
+                "loader = DataLoader(Rows(xr.global_ordinal()), 8, shuffle=True)",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "rank = xr.global_ordinal()\nrows = rows[rank::8]",
+                "loader = DataLoader(rows, 8, shuffle=True)",
+                loop(),
+                TRAIN,
+            ),
+        ],
+    ),
+    "sampler-and-shuffle": (
+        [
+            (
+                IMPORTS,
+                "loader = DataLoader(d, 8, shuffle=True, sampler=DistributedSampler(d))  # <-",
+            ),
+            (
+                IMPORTS,
+                "s = DistributedSampler(d)\nl = DataLoader(d, shuffle=True, sampler=s)  # <-",
+            ),
+        ],
+        [
+            (IMPORTS, "loader = DataLoader(d, 8, shuffle=False, sampler=DistributedSampler(d))"),
+            (IMPORTS, "s = None\nloader = DataLoader(d, 8, shuffle=True, sampler=s)"),
+        ],
+    ),
+    "set-epoch": (
+        [(IMPORTS, "s = DistributedSampler(data)  # <-", loop(), TRAIN)],
+        [
+            (IMPORTS, "s = DistributedSampler(data)\ns.set_epoch(0)", loop(), TRAIN),
+            (
+                IMPORTS + "from tpunb.training import Position",
+                "s = DistributedSampler(data)\nbatches = Position(DataLoader(data, sampler=s))",
+                loop(),
+                TRAIN,
+            ),
+            (IMPORTS, "s = DistributedSampler(data, shuffle=False)", loop(), TRAIN),
+            (IMPORTS, "s = DistributedSampler(val_data)", loop(), TRAIN),
+        ],
+    ),
+    "unequal-batches": (
+        [
+            (
+                IMPORTS,
+                "rank = xr.global_ordinal()",
+                "%%tpu_train\npart = rows[rank :: xr.world_size()]  # <-",
+            )
+        ],
+        [
+            (
+                IMPORTS,
+                "%%tpu_train\nrank = xr.global_ordinal()\npart = rows[rank * 8 : rank * 8 + 8]",
+            ),
+            (IMPORTS, "%%tpu_train\npart = rows[0::2]"),
+            (IMPORTS, "%%tpu_train\nr = xr.global_ordinal()\npart = rows[r::n].to(device)"),
+        ],
+    ),
+    "many-workers": (
+        [
+            (IMPORTS, "loader = DataLoader(d, 8, num_workers=16)  # <-", loop(), TRAIN),
+            (
+                IMPORTS + "import os",
+                "loader = DataLoader(d, num_workers=os.cpu_count())  # <-",
+                loop(),
+                TRAIN,
+            ),
+        ],
+        [
+            (IMPORTS, "loader = DataLoader(d, 8, num_workers=2)", loop(), TRAIN),
+            (IMPORTS, "loader = DataLoader(d, 8, num_workers=16)", loop(), "train(0)"),
+        ],
+    ),
+    "pin-memory": (
+        [(IMPORTS, "loader = DataLoader(d, pin_memory=True)  # <-")],
+        [
+            (IMPORTS, "loader = DataLoader(d, pin_memory=False)"),
+            ("from torch.utils.data import DataLoader\nloader = DataLoader(d, pin_memory=True)",),
+        ],
+    ),
+    "torch-save-on-xla": (
+        [(IMPORTS, loop() + "    torch.save(model.state_dict(), 'm.pt')  # <-", TRAIN)],
+        [
+            (IMPORTS, loop() + "    xm.save(model.state_dict(), 'm.pt')", TRAIN),
+            (
+                IMPORTS,
+                loop() + "    model.cpu()\n    torch.save(model.state_dict(), 'm.pt')",
+                TRAIN,
+            ),
+            (IMPORTS, loop() + "    torch.save(model.to('cpu').state_dict(), 'm.pt')", TRAIN),
+        ],
+    ),
+    "load-to-xla": (
+        [
+            (
+                IMPORTS,
+                "device = torch_xla.device()\ns = torch.load('m.pt', map_location=device)  # <-",
+            ),
+            (IMPORTS, "s = torch.load('m.pt', map_location='xla')  # <-"),
+        ],
+        [
+            (IMPORTS, "s = torch.load('m.pt', map_location='cpu')"),
+            (IMPORTS, "s = torch.load('m.pt', map_location=device)"),
+        ],
+    ),
+}
+"""Rule → (notebooks where it finds something, near misses)."""

@@ -1,0 +1,59 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.lint.examples import EXAMPLES
+from tests.notebook.lint.notebooks import notebook
+from tpunb.notebook.lint.linter import UNKNOWN, lint
+from tpunb.notebook.lint.rules import RULES, table
+
+DOCS = Path(__file__).parents[3] / "docs" / "lint.md"
+FIRES = [(rule, cells) for rule, (fires, _) in EXAMPLES.items() for cells in fires]
+QUIET = [(rule, cells) for rule, (_, quiet) in EXAMPLES.items() for cells in quiet]
+
+
+def test_every_rule_has_examples_and_near_misses() -> None:
+    assert EXAMPLES.keys() == RULES.keys()
+    assert all(fires and quiet for fires, quiet in EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("rule", "cells"), FIRES, ids=[rule for rule, _ in FIRES])
+def test_a_rule_finds_its_example_in_the_right_line(rule: str, cells: tuple[str, ...]) -> None:
+    marked = {
+        (number, line)
+        for number, cell in enumerate(cells, 1)
+        for line, text in enumerate(cell.strip("\n").split("\n"), 1)
+        if text.endswith("# <-")
+    }
+    # A comment is part of a shell line, so those are not marked: they stand alone or last.
+    marked = marked or {(len(cells), len(cells[-1].strip("\n").split("\n")))}
+    findings = [finding for finding in lint(notebook(*cells)) if finding.rule == rule]
+    assert {(finding.cell, finding.line) for finding in findings} == marked
+    for finding in findings:
+        assert finding.message
+        assert finding.fix
+        assert (
+            finding.source
+            == cells[(finding.cell or 0) - 1].strip("\n").split("\n")[finding.line - 1]
+        )
+
+
+@pytest.mark.parametrize(("rule", "cells"), QUIET, ids=[rule for rule, _ in QUIET])
+def test_a_rule_is_quiet_at_its_near_miss(rule: str, cells: tuple[str, ...]) -> None:
+    assert rule not in {finding.rule for finding in lint(notebook(*cells))}
+
+
+def test_rules_say_what_why_and_what_to_do() -> None:
+    for rule in RULES.values():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id)
+        assert rule.what
+        assert rule.fact
+        assert rule.source
+        assert rule.fix
+
+
+def test_the_documentation_has_the_table_of_rules() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert table() in text
+    assert UNKNOWN in text

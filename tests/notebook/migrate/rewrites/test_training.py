@@ -1,0 +1,97 @@
+"""Notebooks made for `%%tpu_train`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.migrate.notebooks import migrated, notebook, sources
+from tpunb.notebook.migrate import migrate
+
+LOAD = "%load_ext tpunb"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "torch_xla.launch(f, args=())",
+        "%%time\nif tpu:\n    torch_xla.launch(f)",
+        "from accelerate import notebook_launcher\nnotebook_launcher(f)",
+        "with x:\n    accelerate.notebook_launcher(f)",
+        "start()",
+    ],
+)
+def test_a_cell_that_starts_ranks_gets_the_magic_at_its_top(cell: str) -> None:
+    before = "def start():\n    torch_xla.launch(f)"
+    assert migrated(before, cell, "x = 1", train=True) == [
+        LOAD,
+        before,
+        f"%%tpu_train\n{cell}",
+        "x = 1",
+    ]
+
+
+def test_an_old_launch_is_rewritten_and_then_gets_the_magic() -> None:
+    made = migrated(
+        "import torch_xla\nimport torch_xla.distributed.xla_multiprocessing as xmp",
+        "%%time\nxmp.spawn(f, nprocs=8, start_method='fork')",
+        train=True,
+    )
+    assert made == [
+        LOAD,
+        "import torch_xla",
+        "%%tpu_train\n%%time\ntorch_xla.launch(f, start_method='fork')",
+    ]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("def f():\n    torch_xla.launch(g)",),
+        ("browser.launch(url)", "lambda: torch_xla.launch(g)"),
+        ("%load_ext tpunb", "%%tpu_train --cores 2\ntorch_xla.launch(g)"),
+        ("%load_ext tpunb.kernel.magics", "%%tpu_debug\ntorch_xla.launch(g)"),
+        ("x = 1",),
+    ],
+)
+def test_nothing_is_added_where_there_is_nothing_to_do(cells: tuple[str, ...]) -> None:
+    assert migrated(*cells, train=True) == list(cells)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=1)",
+        "import torch_xla\ntorch_xla.launch(f, debug_single_process=True)",
+        "from accelerate import notebook_launcher\nnotebook_launcher(f, num_processes=1)",
+    ],
+)
+def test_one_process_stays_one_core(launch: str) -> None:
+    made = migrated(launch, train=True)
+    assert made[1].startswith("%%tpu_train --cores 1\n")
+
+
+def test_a_notebook_without_a_place_for_the_magic_is_told() -> None:
+    made = migrate(notebook("import torch_xla", "for x in data: step(x)"), train=True)
+    assert sources(made) == ["import torch_xla", "for x in data: step(x)"]
+    [change] = made.changes
+    assert (change.kind, change.what[:30]) == ("skipped", "no cell calls torch_xla.launch")
+
+
+def test_without_train_no_magic_is_added() -> None:
+    cell = "import torch_xla\ntorch_xla.launch(f)"
+    assert migrated(cell) == [cell]
+    assert not migrate(notebook(cell)).added
+
+
+def test_what_later_cells_need_becomes_a_cell_above_the_launch() -> None:
+    made = migrated(
+        "import torch_xla\n\ndef f(i):\n    print(i)\n\n# go\ntorch_xla.launch(f)\nx = 1",
+        "@once\ndef g(i):\n    f(i)\ntorch_xla.launch(g)",
+        train=True,
+    )
+    assert made == [
+        LOAD,
+        "import torch_xla\n\ndef f(i):\n    print(i)",
+        "%%tpu_train\n# go\ntorch_xla.launch(f)\nx = 1",
+        "%%tpu_train\n@once\ndef g(i):\n    f(i)\ntorch_xla.launch(g)",
+    ]

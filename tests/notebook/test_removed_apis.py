@@ -1,0 +1,142 @@
+"""The table of retired names is true of the installed torch_xla."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tpunb.notebook import removed_apis
+
+PROBE = r"""
+import importlib, inspect, json, os, sys, warnings
+from tpunb.notebook import removed_apis
+
+os.environ["PJRT_DEVICE"] = "CPU"
+
+def find(name):
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part, None)
+        return found
+    return None
+
+def warned(name):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        find(name)()
+    return [str(one.message) for one in seen]
+
+import torch_xla
+report = {
+    "version": torch_xla.__version__,
+    "there": {
+        row.old: find(row.old) is not None for row in removed_apis.NAMES + removed_apis.MODULES
+    },
+    "new": {
+        row.new: find(row.new) is not None
+        for row in removed_apis.NAMES + removed_apis.MODULES
+        if row.new
+    },
+    "followed": {
+        row.old: (name := removed_apis.lookup_name(row.old).new) is None or find(name) is not None
+        for row in removed_apis.NAMES + removed_apis.MODULES
+    },
+    "warned": {row.old: warned(row.old) for row in removed_apis.NAMES if row.state == "deprecated"},
+    "parameters": {
+        row.old: list(inspect.signature(find(row.old.rpartition(".")[0])).parameters)
+        for row in removed_apis.ARGUMENTS
+    },
+}
+try:
+    find(removed_apis.XMP + ".spawn")(print, nprocs=8)
+except ValueError as error:
+    report["nprocs"] = str(error)
+print("REPORT" + json.dumps(report))
+"""
+
+BF16 = """
+import torch, torch_xla
+print("VALUE", (torch.tensor(1.0, device="xla") * 1.001).item())
+"""
+
+
+def run(code: str, **variables: str) -> str:
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+def test_each_name_is_in_the_state_that_the_table_says() -> None:
+    report = json.loads(run(PROBE).rpartition("REPORT")[2])
+    assert report["version"].startswith("2.9.")
+    for row in removed_apis.NAMES + removed_apis.MODULES:
+        assert report["there"][row.old] == (row.state != "missing"), row
+        assert report["followed"][row.old], row
+        assert bool(report["warned"].get(row.old)) == (row.state == "deprecated"), row
+    assert all(report["new"].values()), report["new"]
+    for row in removed_apis.ARGUMENTS:
+        name = row.old.rpartition(".")[2]
+        # A refused argument is either not there or, for nprocs, raises.
+        there = name in report["parameters"][row.old]
+        assert there == (row.state == "ignored" or name == "nprocs"), row
+    assert "nprocs" in report["nprocs"]
+
+
+@pytest.mark.long
+def test_the_variable_for_bfloat16_still_rounds_what_looks_like_float32() -> None:
+    assert run(BF16, XLA_USE_BF16="1").rpartition("VALUE")[2].strip() == "1.0"
+
+
+def test_no_row_is_there_twice() -> None:
+    for table in (
+        removed_apis.NAMES,
+        removed_apis.ARGUMENTS,
+        removed_apis.VARIABLES,
+        removed_apis.COMMANDS,
+    ):
+        names = [row.old for row in table]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [
+        ("torch_xla_py.xla_model.get_ordinal", "torch_xla.runtime.global_ordinal"),
+        ("torch_xla_py.xla_model.optimizer_step", "torch_xla.core.xla_model.optimizer_step"),
+        ("torch_xla.experimental.pjrt.global_ordinal", "torch_xla.runtime.global_ordinal"),
+        ("torch_xla.experimental.xla_sharding", "torch_xla.distributed.spmd.xla_sharding"),
+        ("torch_xla.distributed.xla_dist.ClusterResolver", None),
+    ],
+)
+def test_a_name_is_followed_through_modules_to_a_current_one(name: str, new: str | None) -> None:
+    found = removed_apis.lookup_name(name)
+    assert found is not None
+    assert (found.old, found.new) == (name, new)
+
+
+@pytest.mark.parametrize(
+    "name", ["torch_xla.core.xla_model.optimizer_step", "torch_xla", "my.xla_device"]
+)
+def test_nothing_is_known_against_current_and_foreign_names(name: str) -> None:
+    assert removed_apis.lookup_name(name) is None
+
+
+def test_a_variable_is_found_by_its_name_or_by_how_it_begins() -> None:
+    found = removed_apis.lookup_variable("XRT_WORKERS")
+    assert found is not None
+    assert found.state == "ignored"
+    assert removed_apis.lookup_variable("XLA_USE_BF16") is not None
+    assert removed_apis.lookup_variable("XLA_FLAGS") is None

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from tpunb.notebook.torch_installs import half_pairs, only_the_pair, pinned
+
+PINS = {
+    "!pip install torch==2.0.0 torchvision==0.15.1": {"torch": "2.0"},
+    "%pip install -q 'torch_xla[tpu]==2.6.0' torch==2.6.0": {"torch": "2.6", "torch_xla": "2.6"},
+    "pip3 install torch-xla~=2.5": {"torch_xla": "2.5"},
+    "conda install pytorch==1.7": {},
+    "pip install https://host/wheels/torch-nightly-cp38-cp38-linux_x86_64.whl": {
+        "torch": "nightly"
+    },
+    "pip install torch_xla-2.1.0-cp310-cp310-manylinux_2_28_x86_64.whl": {"torch_xla": "2.1"},
+    "pip install torch": {},
+    "pip install torch-geometric==2.0 my-torch==1.0": {},
+    "echo torch==2.0": {},
+}
+
+
+@pytest.mark.parametrize(("command", "found"), PINS.items())
+def test_what_a_command_pins(command: str, found: dict[str, str]) -> None:
+    assert pinned(command) == found
+
+
+@pytest.mark.parametrize(
+    ("commands", "halves"),
+    [
+        (["pip install torch==2.0.0"], {0: "torch 2.0"}),
+        (["pip install torch==2.9.0"], {}),
+        (["pip install torch==2.6.0 torch_xla==2.6.0"], {}),
+        (["pip install torch==2.6.0", "pip install torch_xla[tpu]==2.6.0"], {}),
+        (["pip install torch==2.6.0 torch_xla==2.5.0"], {0: "torch 2.6 and torch_xla 2.5"}),
+        (["pip install torch==2.6.0", "pip install torch_xla==2.9.0"], {0: "torch 2.6"}),
+        (["pip install torch_xla==2.1.0"], {0: "torch_xla 2.1"}),
+        (["pip install numpy"], {}),
+    ],
+)
+def test_halves_of_a_pair(commands: list[str], halves: dict[int, str]) -> None:
+    assert half_pairs(enumerate(commands)) == halves
+
+
+@pytest.mark.parametrize(
+    ("command", "only"),
+    [
+        ("!pip install -q torch==2.0.0 torchvision==0.15", True),
+        ("pip install 'torch_xla[tpu]==2.1' -f https://host/libtpu.html", True),
+        ("pip install https://host/torch-nightly-cp38.whl", True),
+        ("pip install torch==2.0 transformers", False),
+        ("pip install torchmetrics torch==2.0", False),
+        ("pip list", False),
+    ],
+)
+def test_whether_it_installs_anything_else(command: str, only: bool) -> None:
+    assert only_the_pair(command) is only

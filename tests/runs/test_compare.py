@@ -1,0 +1,132 @@
+"""Runs side by side, read from folders as they leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tpunb
+from tests.runs.test_listing import made
+from tpunb.errors import TpunbError
+from tpunb.runs.directory import RunDir
+from tpunb.runs.parameters import parameters
+
+
+def cell(index: int, source: str, *tags: str) -> dict[str, Any]:
+    return {"index": index, "kind": "code", "source": source, "tags": tags}
+
+
+def ran(
+    folder: Path, name: str, *cells: dict[str, Any], state: str | None = "succeeded", **logged: Any
+) -> RunDir:
+    """A run with these cells above its train cell, and metrics of two ranks."""
+    run = made(folder, name, state=state)
+    every = [*cells, cell(len(cells), "batch_size = 1")]
+    run.snapshot.write_text(json.dumps({"cells": every, "train": len(cells)}))
+    rows = [
+        {"rank": rank, "attempt": 0, "step": step, "time": 1_700_000_001.0, metric: value + rank}
+        for metric, values in logged.items()
+        for step, value in enumerate(values)
+        for rank in (0, 1)
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+TAGGED = cell(0, "lr = 0.1\nname: str = 'x'\nwide = [1, 2]\nseen = len('abc')", "parameters")
+
+
+def test_a_row_for_each_run(tmp_path: Path) -> None:
+    injected = cell(1, "# Parameters\nlr = -2", "injected-parameters")
+    loose = [cell(0, "%load_ext tpunb"), cell(1, "depth, lr = 3, 4\nseed = 7\na = b = 1")]
+    first = ran(tmp_path, "one", TAGGED, injected, loss=[3.0, 1.0, 2.0], lr=[0.5, 0.25])
+    second = ran(tmp_path, "two", *loose, state="failed", accuracy=[0.25, 0.5])
+    lost = tmp_path / "20200101-000000-lost"
+    lost.mkdir()
+    (lost / "spec.json").touch()
+    os.utime(lost, (0, 0))
+    frame = tpunb.runs(tmp_path)
+    assert frame.index.name == "run"
+    assert set(frame.index) == {first.id, second.id, lost.name}
+    assert list(frame.columns[:6]) == ["name", "state", "cores", "device", "started", "duration"]
+    assert set(frame.columns[6:]) == {
+        "resumed_from",
+        "notebook",
+        "params.lr",
+        "params.name",
+        "params.seed",
+        "best.loss",
+        "best.accuracy",
+        "last.lr",
+    }
+    one, two = frame.loc[first.id], frame.loc[second.id]
+    assert one["name"] == "one"
+    assert (one["state"], one["cores"], one["device"]) == ("succeeded", 2, "CPU")
+    assert one["duration"] == 61.0
+    assert one["started"] == pd.Timestamp(1_700_000_000, unit="s")
+    assert (one["params.lr"], one["params.name"]) == (-2, "x")
+    assert (one["best.loss"], one["last.lr"]) == (1.5, 0.75)  # means of two ranks
+    assert (two["state"], two["params.seed"], two["best.accuracy"]) == ("failed", 7, 1.0)
+    assert pd.isna(two["params.lr"])
+    assert frame.loc[lost.name, "state"] == "lost"
+
+
+def test_parameters_are_those_that_ran(tmp_path: Path) -> None:
+    """Papermill's values, those from the kernel, and no secret."""
+    cells = [
+        TAGGED,
+        cell(1, "lr = 5\nextra = 6"),  # injected, and not known to be
+        cell(2, "other = 1\napi_key = 'abc'"),
+    ]
+    run = ran(tmp_path, "one", *cells)
+    assert parameters(run) == {"lr": 5, "name": "x"}
+    run.parameters.write_text(json.dumps({"lr": 7, "config.width": 8}))
+    assert parameters(run) == {"lr": 7, "name": "x", "config.width": 8}
+    assert tpunb.runs(tmp_path).loc[run.id, "params.config.width"] == 8
+    two = ran(tmp_path, "two", cell(0, "other = 1\napi_key = 'abc'"))
+    assert parameters(two) == {"other": 1}
+
+
+def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = tpunb.runs()
+    assert len(frame) == 0
+    assert "duration" in frame.columns
+    with pytest.raises(ValueError, match="nothing was logged"):
+        tpunb.plot()
+
+
+def lines(figure: Any) -> dict[str, list[float]]:
+    [axis] = figure.axes
+    return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axis.lines}
+
+
+def test_a_figure_of_several(tmp_path: Path) -> None:
+    one = ran(tmp_path, "one", TAGGED, loss=[3.0, 1.0])
+    other = ran(tmp_path, "other", TAGGED, loss=[2.0, 0.0])
+    ran(tmp_path, "silent")
+    both = {"one": [3.5, 1.5], "other": [2.5, 0.5]}
+    assert lines(tpunb.plot(folder=tmp_path)) == both
+    result = one.read_result()
+    assert result is not None
+    assert lines(tpunb.plot(result, "-other", folder=tmp_path)) == both
+    frame = tpunb.runs(tmp_path)
+    chosen = frame[frame["best.loss"] < 1]
+    assert [*lines(tpunb.plot(chosen, folder=tmp_path)).values()] == [[2.5, 0.5]]
+    assert [*chosen.index] == [other.id]
+    with pytest.raises(TpunbError, match="has 'none' in its id"):
+        tpunb.plot("none", folder=tmp_path)
+
+
+def test_runs_of_one_name_are_told_apart_by_what_they_were_given(tmp_path: Path) -> None:
+    for lr in (1, 2):
+        ran(tmp_path, "x", cell(0, f"lr = {lr}\nseed = 0", "parameters"), loss=[float(lr)])
+    assert [*lines(tpunb.plot(folder=tmp_path))] == ["lr=1", "lr=2"]
+    again = ran(tmp_path, "x", cell(0, "lr = 2\nseed = 0", "parameters"), loss=[0.0])
+    assert again.id in lines(tpunb.plot(folder=tmp_path))

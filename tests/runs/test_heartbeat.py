@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tpunb.runs.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
+
+
+def test_what_a_rank_counts_is_read_at_once(tmp_path: Path) -> None:
+    counts = [(3, 2, 1, 500, 4), (5, 2, 2, 900, 6)]
+    path = tmp_path / "pulse"
+    assert read_heartbeat(path) is None
+    writer = HeartbeatWriter(path, lambda: counts.pop(0))
+    assert read_heartbeat(path) == Heartbeat()
+    writer.begin_training()
+    with writer.collective():
+        waits = read_heartbeat(path)
+    assert waits is not None
+    assert waits.waiting
+    writer.flush()
+    compiles = read_heartbeat(path)
+    assert compiles == Heartbeat(1, 1, 1, 3, 2, 1, 500, activity=4)
+    assert compiles.compiling
+    assert not compiles.waiting
+    writer.flush()
+    assert read_heartbeat(path) == Heartbeat(1, 1, 1, 5, 2, 2, 900, activity=6)
+
+
+def test_counters_that_begin_anew_are_added(tmp_path: Path) -> None:
+    counts = [(3, 1, 1, 10, 0), (1, 1, 1, 10, 0)]  # torch_xla's, cleared between
+    writer = HeartbeatWriter(tmp_path / "pulse", lambda: counts.pop(0))
+    writer.flush()
+    writer.flush()
+    read = read_heartbeat(tmp_path / "pulse")
+    assert read is not None
+    assert read.steps == 4
+
+
+def test_a_write_that_fails_has_ended(tmp_path: Path) -> None:
+    writer = HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
+    during: list[Heartbeat | None] = []
+
+    def write() -> None:
+        with writer.storing():
+            during.append(read_heartbeat(tmp_path / "pulse"))
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        write()
+    assert [beat is not None and beat.writing for beat in during] == [True]
+    writer.note_activity()
+    assert read_heartbeat(tmp_path / "pulse") == Heartbeat(
+        writes_begun=1, writes_ended=1, activity=1
+    )
+
+
+def test_its_block_is_there_before_the_disk_is_full(tmp_path: Path) -> None:
+    """Or the first write to the memory would end the rank (SIGBUS)."""
+    HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
+    assert (tmp_path / "pulse").stat().st_blocks > 0
+
+
+def test_heartbeats_of_earlier_versions_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "pulse").write_bytes(struct.pack("<7Q", 1, 2, 3, 4, 5, 6, 7))
+    assert read_heartbeat(tmp_path / "pulse") == Heartbeat(1, 2, 3, 4, 5, 6, 7)
+    (tmp_path / "pulse").write_bytes(b"half of it")
+    assert read_heartbeat(tmp_path / "pulse") is None

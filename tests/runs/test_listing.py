@@ -1,0 +1,122 @@
+"""Listings of runs, of folders as they leave them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tpunb.runs import directory, listing
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
+from tpunb.utils import files
+
+
+def made(folder: Path, name: str, *, cores: int = 2, state: str | None = None) -> RunDir:
+    run = directory.create_run(folder, name)
+    spec = RunSpec(run.id, name, cores, "CPU", "/", (), ())
+    files.write_json(run.spec, spec.to_json())
+    os.utime(run.spec, (1_700_000_000.0, 1_700_000_000.0))
+    run.lock.touch()
+    if state is not None:
+        result = {
+            "state": state,
+            "name": name,
+            "world_size": cores,
+            "device": "CPU",
+            "started": 1_700_000_000.0,
+            "ended": 1_700_000_061.0,
+            "failures": [],
+            "returns": [],
+        }
+        files.write_json(run.result, result)
+    return run
+
+
+def test_a_folder_without_runs(tmp_path: Path) -> None:
+    assert listing.format_table(tmp_path / "none") == f"There are no runs in {tmp_path}/none yet."
+    (tmp_path / "file").touch()
+    assert listing.format_table(tmp_path) == f"There are no runs in {tmp_path} yet."
+
+
+def test_how_runs_stand(tmp_path: Path) -> None:
+    done = made(tmp_path, "done", state="succeeded", cores=16)
+    lost = made(tmp_path, "lost")
+    os.utime(lost.lock, (1_700_000_000.0,) * 2)
+    goes_on = made(tmp_path, "goes-on")
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
+    with open(goes_on.lock) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as its supervisor does for as long as it lives
+        heads, *rows = (
+            re.split("  +", line) for line in listing.format_table(tmp_path).splitlines()
+        )
+    assert [*heads] == ["run", "state", "cores", "time", "started", "best", "parameters"]
+    found = {row[0]: row[1:] for row in rows}
+    assert found[done.id][:4] == ["succeeded", "16 CPU", "1 min 01 s", started]
+    assert found[lost.id][:4] == ["lost", "2 CPU", "?", started]
+    assert found[goes_on.id][:2] == ["running", "2 CPU"]
+    assert found[goes_on.id][2].endswith(" min")
+
+
+def test_the_newest_runs_come_first_with_best_values_and_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        run = made(tmp_path, f"n{number}", state="succeeded")
+        os.utime(run.spec, (1_700_000_000.0 + number,) * 2)
+        run.parameters.write_text(json.dumps({"lr": number / 10, "seed": 7, "name": "x" * 99}))
+        row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "loss": 2.0 - number, "lr": 1}
+        run.metrics.write_text(json.dumps(row) + "\n")
+    monkeypatch.setattr(listing, "NEWEST", 2)
+    _, *rows, rest = listing.format_table(tmp_path).splitlines()
+    assert [row.split("  ")[0].rpartition("-")[2] for row in rows] == ["n3", "n2"]
+    assert rows[0].endswith("  loss -1  lr=0.3")
+    assert rest == "and 2 older: --all"
+    assert len(listing.format_table(tmp_path, whole=True).splitlines()) == 5
+    monkeypatch.setattr(listing, "NEWEST", 1)
+    [_, alone, _] = listing.format_table(tmp_path).splitlines()
+    assert re.search(r"  lr=0.3, seed=7, name=x+…$", alone)
+    [_, row, _, _, _, whole] = listing.describe_removal(listing.list_stored(tmp_path)).splitlines()
+    assert re.search(r"  \d+ B$", row)
+    assert re.match(r"4 runs, [\d.]+ k?B$", whole)
+
+
+def test_runs_are_below_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert listing.default_folder() == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (9949, "9.9 kB"),
+        (9960, "10 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (2_000_000_000, "2.0 GB"),
+        (5 * 10**15, "5000 TB"),
+    ],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert listing.size(count) == text
+
+
+def test_what_a_living_run_goes_on_from_is_not_old(tmp_path: Path) -> None:
+    first, other, follower = (made(tmp_path, name, state="failed") for name in "abc")
+    files.write_json(follower.env, {"TPUNB_RESUME": str(first.checkpoints)})
+    found = [one.run.id for one in listing.find_old(tmp_path, None, 0)]
+    assert found == [first.id, other.id, follower.id]
+    follower.result.unlink()
+    with open(follower.lock) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [one.run.id for one in listing.find_old(tmp_path, None, 0)] == [other.id]

@@ -1,0 +1,167 @@
+"""Logs of runs, whole or searched, as the magics and the command line give them."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from tests.runs.test_listing import made
+from tpunb.errors import TpunbError
+from tpunb.kernel.options import LogsOptions
+from tpunb.runs import logs
+from tpunb.runs.directory import RunDir
+from tpunb.utils.options import add_options, build_options
+
+LINES = """\
+[tpunb] rehearsal on CPU
+[prelude] reading
+[0] Step 1
+[1] step 1
+[1 err] W1121 20:13:30.123456 12 client.cc:7] slow
+[0 err] Traceback (most recent call last):
+[1] step 2
+[0 err]   File "a.py", line 1, in <module>
+[0 err]     int("x")
+[0 err] ValueError: no \x1b[31mnumber\x1b[0m
+[0 err] after it
+[1 prelude] UserWarning: old
+[11] ERROR:root:full
+[11] no error here"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = made(tmp_path, "x", cores=12)
+    run.log.write_text(f"{LINES}\n", encoding="utf-8")
+    return run
+
+
+def search(options: str) -> logs.Search:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_options(parser, LogsOptions)
+    return build_options(LogsOptions, parser.parse_args(options.split())).search()
+
+
+def numbers(run: RunDir, options: str) -> list[int | str]:
+    """The lines that are found, as their numbers in LINES."""
+    known = LINES.split("\n")
+    return [
+        known.index(line) if line in known else line
+        for line in logs.read_lines(run, search(options))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("", range(14)),
+        ("--ranks 1", [3, 4, 6, 11]),
+        ("--ranks 0-1,11 --stream stdout", [2, 3, 6, 12, 13]),
+        ("--ranks all --stream stderr", [4, 5, 7, 8, 9, 10]),
+        ("--stream prelude", [1, 11]),
+        ("--level error", [5, 7, 8, 9, 12]),
+        ("--level warning", [4, 5, 7, 8, 9, 11, 12]),
+        ("--level warning --ranks 1", [4, 11]),
+        ("--grep step", [2, 3, 6]),
+        ("--grep Step", [2]),
+        (r"--grep ^\Step.1$", [2, 3]),  # \S is no capital
+        ("--grep number$", [9]),  # without its colours
+        (r"--grep \[0", []),  # and without its rank
+        ("--grep file --level error", [7]),
+        ("--tail 2", [12, 13]),
+        ("--tail 0", []),
+        ("--grep step --tail 1", [6]),
+        ("--grep full --context 1", [11, 12, 13]),
+        ("--grep step.1|full --ranks 0-11 --context 1", [2, 3, 4, "--", 11, 12, 13]),
+        ("--grep step.1|after --context 3", [*range(14)]),
+    ],
+)
+def test_what_is_searched_for_is_found(run: RunDir, options: str, found: list[int | str]) -> None:
+    assert numbers(run, options) == [*found]
+
+
+def test_what_was_found_stands_out_where_colours_do(run: RunDir) -> None:
+    assert [*logs.read_lines(run, search("--grep number|full"), colours=True)] == [
+        "[0 err] ValueError: no \x1b[1;31mnumber\x1b[0m",
+        "[11] ERROR:root:\x1b[1;31mfull\x1b[0m",
+    ]
+    # A pattern that fits nothing fits everywhere, and marks nothing.
+    assert [*logs.read_lines(run, search("--grep x*$ --ranks 1"), colours=True)] == [
+        LINES.split("\n")[number] for number in (3, 4, 6, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--ranks x", "'x' does not name ranks: use all, none, or a list such as 0,3-5"),
+        ("--ranks ²", "'²' does not name ranks"),
+        ("--grep (", "'(' is no regular expression: missing ), unterminated subpattern"),
+        ("--tail 1.5", "'1.5' is not a whole number"),
+        ("--context ²", "'²' is not a whole number"),
+    ],
+)
+def test_what_is_wrong_is_said(options: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentError) as refused:
+        search(options)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("rank", ["12", "0,12"])
+def test_a_rank_that_the_run_has_not(run: RunDir, rank: str) -> None:
+    for read in (logs.read_lines, logs.follow_lines):
+        with pytest.raises(TpunbError, match=f"has no rank {rank}: its ranks are 0 to 11"):
+            next(read(run, search(f"--ranks {rank}")))
+
+
+def test_lines_end_at_line_ends_only(run: RunDir) -> None:
+    run.log.write_text("[1] a\x0cb\u2028c\rd\n", encoding="utf-8")
+    assert [*logs.read_lines(run, logs.Search())] == ["[1] a\x0cb\u2028c\rd"]
+    assert [*logs.read_lines(run, search("--ranks 1"))] == ["[1] a\x0cb\u2028c\rd"]
+
+
+def test_a_log_that_is_empty_not_there_or_not_utf8(tmp_path: Path) -> None:
+    run = made(tmp_path, "x")
+    assert logs.read_for_cell(run, logs.Search()) == f"the log of run {run.id} is empty\n"
+    run.log.touch()
+    assert logs.read_for_cell(run, logs.Search()) == f"the log of run {run.id} is empty\n"
+    run.log.write_bytes(b"[0] \xff\n")
+    assert logs.read_for_cell(run, logs.Search()) == "[0] \ufffd\n"
+    nothing = f"no matching lines in run {run.id} ({run.log})\n"
+    assert logs.read_for_cell(run, search("--ranks 1")) == nothing
+    assert logs.read_for_cell(run, search("--tail 0")) == ""
+
+
+def test_a_cell_shows_the_end_of_a_log_that_is_too_long_for_it(run: RunDir) -> None:
+    run.log.write_text("".join(f"[0] {n:06} é\n" for n in range(100_000)), encoding="utf-8")
+    text = logs.read_for_cell(run, logs.Search())
+    first, *lines = text.splitlines()
+    assert first == f"… {100_000 - len(lines):,} lines left out here; {run.log} has all"
+    assert lines == [f"[0] {n:06} é" for n in range(100_000 - len(lines), 100_000)]
+    assert logs.MOST - 20 < len("\n".join(lines).encode()) < logs.MOST
+    assert (
+        logs.read_for_cell(run, logs.Search(), 1).splitlines()[0].startswith("… 99,999 lines left")
+    )
+
+
+def test_the_log_of_a_run_that_goes_on_comes_as_it_grows(tmp_path: Path) -> None:
+    run = made(tmp_path, "x")
+    run.log.write_text("[0] a\n[1] b\n[0] c\n[0] half")
+    with open(run.lock) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        whole, mine = (
+            logs.follow_lines(run, search("--tail 2")),
+            logs.follow_lines(run, search("--ranks 1")),
+        )
+        assert next(whole) == ["[1] b", "[0] c"]
+        assert next(mine) == ["[1] b"]
+        with run.log.open("a") as log:
+            log.write(" and half\n[1] d\n")
+        assert next(whole) == ["[0] half and half", "[1] d"]
+        made_result = made(tmp_path, "y", state="succeeded").result
+        made_result.rename(run.result)
+    assert list(mine) == [["[1] d"]]
+    assert list(whole) == []

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import logging
+import os
+from typing import get_args
+
+import pytest
+
+from tpunb.runs import protocol
+from tpunb.runs.protocol import (
+    Broken,
+    CellStarted,
+    ForkRunner,
+    ImportLibraries,
+    Leaving,
+    LibrariesImported,
+    Message,
+    MessageReader,
+    MessageWriter,
+    Preload,
+    PreludeKept,
+    PreludeNotForkable,
+    PreludeNotKept,
+    RankExited,
+    RanksForked,
+    Ready,
+    RunFinished,
+    RunnerExits,
+    RunnerForked,
+    StartRun,
+    StopRanks,
+    StopRun,
+)
+from tpunb.runs.spec import StopCause, StopOrigin
+
+MESSAGES = [
+    Preload({"HOME": "/home/ä"}, ["/a", "/b"], [0, 3]),
+    StartRun("/runs/1", {"A": "b\n"}, "tpu", detached=True),
+    StartRun("/runs/1", {}),
+    StartRun("/tmp/1", {}, ahead=True),
+    StopRun("/runs/1", StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
+    StopRun("/runs/1", StopCause.KERNEL_GONE, "the kernel has ended"),
+    Ready(),
+    RunFinished("/runs/1"),
+    Broken(-9, "last words"),
+    Leaving("the supervisor was terminated (SIGTERM)"),
+    ImportLibraries(["/a"], "/tmp/x"),
+    ForkRunner("/runs/1", {"A": "b"}, None),
+    ForkRunner("/runs/1", {"A": "b"}, "cell [2] runs a backward pass", 3),
+    LibrariesImported({"GRPC_VERBOSITY": "ERROR"}),
+    RunnerForked(12),
+    RunnerExits(1),
+    CellStarted(None),
+    CellStarted(3),
+    PreludeKept(14, 0, 2, 0.5, {"/a/mine.py": [1, 2]}, ["/tmp/x"]),
+    PreludeNotKept("cell [2] has started a process"),
+    PreludeNotForkable("cell [2] uses an XLA device"),
+    RanksForked(1, [12, 13]),
+    RankExited(1, -9, 17.5, 1 << 33, finished=False),
+    StopRanks(),
+]
+
+
+def test_each_kind_survives_the_pipe() -> None:
+    assert {type(message) for message in MESSAGES} == set(get_args(Message))
+    for message in MESSAGES:
+        line = protocol.encode_message(message)
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        assert protocol.decode_message(line) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"Ready"',
+        b"{}",
+        b'{"kind": "Newer"}',
+        b'{"kind": "RunnerForked"}',
+        b'{"kind": "RunnerForked", "pid": "12"}',
+        b'{"kind": "RunnerForked", "pid": 12, "more": 1}',
+        b'{"kind": "StopRun", "dir": "/", "cause": "boredom", "reason": ""}',
+        b'{"kind": "\xff"}',
+    ],
+)
+def test_a_line_that_is_no_message_is_logged(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="tpunb"):
+        assert protocol.decode_message(line) is None
+    assert len(caplog.records) == 1
+
+
+def test_reader_puts_pieces_together_and_notices_the_end() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    reader, writer = MessageReader(read_end), MessageWriter(write_end)
+    assert (reader.read(), reader.closed) == ([], False)
+    os.write(write_end, b'nonsense\n{"kind": "Run')
+    assert reader.read() == []
+    os.write(write_end, b'nerForked", "pid": 1}\n')
+    writer.send(Ready())
+    assert reader.read() == [RunnerForked(1), Ready()]
+    writer.close()
+    assert (reader.read(), reader.closed) == ([], True)
+    os.close(read_end)

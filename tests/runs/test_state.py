@@ -1,0 +1,152 @@
+"""What is asked of runs through their folders, and how it is told that they stand."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.runs.test_listing import made
+from tpunb.errors import TpunbError
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Phase, Stopping
+from tpunb.runs.spec import PhaseKind, StopOrigin
+
+
+def age(run: RunDir, seconds: float = 3600.0) -> None:
+    """Make a folder and what is in it older."""
+    for path in [*run.path.iterdir(), run.path]:
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+class TestState:
+    def test_of_one_that_goes_on(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x")
+        with open(run.lock) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert state.run_state(run) == "running"
+            run.emit(Phase(PhaseKind.QUEUED, "waits for run y"))
+            assert state.run_state(run) == "waiting"
+            run.emit(Phase(PhaseKind.STARTING, "starting"))
+            assert state.run_state(run) == "running"
+            run.emit(Stopping("SIGINT", "asked"))
+            assert state.run_state(run) == "stopping"
+            with open(run.events, "a") as file:
+                file.write('{"kind": "Pha')  # the disk is full
+            assert state.run_state(run) == "stopping"
+
+    def test_of_one_that_was_just_made(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x")
+        run.lock.unlink()
+        assert state.run_state(run) == "starting"
+        age(run)
+        assert state.run_state(run) == "lost"
+
+    @pytest.mark.parametrize("text", [None, "", '{"state": "succ', "[]", '{"state": "succeeded"}'])
+    def test_of_one_that_a_crash_has_left(self, tmp_path: Path, text: str | None) -> None:
+        run = made(tmp_path, "x", state="succeeded")
+        assert state.run_state(run) == "succeeded"
+        run.result.unlink()
+        if text is not None:
+            run.result.write_text(text)
+        age(run)
+        assert state.run_state(run) == "lost"
+        run.spec.write_text("")
+        assert state.run_state(run) == "lost"
+        with pytest.raises(TpunbError, match="is lost: its supervisor or its machine has ended"):
+            state.read_spec(run)
+
+    def test_a_lock_that_is_just_being_taken_is_looked_at_again(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x")
+        started = time.monotonic()
+        run.lock.touch()
+        assert state.run_state(run) == "lost"
+        assert time.monotonic() - started >= 0.9 * state.RECENT
+
+
+class TestStop:
+    def test_one_that_has_ended(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x", state="succeeded")
+        [line] = state.stop_run(run, "asked")
+        assert line.startswith(f"run {run.id} has ended: succeeded, at 2023-11-1")
+        assert line.endswith(", after 61.0 s")
+        assert not run.requests.exists()
+
+    def test_one_that_is_lost(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x")
+        age(run)
+        with pytest.raises(TpunbError, match=f"run {run.id} is lost: .* is in {run.path}"):
+            list(state.stop_run(run, "asked"))
+        assert not run.requests.exists()
+
+    def test_requests_are_private_lines(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x")
+        state.request_stop(run, "one")
+        state.request_stop(run, "two", origin=StopOrigin.COMMAND, now=True)
+        assert [json.loads(line) for line in run.requests.read_text().splitlines()] == [
+            {"do": "stop", "reason": "one", "origin": None, "now": False},
+            {"do": "stop", "reason": "two", "origin": "command", "now": True},
+        ]
+        assert run.requests.stat().st_mode & 0o077 == 0
+
+
+class TestWhich:
+    def test_those_that_go_on_come_first(self, tmp_path: Path) -> None:
+        done, on, also = (
+            made(tmp_path, "net-a", state="failed"),
+            made(tmp_path, "net-b"),
+            made(tmp_path, "dense"),
+        )
+        newest = made(tmp_path, "net-c", state="succeeded")
+        for run in (on, also):
+            age(run)
+        with open(on.lock) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert state.find_active(tmp_path, None).id == on.id
+            assert state.find_active(tmp_path, "net").id == on.id
+            assert state.find_active(tmp_path, "net-a").id == done.id
+            with pytest.raises(TpunbError, match="has 'nothing' in its id"):
+                state.find_active(tmp_path, "nothing")
+        with pytest.raises(TpunbError, match=r"'net' matches several runs: "):
+            state.find_active(tmp_path, "net")
+        os.utime(newest.spec)
+        with pytest.raises(TpunbError, match=f"last run: run {newest.id} has ended: su"):
+            state.find_active(tmp_path, None)
+        with pytest.raises(TpunbError, match="there are no runs in "):
+            state.find_active(tmp_path / "none", None)
+
+    def test_another_users(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = Path(folder)
+            runs.chmod(0o755)
+            run = made(runs, "theirs")
+            with (
+                as_another_user(run.path),
+                pytest.raises(
+                    TpunbError, match=rf"run {run.id} is another user's \(.+\): only they can"
+                ),
+            ):
+                state.find_active(runs, run.id)
+
+
+@contextmanager
+def as_another_user(path: Path) -> Iterator[None]:
+    """Somebody who may not look into the folder: not even its owner, without rights to it."""
+    me, mode = os.geteuid(), path.stat().st_mode
+    if me == 0:
+        os.seteuid(65534)
+    else:
+        path.chmod(0)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
+        path.chmod(mode)

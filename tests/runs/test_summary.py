@@ -1,0 +1,130 @@
+"""What stays of a run, from folders as runs leave them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpunb.runs import summary
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Phase
+from tpunb.runs.heartbeat import SIZE, Heartbeat
+from tpunb.runs.result import RunResult, Summary
+from tpunb.runs.spec import PhaseKind
+from tpunb.utils.files import append_text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of 2 ranks and 100 s: 4 s until its prelude, 6 s of that, 88 s of training."""
+    run = RunDir(tmp_path)
+    for rank in (0, 1):
+        run.attempt(0, rank).mkdir(parents=True)
+    for kind, time in [
+        (PhaseKind.STARTING, 1001.0),
+        (PhaseKind.PRELUDE, 1004.0),
+        (PhaseKind.PRELUDE, 1005.0),
+        (PhaseKind.TRAINING, 1010.0),
+        (PhaseKind.ENDED, 1098.0),
+    ]:
+        run.emit(Phase(kind, "", time=time))
+    return run
+
+
+def pulse(run: RunDir, rank: int, attempt: int = 0, **counts: int) -> None:
+    memory = bytearray(SIZE)
+    Heartbeat(**counts).pack_into(memory)
+    run.heartbeat(attempt, rank).write_bytes(memory)
+
+
+def summed(run: RunDir, **changes: Any) -> Summary:
+    values: dict[str, Any] = {
+        "state": "succeeded",
+        "name": "n",
+        "world_size": 2,
+        "device": "CPU",
+        "started": 1000.0,
+        "ended": 1100.0,
+        "dir": run.path,
+    }
+    return summary.summarize(RunResult(**(values | changes)))
+
+
+def log(run: RunDir, *rows: dict[str, Any]) -> None:
+    for row in rows:
+        append_text(run.metrics, json.dumps({"rank": 0, "attempt": 0, "time": 1.0, **row}) + "\n")
+
+
+def test_where_the_time_went(run: RunDir) -> None:
+    pulse(run, 0, compile_nanoseconds=10**9)
+    pulse(run, 1, compile_nanoseconds=3 * 10**9)
+    for seconds in (1.5, 2.5):
+        append_text(run.saving(0, 0), f"{seconds}\n")
+    spent = summed(run).spent
+    assert spent == (
+        ("start", 4.0),
+        ("prelude", 6.0),
+        ("compiling", 3.0),
+        ("checkpoints", 4.0),
+        ("training", 83.0),
+    )
+    assert sum(took for _, took in spent) == 100.0
+
+
+def test_parts_that_took_no_time_are_left_out(run: RunDir) -> None:
+    assert [what for what, _ in summed(run).spent] == ["start", "prelude", "training"]
+    run.events.unlink()
+    assert summed(run).spent == (("start", 100.0),)
+
+
+def test_an_end_before_the_training(run: RunDir) -> None:
+    lines = run.events.read_text().splitlines()
+    run.events.write_text("\n".join(lines[:3]) + '\n{"kind": "cut')
+    spent = summed(run, state="failed", ended=1006.0).spent
+    assert spent == (("start", 4.0), ("prelude", 2.0))
+
+
+def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
+    log(
+        run,
+        *(
+            {"rank": rank, "step": step, "loss": rank + abs(step - 2)}
+            for step in range(4)
+            for rank in (0, 1)
+        ),
+    )
+    assert [str(one) for one in summed(run).best] == ["best loss 0.5 (step 2)"]
+    assert summed(run).advice == ()
+
+
+def test_much_that_was_logged_is_not_read(run: RunDir) -> None:
+    log(run, {"step": 1, "loss": 1.0})
+    assert len(summary.read_steps(run)) == 1
+    assert summary.read_steps(run, most=10) == []
+
+
+def test_what_is_odd(run: RunDir) -> None:
+    log(
+        run,
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": math.nan, "acc": math.nan},
+        {"step": 3, "loss": math.nan, "acc": 0.5},
+    )
+    for attempt in (0, 1):
+        run.attempt(attempt, 0).mkdir(parents=True, exist_ok=True)
+        pulse(run, 0, attempt, steps=100, compilations_ended=30 * attempt)
+    found = summed(run, attempts=2, device="TPU", ended=2000.0).advice
+    assert [one.message for one in found] == [
+        "loss is not a number from step 2 on",
+        "30 programs were compiled in 100 steps",
+        "it took 2 attempts",
+        "it has left no checkpoint",
+    ]
+    assert all(one.fix for one in found)
+    run.checkpoints.mkdir()
+    pulse(run, 0, steps=100, compilations_ended=20)
+    assert len(summed(run, device="TPU", ended=2000.0).advice) == 1  # the metric

@@ -1,0 +1,381 @@
+"""Runs that go on while other cells run, or without their kernel, in real kernels."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.drivers.kernel import PATIENCE, ROOT, Kernel, Ran, kernel, until
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.utils import processes
+
+PRELUDE = "import os, pathlib, sys, time\nrank = lambda: int(os.environ['RANK'])"
+UNTIL_TOLD = """
+pathlib.Path("at work " + os.environ["RANK"]).touch()
+print("at work")
+while not os.path.exists("go on"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run("%load_ext tpunb\n%tpu_setup --cores 2\nimport tpunb", "load").good()
+        made.run(PRELUDE, "prelude").good()
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "nb" in request.fixturenames:
+        nb: Kernel = request.getfixturevalue("nb")
+        for run in list_runs(nb.folder / "runs"):
+            if state.run_state(run).active:
+                state.request_stop(run, "the test has ended", now=True)
+        for path in [nb.folder / "go on", *nb.folder.glob("at work *")]:
+            path.unlink(missing_ok=True)
+        until(lambda: not nb.working(), "no run goes on")
+
+
+def train(nb: Kernel, source: str, options: str = "") -> Ran:
+    return nb.run(f"%%tpu_train {options}\n{dedent(source).strip()}\n", "train")
+
+
+def at_work(nb: Kernel, ranks: int = 2) -> None:
+    until(lambda: len(list(nb.folder.glob("at work *"))) == ranks, "the ranks work")
+
+
+def last_run(nb: Kernel) -> RunDir:
+    return list_runs(nb.folder / "runs")[-1]
+
+
+def listen(nb: Kernel, first: Ran, *words: str) -> tuple[str, dict[str, str]]:
+    """Read until the display of a cell has been updated to what fits all of these patterns.
+
+    What else the kernel shows meanwhile, and the display's last bundle. Nobody answers what the
+    panel below it asks.
+    """
+    name = next(iter(first.displays))
+    found: dict[str, str] = first.displays[name]
+    said: list[str] = []
+
+    def fits() -> bool:
+        return all(re.search(one, found["text/plain"], re.MULTILINE) for one in words)
+
+    def come() -> bool:
+        nonlocal found
+        try:
+            message = nb.client.get_iopub_msg(timeout=0.5)
+        except queue.Empty:
+            return fits()
+        content = message["content"]
+        if message["msg_type"] == "update_display_data":
+            if content["transient"] == {"display_id": name}:  # or else the card of %tpu_setup
+                found = content["data"]
+        elif message["msg_type"] != "status" and message["msg_type"][:5] != "comm_":
+            said.append(f"{message['msg_type']} {content}")
+        return fits()
+
+    until(come, f"{words} in what is shown")
+    return "\n".join(said), found
+
+
+class TestInTheBackground:
+    def test_the_handle_shows_itself_and_ends(self, nb: Kernel) -> None:
+        ran = train(nb, f"{UNTIL_TOLD}\nprint('done', rank())\nn = 5", "--bg --returns n --out h")
+        ran.good()
+        assert ran.texts == []
+        assert ran.value is None  # it is displayed already
+        bundle, *panel = ran.displays.values()
+        assert set(bundle) == {"text/plain", "text/html"}
+        # Where ipywidgets has been imported by now: the place of the panel.
+        place = f"log: runs/{last_run(nb).id}/run.log (%tpu_logs searches it)"
+        assert panel in ([], [{"text/plain": place}])
+        at_work(nb)
+        assert nb.value("h.state, h.result, tpunb.last_run is h") == ("running", None, False)
+        shown = nb.run("h", "show").good()
+        assert list(shown.displays) == list(ran.displays)
+        assert re.match(
+            r"'BackgroundRun [\d-]+-digits: running \(.wait\(\) ", repr(nb.value("repr(h)"))
+        )
+        # Lines of two ranks are one only where they come at the same time.
+        lines = (r"^\[0(-1)?\] at work$", r"^\[(0-)?1\] at work$")
+        said, bundle = listen(nb, ran, *lines, "training · 2 of 2 ranks")
+        assert said == ""
+        assert "at work" in bundle["text/html"]
+
+        (nb.folder / "go on").touch()
+        said, bundle = listen(nb, ran, "succeeded")
+        assert said == ""
+        assert bundle["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU · ")
+        assert {"[0] done 0", "[1] done 1"} < set(bundle["text/plain"].splitlines())
+        until(lambda: nb.value("h.result is not None"), "the result")
+        assert nb.value("tpunb.last_run is h.result, h.state, 'n' in globals()") == (
+            True,
+            "succeeded",
+            False,
+        )
+        assert nb.value("h.result.returns") == {"n": 5}
+        waited = nb.run("h.wait()", "wait").good()
+        assert waited.shown.startswith("RunResult succeeded on 2 rehearsal cores")
+        assert nb.value("n, h.wait() is tpunb.last_run") == (5, True)
+
+    def test_a_failure_is_shown_and_raised_by_who_waits(self, nb: Kernel) -> None:
+        ran = train(nb, "if rank() == 1:\n    raise ValueError('bad batch')", "--bg --out h").good()
+        _, bundle = listen(nb, ran, "rank 1 failed in", "raise ValueError")
+        text = f"rank 1 failed in cell [{ran.number}], line 3: ValueError: bad batch"
+        assert bundle["text/plain"].startswith(f"{text} · 2 ranks")
+        assert "raise ValueError('bad batch')" in bundle["text/plain"]
+        assert "raise ValueError(&#x27;bad batch&#x27;)" in bundle["text/html"]
+        waited = nb.run("h.wait()", "wait")
+        assert waited.error is not None
+        assert waited.error["ename"] == "RankFailedError"
+        assert text in waited.traceback
+        assert "background" not in waited.traceback
+        assert nb.value("h.result.state, tpunb.last_run.state") == ("failed", "failed")
+        nb.run("%%tpu_train --bg --out h --no-raise\n1 / 0", "train").good()
+        assert nb.value("h.wait().state") == "failed"
+
+    def test_waiting_has_an_end_and_the_run_goes_on(self, nb: Kernel) -> None:
+        train(nb, UNTIL_TOLD, "--bg --out h").good()
+        at_work(nb)
+        waited = nb.run("h.wait(timeout=0.2)", "wait")
+        assert "TimeoutError: run " in waited.traceback
+        assert "has not ended within 0.2 s; it continues" in waited.traceback
+        waiting = nb.send("print('waits'); h.wait()", "wait")
+        nb.until(waiting, "waits")
+        nb.interrupt()
+        assert nb.wait(waiting).error is not None
+        assert waiting.error is not None
+        assert waiting.error["ename"] == "KeyboardInterrupt"
+        assert nb.value("h.state") == "running"
+        assert nb.value("h.stop().state") == "interrupted"
+        assert nb.value("h.stop().reason") == "stopped with .stop()"
+        assert "RunInterruptedError" in nb.run("h.wait()", "wait").traceback
+
+    def test_a_cell_waits_for_its_turn_and_can_be_interrupted(self, nb: Kernel) -> None:
+        train(nb, UNTIL_TOLD, "--bg --out h").good()
+        at_work(nb)
+        first = nb.value("h.id")
+        train(nb, "print('second')", "--bg --out g").good()
+        second = nb.value("g.id")
+        ran = nb.send("%%tpu_train\nprint('third')", "train")
+        # Updates of the handles arrive meanwhile, and go to their own places.
+        waits = f"waits for run {second} (2 CPU cores, since "
+        until(lambda: nb.read(ran) or waits in ran.screen(), "the cell says so")
+        nb.interrupt()
+        nb.wait(ran)
+        assert ran.error is not None
+        assert ran.error["ename"] == "RunInterruptedError"
+        listed = nb.run("%tpu_runs", "list").good().stdout.splitlines()
+        assert [line.split()[1] for line in listed[1:4]] == ["interrupted", "waiting", "running"]
+        assert nb.value("g.state") == "waiting"
+        stopped = nb.run(f"%tpu_stop {first}", "stop").good().stdout.splitlines()
+        assert stopped[0].startswith(f"stopping run {first}: its ranks have 15 s to save")
+        assert stopped[1].startswith(f"run {first} has ended: interrupted (stopped with %tpu_stop)")
+        assert nb.value("g.wait().state, h.state") == ("succeeded", "interrupted")
+        assert f"run {first} has ended: interrupted" in nb.run(f"%tpu_stop {first}").good().stdout
+        assert "last run: run " in nb.run("%tpu_stop", "stop").traceback
+
+    @pytest.mark.long
+    def test_in_a_saved_notebook(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What nbclient keeps: the handle as it was at last, in the cell that made it."""
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        cells = [
+            "%load_ext tpunb",
+            "import time",
+            "%%tpu_train --bg --cores 2 --out h\ntime.sleep(1)\nprint('line')",
+            "print('meanwhile')",
+            "h.wait()",
+        ]
+        made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+        resources = {"metadata": {"path": str(tmp_path)}}
+        NotebookClient(made, kernel_name="python3", resources=resources, timeout=500).execute()
+        [handle] = made.cells[2].outputs
+        assert handle.data["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU")
+        # A kernel under load may send one print in pieces.
+        assert "".join(out.text for out in made.cells[3].outputs) == "meanwhile\n"
+        [value] = made.cells[4].outputs
+        assert value.data["text/plain"].startswith("RunResult succeeded on 2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["restart", "unload"])
+def test_the_kernel_s_end_is_that_of_its_runs_in_the_background(how: str, tmp_path: Path) -> None:
+    source = """
+try:
+    pathlib.Path("at work " + os.environ["RANK"]).touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)
+    pathlib.Path("saved " + os.environ["RANK"]).touch()
+    raise
+"""
+    with kernel(tmp_path) as nb:
+        nb.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
+        train(nb, source, "--bg --cores 2").good()
+        train(nb, "print('never')", "--bg --cores 2").good()
+        at_work(nb)
+        everyone = nb.processes()
+        assert len(nb.working()) == 3  # runner, two ranks
+        if how == "restart":
+            nb.restart()
+        else:
+            nb.run("%unload_ext tpunb", "unload").good()
+        until(lambda: not any(map(processes.is_alive, everyone)), "all gone")
+        assert len(list(tmp_path.glob("saved *"))) == 2
+        for run in list_runs(tmp_path / "runs"):
+            result = run.read_result()
+            assert result is not None
+            assert (result.state, result.reason) == ("interrupted", "the kernel has ended")
+
+
+COUNTS = """
+for i in range(60):
+    print("line", i)
+    if i == 10:
+        pathlib.Path("at work " + os.environ["RANK"]).touch()
+    while i >= 10 and not os.path.exists("go on"):
+        time.sleep(0.05)
+weights = [rank()] * 3
+"""
+
+
+class TestDetached:
+    @pytest.mark.long
+    def test_a_killed_kernel_and_another_that_attaches(self, nb: Kernel, tmp_path: Path) -> None:
+        with kernel(tmp_path, "other.ipynb") as doomed:
+            doomed.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
+            options = "--detach --cores 2 --returns weights --name far"
+            ran = train(doomed, COUNTS, options).good()
+            run = last_run(doomed)
+            assert ran.value is None
+            assert not ran.displays
+            assert ran.stdout.splitlines() == [
+                f"run {run.id} continues without this notebook, on 2 rehearsal cores",
+                f"  follow it, and get its result: %tpu_attach {run.id}",
+                f"  stop it: %tpu_stop {run.id}",
+                f"  in a terminal: tpunb logs --follow {run.id} --runs {tmp_path}/runs",
+                f"                 tpunb stop {run.id} --runs {tmp_path}/runs",
+            ]
+            at_work(doomed)
+            of_the_kernel = doomed.processes()
+            os.kill(doomed.pid, signal.SIGKILL)
+        assert state.run_state(run) == "running"
+        nb.run(f"%tpu_setup --runs '{tmp_path}/runs'", "setup").good()
+        ran = nb.send("%tpu_attach far --out r", "attach")
+        nb.until(ran, "line 1\n")
+        nb.interrupt()
+        nb.wait(ran).good()
+        assert ran.value is None
+        assert ran.stdout.endswith(f"run {run.id} is still running; %tpu_stop {run.id} stops it\n")
+        assert ran.statuses()[0].startswith("still running; this cell stopped following it · ")
+
+        (tmp_path / "go on").touch()
+        ran = nb.run("%tpu_attach --out r", "attach").good()
+        lines = "".join(text for _, text in ran.texts)
+        for number in (0, 1):
+            mine = re.findall(rf"^\[(?:{number}|0-1)\] (.*)$", lines, re.MULTILINE)
+            assert mine == [f"line {i}" for i in range(60)]
+        assert ran.shown.startswith("RunResult succeeded on 2 rehearsal cores")
+        assert ran.statuses()[0].startswith("succeeded · 2 ranks")
+        assert nb.value("weights, r is tpunb.last_run, r.returns") == (
+            [0, 0, 0],
+            True,
+            {"weights": [0, 0, 0]},
+        )
+        until(lambda: not any(map(processes.is_alive, of_the_kernel)), "nothing of it is left")
+        again = nb.run("%tpu_attach far --ranks 1", "attach").good()  # it has ended long ago
+        assert re.findall(r"^\[(.*)\] line 59$", again.stdout, re.MULTILINE) == ["1"]
+        nb.run("%tpu_setup --runs runs", "setup").good()
+
+    @pytest.mark.long
+    def test_a_terminal_follows_and_stops_it_and_attach_raises(self, nb: Kernel) -> None:
+        train(nb, f"{UNTIL_TOLD}", "--detach --name far").good()
+        at_work(nb)
+        run = last_run(nb)
+        # A new supervisor is there for the next cells, which run beside it on processors.
+        assert "beside" in train(nb, "print('beside')").good().stdout
+        tpunb = [sys.executable, "-m", "tpunb"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(
+            [*tpunb, "logs", "--follow", "far"],
+            cwd=nb.folder,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as logs:
+            assert logs.stdout is not None
+            assert logs.stdout.readline().startswith("[tpunb] rehearsal on CPU")
+            assert sorted(logs.stdout.readline() for _ in range(2)) == [
+                "[0] at work\n",
+                "[1] at work\n",
+            ]
+            done = subprocess.run(
+                [*tpunb, "stop", "far"], cwd=nb.folder, env=env, text=True, capture_output=True
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            assert f"run {run.id} has ended: interrupted" in done.stdout.splitlines()[-1]
+            rest, error = logs.communicate(timeout=PATIENCE)
+        assert rest == ""
+        assert f"tpunb: run {run.id} has ended: interrupted (stopped with tpunb stop)" in error
+        ran = nb.run("%tpu_attach far", "attach")
+        assert ran.error is not None
+        assert ran.error["ename"] == "RunInterruptedError"
+        again = nb.run("%tpu_attach far --no-raise", "attach").good()
+        assert again.shown.startswith("RunResult stopped (stopped with tpunb stop)")
+        assert "there is no rank 7" in nb.run("%tpu_attach far --ranks 7", "attach").stderr
+        assert "-far " in nb.run("%tpu_runs", "list").good().stdout
+
+    def test_a_run_in_the_foreground_is_followed_from_elsewhere(self, nb: Kernel) -> None:
+        """By a process without a notebook, as another kernel would."""
+        ran = nb.send(f"%%tpu_train\n{UNTIL_TOLD}", "train")
+        at_work(nb)
+        shows = (
+            "from tpunb.kernel.launcher import Attached\n"
+            "from tpunb.runs.directory import RunDir; import sys\n"
+            "run = Attached(RunDir(sys.argv[1]))\n"
+            "for event in run.events():\n"
+            "    if type(event).__name__ == 'Output': print(event.rank, event.text, flush=True)\n"
+            "print(run.result().state)"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", shows, str(last_run(nb).path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as process:
+            assert process.stdout is not None
+            assert "at work" in process.stdout.readline()
+            (nb.folder / "go on").touch()
+            assert process.communicate(timeout=PATIENCE)[0].splitlines()[-1] == "succeeded"
+        nb.wait(ran).good()
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ("--bg --detach", "argument --detach: not allowed with argument --bg"),
+            ("--detach --out r", "a detached run has no result yet; `%tpu_attach --out VAR`"),
+        ],
+    )
+    def test_what_is_refused(self, nb: Kernel, options: str, words: str) -> None:
+        before = len(list_runs(nb.folder / "runs"))
+        ran = train(nb, "pass", options)
+        assert ran.stderr.startswith("UsageError: %%tpu_train")
+        assert words in ran.stderr
+        assert len(list_runs(nb.folder / "runs")) == before

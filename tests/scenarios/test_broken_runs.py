@@ -1,0 +1,236 @@
+"""Whatever is in a run folder, everything that reads it comes to its end, and shows the others.
+
+A full disk and a power cut leave files in part; people edit and copy them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.test_listing import made
+from tpunb.errors import TpunbError
+from tpunb.kernel.launcher import Attached
+from tpunb.runs import compare, directory, listing, logs, returns, state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Metric, Note, Output, Phase
+from tpunb.runs.spec import Block, PhaseKind, RunState
+
+FILES = (
+    "spec.json",
+    "result.json",
+    "events.jsonl",
+    "metrics.jsonl",
+    "notebook.json",
+    "parameters.json",
+    "env.json",
+    "returns/report.json",
+    "attempts/0/0/error.json",
+    "attempts/0/0/progress.json",
+    "attempts/0/0/pulse",
+    "attempts/0/0/saving.txt",
+    "run.log",
+    "running.lock",
+)
+TEXTS: dict[str, bytes] = {
+    "nothing": b"",
+    "half": b'{"state": "succ',
+    "zeros": bytes(5000),  # what some file systems leave after a power cut
+    "no UTF-8": b'{"name": "\xff\xfe"}\n',
+    "null": b"null\n",
+    "number": b"7\n",
+    "list": b"[]\n[1]\n",
+    "empty": b"{}\n",
+    "list of dicts": b'[{"state": "failed"}]\n',
+    "deep": b"[" * 100_000 + b"\n",
+    "long number": b'{"time": ' + b"9" * 5000 + b"}\n",
+    "no number": b'{"rank": 0, "step": 1, "time": NaN, "loss": 1}\n',
+    "one line": b"x" * 3_000_000,
+}
+VALUES = (None, "text", -1, 10**30, 1e300, [], {}, [None], {"a": None}, True)
+
+
+def whole(folder: Path, name: str) -> RunDir:
+    """A run folder with all that a run leaves."""
+    run = made(folder, name, state="failed")
+    block = Block("train", 1, 1, 0, 1)
+    run.write_spec(replace(run.read_spec(), returns=("w",), blocks=(block,)))
+    result = json.loads(run.result.read_text())
+    failure = {
+        **dict.fromkeys(("rank", "cell", "line", "exitcode", "signal", "pid")),
+        **{"type": "KeyError", "message": "m", "traceback": "t", "time": 5.0, "kind": "exception"},
+    }
+    stop = {"cause": "interrupt", "origin": None}
+    price = {"per_hour": 1.0, "what": "v", "date": "d", "source": "s"}
+    result |= {"failures": [failure], "stop": stop, "price": price, "peak_memory": [1]}
+    row = {"rank": 0, "step": 1, "operation": "x", "calls": 1, "bytes": 1, "waited": 0, "took": 0}
+    result["collectives"] = [row]
+    run.result.write_text(json.dumps(result))
+    cell = {"index": 0, "kind": "code", "source": "lr = 0.1", "tags": []}
+    run.snapshot.write_text(json.dumps({"cells": [cell], "train": 1}))
+    run.parameters.write_text('{"a": 1}')
+    run.env.write_text("{}")
+    run.emit(Phase(PhaseKind.TRAINING, "training"))
+    run.metrics.write_text('{"rank": 0, "attempt": 0, "step": 1, "time": 1.5, "loss": 0.5}\n' * 2)
+    run.log.write_text("[0] a line\n[1] other\n")
+    rank = run.attempt(0, 0)
+    rank.mkdir(parents=True)
+    (rank / "stdout.log").write_text("a line\n")
+    (rank / "stderr.log").write_text("t")
+    (rank / "error.json").write_text(json.dumps(failure))
+    (rank / "progress.json").write_text('{"bars": [{"name": "e", "done": 1}], "samples": 2}')
+    (rank / "pulse").write_bytes(bytes(56))
+    (rank / "saving.txt").write_text("0.5\n")
+    run.returns.mkdir()
+    (run.returns / "report.json").write_text('{"w": {"error": "none"}}')
+    run.emit(Ended(RunState.FAILED))
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def look_at_everything(runs: Path, run: RunDir, healthy: RunDir) -> list[Any]:
+    """What each way to look at runs does; the events that one who attaches to the run gets."""
+    assert healthy.id in listing.format_table(runs)
+    listing.find_old(runs, None, 0)
+    assert compare.runs(runs).loc[healthy.id, "best.loss"] == 0.5
+    with suppress(TpunbError):
+        state.find_active(runs, None)
+    seen: list[Any] = []
+    with suppress(TpunbError):  # it is lost, or active: which one depends on what is broken
+        list(logs.read_lines(run, logs.Search(tail=1)))
+        logs.read_for_cell(run, logs.Search(level="error"))
+    with suppress(TpunbError):
+        attached = Attached(run)
+        seen += [event for event in attached.events() if event is not None]
+        result = returns.collect_returns(attached.result(), attached.spec, attached=True)
+        result.explain()
+        str(result)
+    return seen
+
+
+def broken_ways(run: RunDir) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    """Names of ways to break a file, and how."""
+    for name, data in TEXTS.items():
+        yield name, lambda path, data=data: path.write_bytes(data)
+    yield "missing", lambda path: path.unlink()
+    yield "folder", lambda path: (path.unlink(), path.mkdir())
+    yield "FIFO", lambda path: (path.unlink(), os.mkfifo(path))
+    yield "link to itself", lambda path: (path.unlink(), path.symlink_to(path))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", FILES)
+def test_any_file_may_be_anything(folder: Path, file: str) -> None:
+    healthy = whole(folder, "healthy")
+    run = whole(folder, "broken")
+    path = run.path / file
+    good = path.read_bytes()
+    for name, damage in broken_ways(run):
+        damage(path)
+        age(run)
+        try:
+            look_at_everything(folder, run, healthy)
+        except Exception as error:
+            raise AssertionError(f"{file}: {name}") from error
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("file", ["spec.json", "result.json", "notebook.json"])
+def test_any_field_may_be_anything(folder: Path, file: str) -> None:
+    healthy = whole(folder, "healthy")
+    run = whole(folder, "broken")
+    path = run.path / file
+    good = path.read_text()
+    for name in json.loads(good):
+        for value in VALUES:
+            path.write_text(json.dumps({**json.loads(good), name: value}))
+            age(run)
+            try:
+                listing.format_table(folder)
+                assert state.run_state(run) in RunState
+                with suppress(TpunbError):
+                    result = Attached(run).result()
+                    str(result), result.explain()
+                    list(logs.read_lines(run, logs.Search(ranks="0")))
+            except Exception as error:
+                raise AssertionError(f"{file}: {name}: {value!r}") from error
+    assert healthy.id in compare.runs(folder).index
+
+
+@pytest.mark.parametrize("file", ["events.jsonl", "metrics.jsonl"])
+def test_a_line_that_is_no_record_is_left_out_and_counted(folder: Path, file: str) -> None:
+    run = whole(folder, "broken")
+    path = run.path / file
+    first, rest = path.read_text().split("\n", 1)
+    good = json.loads(first)
+    bad = [json.dumps({**good, name: value}) for name in good for value in ([1], {"b": 1})]
+    bad += ['{"rank": 0, "lo', "[]", "7"]
+    path.write_text("\n".join([first, *bad, rest]))
+    seen = [event for event in Attached(run).events() if event is not None]
+    [note] = [event.text for event in seen if isinstance(event, Note)]
+    assert note == f"{len(bad)} lines of {file} cannot be read: written in part, or edited"
+    assert len([event for event in seen if isinstance(event, Metric)]) == 2
+    assert [event.text for event in seen if isinstance(event, Output)] == ["a line\n", "t"]
+    assert isinstance(seen[-1], Ended)
+    assert compare.runs(folder)["best.loss"].tolist() == [0.5]
+    assert compare.plot(folder=folder).axes
+
+
+def test_what_is_dated_in_the_future_has_ended_all_the_same(folder: Path) -> None:
+    healthy = whole(folder, "healthy")
+    run = whole(folder, "future")
+    run.result.unlink()
+    for later in (2.0, 3600.0, 3e9, 1e10):
+        age(run, -later)
+        assert state.run_state(run) is RunState.LOST
+        look_at_everything(folder, run, healthy)
+        run.lock.unlink()
+        os.utime(run.path, (time.time() + 3600,) * 2)
+        assert state.run_state(run) is RunState.LOST
+        run.lock.touch()
+
+
+@pytest.mark.long
+def test_many_gigabytes_are_not_read(folder: Path) -> None:
+    """The files are sparse: nothing here takes the room or the time of what they seem to hold."""
+    healthy = whole(folder, "healthy")
+    run = whole(folder, "huge")
+    end = b"\n[0] the last line\n"
+    for name in ("metrics.jsonl", "run.log", "attempts/0/0/stdout.log", "attempts/0/0/stderr.log"):
+        with open(run.path / name, "r+b") as file:
+            file.seek(40_000_000_000)
+            file.write(end)
+    for name in ("result.json", "notebook.json", "env.json", "attempts/0/0/saving.txt"):
+        os.truncate(run.path / name, 40_000_000_000)
+    age(run)
+    assert list(logs.read_lines(run, logs.Search(tail=1))) == ["[0] the last line"]
+    assert "are not searched here" in logs.read_for_cell(run, logs.Search(level="error"))
+    assert "[0] the last line\n" in logs.read_for_cell(run, logs.Search())
+    follower = logs.follow_lines(run, logs.Search(tail=1))
+    assert next(follower) == ["[0] the last line"]
+    follower.close()
+    first, *_ = look_at_everything(folder, run, healthy)
+    assert first == Note(
+        f"the first 80 GB of output and 40 GB of metrics left out here; {run.path} has all"
+    )
+
+
+def age(run: RunDir, seconds: float = 3600.0) -> None:
+    """Make all files older."""
+    for path in [*run.path.rglob("*"), run.path]:
+        with suppress(FileNotFoundError):  # TensorBoard's, of one who has just attached
+            os.utime(path, (time.time() - seconds,) * 2, follow_symlinks=False)
+    assert directory.list_runs(run.path.parent)

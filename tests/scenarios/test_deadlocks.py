@@ -1,0 +1,195 @@
+"""What would hang on a TPU is caught within seconds, with rank, cell and line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from tests.support import Driver, Seen
+from tpunb.runs.events import Note
+
+START = """\
+import os, pathlib, threading, time, torch, torch_xla
+import torch_xla.core.xla_model as xm
+def ones(*shape, **kind):
+    return torch.ones(*shape, device=torch_xla.device(), **kind)
+def begun_with_the_others():
+    folder, rank = pathlib.Path(os.environ["TPUNB_RUN"]), int(os.environ["RANK"])
+    (folder / f"here-{rank}").touch()
+    while len(list(folder.glob("here-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+    return rank
+"""
+# So those that leave together do so within the time in which they are named together.
+RANK = "rank = begun_with_the_others()\n"
+
+
+def failed(driver: Driver, train: str, ranks: int = 3) -> Seen:
+    """A run that fails by itself: nothing of the supervisor's ends it earlier than its patience."""
+    seen = driver.run([START], RANK + train, ranks=ranks, grace=1.0, hang_timeout=120.0)
+    assert seen.result.state == "failed", seen.log
+    assert seen.seconds < 60.0, "this was the supervisor's patience, not the wire's"
+    return seen
+
+
+def says(seen: Seen, *texts: str) -> None:
+    failure = seen.result.failure
+    assert failure is not None
+    for text in texts:
+        assert re.search(text, f"{failure.headline()}\n{failure.message}"), failure.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("train", "texts"),
+    [
+        pytest.param(
+            'if rank == 1:\n    xm.all_reduce("sum", [ones(3)])',
+            [
+                r"^rank 1 failed in cell \[2\], line 3: PeerLostError: ",
+                r"ranks 0, 2 have returned from the train cell while rank 1 waited in all_reduce "
+                r"sum of float32\[3\]: it is the 1st collective of rank 1, and ranks 0, 2 took "
+                r"part in none\.",
+            ],
+            id="a collective under a condition on the rank",
+        ),
+        pytest.param(
+            'for batch in range(3 if rank == 1 else 4):\n    xm.all_reduce("sum", [ones(3)])',
+            [
+                r"^rank [02] failed in cell \[2\], line 3: PeerLostError: ",
+                r"rank 1 has returned from the train cell while rank [02] waited in all_reduce "
+                r"sum of float32\[3\]: it is the 4th collective of rank [02], and rank 1 took "
+                r"part in 3, the last at cell \[2\], line 3: xm\.all_reduce\(",
+                "Does one rank have a batch less",
+            ],
+            id="unequal batches",
+        ),
+        pytest.param(
+            "for batch in range(3 if rank == 1 else 4):\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            "threading.Thread(target=time.sleep, args=(1000 if rank == 1 else 0,)).start()",
+            [r"^rank [02] failed in cell \[2\], line 3: PeerLostError: rank 1 has returned"],
+            id="unequal batches, and the rank that is done lives on",
+        ),
+        pytest.param(
+            "for batch in range(4 if rank == 0 else 3):\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            "threading.Thread(target=time.sleep, args=(1000 if rank == 2 else 0,)).start()",
+            [r"^rank 0 failed in cell \[2\], line 3: PeerLostError: ranks 1, 2 have returned"],
+            id="two ranks that are done, and one of them lives on",
+        ),
+        pytest.param(
+            "for batch in range(3 if rank == 1 else 4):\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            'xm.rendezvous("epoch")',
+            [
+                r"MismatchError: the ranks called different collectives at the same time",
+                r"ranks 0, 2: all_reduce sum of float32\[3\]\n +cell \[2\], line 3: xm\.all_reduce",
+                r"rank 1: rendezvous 'epoch'\n +cell \[2\], line 4: xm\.rendezvous",
+            ],
+            id="unequal batches before another collective",
+        ),
+        pytest.param(
+            "if rank == 0:\n"
+            '    xm.all_reduce("sum", [ones(3)])\n'
+            "for batch in range(4):\n"
+            '    xm.all_reduce("sum", [ones(3)])',
+            [
+                r"^rank 0 failed in cell \[2\], line 5: PeerLostError: ranks 1, 2 have returned",
+                r"The ranks first met from different lines in collective\n"
+                r"  rank 0: number 1, at cell \[2\], line 3: xm.all_reduce\(.*\n"
+                r"  ranks 1, 2: number 1, at cell \[2\], line 5: xm.all_reduce\(",
+            ],
+            id="a conditional collective that meets another of the same kind",
+        ),
+        pytest.param(
+            'steps = [lambda: xm.all_reduce("sum", [ones(3)]), lambda: xm.rendezvous("r")]\n'
+            "for step in steps if rank else reversed(steps):\n"
+            "    step()",
+            [
+                r"rank 0: rendezvous 'r'\n +cell \[2\], line 2: ",
+                r"ranks 1, 2: all_reduce sum of float32\[3\]\n +cell \[2\], line 2: ",
+            ],
+            id="another order",
+        ),
+        pytest.param(
+            'xm.all_reduce("sum", [ones(3 + (rank == 2))])',
+            [
+                r"ranks 0, 1: all_reduce sum of float32\[3\]\n +cell \[2\], line 2",
+                r"rank 2: all_reduce sum of float32\[4\]",
+                "On a TPU this would hang or crash",
+            ],
+            id="another shape",
+        ),
+        pytest.param(
+            'xm.all_reduce("sum", [ones(3, dtype=torch.bfloat16 if rank else torch.float32)])',
+            [r"rank 0: .*float32\[3\]", r"ranks 1, 2: .*bfloat16\[3\]"],
+            id="another type",
+        ),
+        pytest.param(
+            "groups = [[0, 1], [2]] if rank else [[0], [1, 2]]\n"
+            'xm.all_reduce("sum", [ones(3)], groups=groups)',
+            [r"rank 0: .*groups \[\[0\], \[1, 2\]\]", r"ranks 1, 2: .*groups \[\[0, 1\], \[2\]\]"],
+            id="other groups",
+        ),
+        pytest.param(
+            "xm.collective_permute(ones(3), [[0, 1], [1, 2]] if rank else [[0, 2]])",
+            [
+                r"MismatchError: the ranks called different collectives at the same time",
+                r"rank 0: .*pairs \[\[0, 2\]\]\n +cell \[2\], line 2: xm\.collective_permute\(",
+                r"ranks 1, 2: .*pairs \[\[0, 1\], \[1, 2\]\]\n +cell \[2\], line 2: ",
+            ],
+            id="other pairs",
+        ),
+    ],
+)
+def test_each_is_named(driver: Driver, train: str, texts: list[str]) -> None:
+    says(failed(driver, train), *texts)
+
+
+@pytest.mark.slow
+def test_within_a_function_that_is_launched(driver: Driver) -> None:
+    train = "def main(index):\n" + indent(
+        'for batch in range(5 - index):\n    xm.all_reduce("sum", [ones(3)])', "    "
+    )
+    seen = failed(driver, train + "\ntorch_xla.launch(main)", ranks=2)
+    says(
+        seen,
+        r"^rank 0 failed in cell \[2\], line 4: PeerLostError: rank 1 has returned",
+        r"it is the 5th collective of rank 0, and rank 1 took part in 4",
+    )
+
+
+ELSEWHERE = """\
+import os, time, torch, torch_xla
+import torch_xla.core.xla_model as xm
+rank, device = int(os.environ["RANK"]), torch_xla.device()
+for step in range(5):
+    total = xm.all_reduce("sum", torch.ones(3, device=device))
+    torch_xla.sync()
+    if rank == 1 and step == 3:
+        while not os.path.exists("told"): time.sleep(0.1)
+print("done", rank)
+"""
+
+
+@pytest.mark.long
+def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
+    driver: Driver, tmp_path: Path
+) -> None:
+    seen = driver.run(
+        [],
+        ELSEWHERE,
+        ranks=3,
+        when=lambda event: isinstance(event, Note),
+        then=lambda run: (tmp_path / "told").touch(),
+        cwd=str(tmp_path),
+    )
+    assert seen.result.state == "succeeded"
+    (note,) = seen.of(Note)
+    assert note.text.startswith("waiting in a collective for 15 s: 0, 2; not there: 1\n")
+    assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in note.text
+    assert "rank 1: at cell [1], line 8: while not os.path.exists(" in note.text

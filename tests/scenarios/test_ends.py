@@ -1,0 +1,164 @@
+"""How a run ends is told truly: whatever ends a rank before its time, and whatever does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.drivers.kernel import until
+from tests.support import Driver, fork_server
+from tpunb.kernel.launcher import Run
+from tpunb.runs import state
+from tpunb.runs.spec import FailureKind, StopCause
+
+IMPORTS = "import ctypes, multiprocessing, os, resource, signal, sys, time, warnings"
+OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "words", "options"),
+    [
+        (f"{OTHER}os._exit(0)", FailureKind.EXIT, "ended before the end of the train cell", {}),
+        (f"{OTHER}os.execv('/bin/true', ['true'])", FailureKind.EXIT, "rank 1 ended before", {}),
+        # The one that goes on is not the rank.
+        (f"{OTHER}if os.fork(): os._exit(0)", FailureKind.EXIT, "rank 1 ended before", {}),
+        (
+            f"{OTHER}if not os.fork(): raise ValueError('odd')\ntime.sleep(600)",
+            FailureKind.EXCEPTION,
+            "rank 1 failed in cell [2], line 3: ValueError: odd",
+            {},
+        ),
+        (
+            f"{OTHER}os.kill(os.getpid(), signal.SIGINT)",
+            FailureKind.EXCEPTION,
+            "KeyboardInterrupt: not sent by tpunb",
+            {},
+        ),
+        (
+            "class Value:\n    def __reduce__(self): raise KeyboardInterrupt\nx = Value()",
+            FailureKind.EXCEPTION,
+            "KeyboardInterrupt: not sent by tpunb",
+            {"returns": ("x",)},
+        ),
+        (
+            f"{OTHER}signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            FailureKind.EXCEPTION,
+            "SystemExit: sys.exit(0) in the handler of SIGTERM",
+            {},
+        ),
+        (
+            f"{OTHER}os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)",
+            FailureKind.LOST,
+            "the process that watches the ranks was killed with SIGKILL",
+            {},
+        ),
+        # The first error wins, whatever becomes of telling it.
+        (
+            f"{OTHER}sys.excepthook = lambda *error: 1 / 0\nraise ValueError('odd')",
+            FailureKind.EXCEPTION,
+            "ValueError: odd",
+            {},
+        ),
+        (
+            f"{OTHER}resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\nfiles = []\n"
+            "while True: files.append(os.open('/dev/null', os.O_RDONLY))",
+            FailureKind.EXCEPTION,
+            "OSError: [Errno 24] Too many open files",
+            {},
+        ),
+    ],
+    ids="_exit exec parent child SIGINT __reduce__ SIGTERM watcher excepthook descriptors".split(),
+)
+def test_a_rank_that_does_not_reach_its_end(
+    driver: Driver, train: str, kind: FailureKind, words: str, options: dict[str, Any]
+) -> None:
+    result = driver.run([IMPORTS], train, **options).result
+    assert result.state == "failed"
+    assert result.failure is not None
+    assert result.failure.kind is kind
+    assert words in result.failure.headline()
+
+
+@pytest.mark.parametrize("ends", ["sys.exit()", "os._exit(0)"])
+def test_a_prelude_that_ends_in_every_rank(driver: Driver, ends: str) -> None:
+    result = driver.run([IMPORTS, ends], "print('never')", replicate="asked for").result
+    assert result.state == "failed"
+
+
+CALM = [
+    IMPORTS,
+    "shared = multiprocessing.Manager().dict()",
+    """
+    class Stream:
+        def __init__(self, stream):
+            self.stream = stream
+        def write(self, text):
+            return self.stream.write(text)
+        def flush(self):
+            raise RuntimeError("odd")
+    sys.stdout = Stream(sys.stdout)
+    """,
+    """
+    def reap(*_):
+        os.waitpid(-1, os.WNOHANG)
+    signal.signal(signal.SIGCHLD, reap)
+    warnings.simplefilter("error")
+    """,
+    "if not os.fork(): pass",
+    "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+]
+
+
+def test_what_a_prelude_may_do(driver: Driver) -> None:
+    """None of it is a reason to fail, and the ranks find it as it was left."""
+    train = """
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+        try:
+            warnings.warn("raised")
+        except UserWarning as warning:
+            print(warning)
+        shared[os.environ["RANK"]] = True
+        assert shared
+        os.fork()
+        """
+    seen = driver.run(CALM, train)
+    assert seen.result.failures == ()
+    assert seen.result.state == "succeeded"
+    assert sorted(line for line in seen.log if "prelude" not in line) == [
+        "[0] raised",
+        "[1] raised",
+    ]
+
+
+def test_sys_exit_is_a_good_end_that_says_where_it_was(driver: Driver) -> None:
+    seen = driver.run([IMPORTS], "print('first')\nsys.exit()\nprint('never')", ranks=1)
+    assert seen.result.state == "succeeded"
+    told = "[0 err] cell [2], line 2: sys.exit() has ended the train cell"
+    assert sorted(seen.log) == [told, "[0] first"]
+
+
+def test_a_stop_reaches_a_run_whose_fork_server_is_stopped(driver: Driver) -> None:
+    """It is made to go on: else there would never be a process to be told."""
+    server = fork_server(driver.supervisor_pid)
+    assert server is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    run, _ = driver.start([], "print('never')", ranks=1)
+    assert isinstance(run, Run)
+    until(lambda: state.run_state(run.dir) == "running", "it has begun")
+    run.stop(StopCause.USER, "enough")
+    for _ in run.events():
+        continue
+    assert run.result().state == "interrupted"
+    assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
+
+
+def test_a_run_whose_folder_is_deleted_says_so(driver: Driver) -> None:
+    train = "import os, shutil\nshutil.rmtree(os.environ['TPUNB_RUN'])\nraise ValueError('odd')"
+    failure = driver.run([], train, ranks=1).result.failure
+    assert failure is not None
+    assert failure.kind is FailureKind.LOST
+    assert "was deleted during the run" in failure.headline()

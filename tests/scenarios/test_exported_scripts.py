@@ -1,0 +1,120 @@
+"""Every notebook as a script of its own: in an empty folder, in an environment without tpunb."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import free_port
+from tpunb import cli
+
+pytestmark = pytest.mark.long  # each imports torch_xla, and trains
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+TRAINING = "it uses tpunb.training, which is a library: pip install tpunb"
+CANNOT = {
+    "03_lightning": "Lightning's accelerator='tpu' needs a TPU, or tpunb's rehearsal",
+    "04_fastai": "fastai never ends a step: without tpunb, on one device, each step takes longer",
+    "10_one_core_debugging": TRAINING,
+    "11_static_shapes": TRAINING,
+    "12_inference_on_all_cores": TRAINING,
+    "13_big_batches": TRAINING,
+    "14_resume": TRAINING,
+}
+"""Notebooks whose script does not run without a TPU and without tpunb, and why."""
+SHORTER = {
+    "epochs = 12": "epochs = 1",
+    "assert accuracy >= 0.95": "assert accuracy > 0",
+    "FLAGS['num_epochs'] = 8": "FLAGS['num_epochs'] = 1",
+    "assert accuracies[0] >= 0.9": "assert accuracies[0] > 0",
+}
+"""Whether it runs to its end does not depend on how long it trains."""
+ALL = {path.stem: path for path in sorted(NOTEBOOKS.rglob("*.ipynb"))}
+ONE_WAY = {
+    "02_spmd": "python",  # SPMD is one process
+    # Without a TPU, accelerate's launcher starts processes of gloo whose XLA devices never meet.
+    "01_accelerate": "torchrun",
+    # They take long, and differ from the others in nothing that a script does.
+    "02_transformers": "torchrun",
+    "05_timm": "torchrun",
+}
+ALONE = [
+    (name, how)
+    for name in ALL
+    for how in ("python", "torchrun")
+    if name not in CANNOT and ONE_WAY.get(name, how) == how
+]
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has all that this one has, but for tpunb."""
+    folder = tmp_path_factory.mktemp("without-tpunb")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # The .pth files there, one of which is tpunb's, are not read.
+    (packages / "all.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return folder / "bin" / "python"
+
+
+def run(
+    python: Path, folder: Path, words: Sequence[str | Path]
+) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PJRT_DEVICE")}
+    return subprocess.run(
+        [python, *words],
+        cwd=folder,
+        env={**inherited, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def exported(notebook: Path, folder: Path) -> tuple[Path, Path]:
+    """The script of a notebook, and an empty folder."""
+    script, empty = folder / "script.py", folder / "empty"
+    assert cli.main(["convert", str(notebook), "-o", str(script)]) == 0
+    text = script.read_text()
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    script.write_text(text)
+    empty.mkdir()
+    return script, empty
+
+
+def test_tpunb_is_not_there(python: Path, tmp_path: Path) -> None:
+    done = run(python, tmp_path, ["-c", "import torch_xla, nbformat, tpunb"])
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'tpunb'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "how"), ALONE)
+def test_a_script_stands_alone(name: str, how: str, python: Path, tmp_path: Path) -> None:
+    script, empty = exported(ALL[name], tmp_path)
+    port = f"--master-port={free_port()}"
+    done = run(python, empty, [*((*TORCHRUN, port) if how == "torchrun" else ()), script])
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    if how == "torchrun" and "_launch_here()" in script.read_text():
+        assert "each of 2 processes trains by itself" in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, why in CANNOT.items() if why == TRAINING])
+def test_what_needs_tpunb_says_so_at_once(name: str, python: Path, tmp_path: Path) -> None:
+    script, empty = exported(ALL[name], tmp_path)
+    done = run(python, empty, [script])
+    assert done.returncode == 1
+    assert "needs tpunb.training, of which this script has no copy" in done.stderr
+
+
+def test_each_reason_is_about_a_notebook() -> None:
+    assert CANNOT.keys() <= ALL.keys()
+    every = "".join(path.read_text() for path in ALL.values())
+    assert [long for long in SHORTER if long not in every] == []

@@ -1,0 +1,714 @@
+"""What can go wrong, at each moment of a run, and how the run is started: the fault matrix.
+
+Every case ends as it should, names the culprit, keeps what was written before, leaves no
+process, and the next run on the same launcher works.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+import tpunb
+from tests.conftest import Processes
+from tests.drivers.kernel import PATIENCE, until
+from tests.support import Driver, Seen, left_below, script_of
+from tpunb.errors import TpunbError
+from tpunb.kernel.background import BackgroundRun
+from tpunb.kernel.launcher import Attached, Run
+from tpunb.kernel.supervisor import detached
+from tpunb.runs import returns, state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Event, Output
+from tpunb.runs.result import Failure
+from tpunb.runs.spec import FailureKind, StopCause
+from tpunb.utils import processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+SLEEP = "time.sleep(600)"
+TIMEOUT = 8.0
+"""Seconds, for runs that are to reach it: in this time a busy machine has started four ranks."""
+SILENT = 3.0
+"""Seconds, for runs that are to hang: a busy machine's ranks begin, and step, more often."""
+GIVEN_UP = "the test waits no longer"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong in one rank."""
+
+    act: str
+    """One line of Python."""
+    moments: str = "import prelude fork first mid collective save return"
+    setup: str = "pass"
+    """One line that comes before the rank says that it is about to do it."""
+    ends: bool = True
+    """The run does not succeed with it."""
+
+
+LOCK = "L = ctypes.PyDLL(None).pthread_mutex_lock; M = ctypes.create_string_buffer(64); L(M)"
+FAULTS = {
+    "exception": Fault(
+        "raise ValueError('odd')", "import prelude first mid collective save return"
+    ),
+    "sys_exit": Fault("sys.exit(3)", "import prelude first mid collective save return"),
+    "os_exit": Fault("os._exit(3)"),
+    "SIGKILL": Fault("os.kill(os.getpid(), signal.SIGKILL)"),
+    "SIGSEGV": Fault("os.kill(os.getpid(), signal.SIGSEGV)"),
+    "SIGABRT": Fault("os.abort()"),
+    "hang": Fault(SLEEP, "fork first mid collective save return"),
+    # Waits in C for ever, lets no other thread run, and no signal wakes it.
+    "hang_in_c": Fault("L(M)", "first mid collective save return", LOCK),
+    "SIGSTOP": Fault(
+        "os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)",
+        "fork first mid collective save return",
+    ),
+    "stop": Fault(SLEEP),
+    "stop_ignored": Fault(
+        SLEEP, setup="[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)]"
+    ),
+    "stop_in_c": Fault("L(M)", "import prelude fork first mid", LOCK),
+    "stop_frozen": Fault("os.kill(os.getpid(), signal.SIGSTOP)", "import prelude fork first mid"),
+    "timeout": Fault(SLEEP),
+    "full_disk": Fault(
+        "open(os.environ['TPUNB_RUN'] + '/fill', 'wb').write(bytes(1 << 23))",
+        "import prelude first mid collective save return",
+    ),
+    "closed_output": Fault(
+        "sys.stdout.close(); os.close(2)",
+        "import prelude first mid collective save return",
+        ends=False,
+    ),
+    "child": Fault("subprocess.Popen(['sleep', '600'], start_new_session=True)", ends=False),
+    "supervisor": Fault(SLEEP, "prelude mid return"),
+    "kernel": Fault(SLEEP, "import first save"),
+}
+STOPS = ("stop", "stop_ignored", "stop_in_c", "stop_frozen")
+LOST = ("supervisor",)
+
+HEADER = """
+import ctypes, os, signal, subprocess, sys, time, torch, torch_xla, tpunb
+import torch_xla.core.xla_model as xm
+from collections import OrderedDict
+GUILTY = {guilty}
+{held}
+mine = lambda: os.environ.get("RANK", str(GUILTY)) == str(GUILTY)
+"""
+HELD = 'held = open("accel0", "r+b")'
+"""It stands for a chip: nobody may hold it once the run has ended."""
+READY = "ready = True"
+DO = """
+{setup}
+print("before")
+{act}  # FAULT
+"""
+FORK = """
+forks = []
+def in_child():
+    if len(forks) == GUILTY + 1:
+{do8}
+os.register_at_fork(before=lambda: forks.append(1), after_in_child=in_child)
+"""
+FIRST = """
+if mine():
+{do}
+"""
+MID = """
+weight = torch.ones(3, device="xla", requires_grad=True)
+for step in range(3):
+    (weight * 2).sum().backward()
+    if step == 1 and mine():
+{do8}
+    torch_xla.sync()
+"""
+COLLECTIVE = """
+one = torch.ones(1, device="xla")
+assert xm.all_reduce("sum", one).item() == int(os.environ["WORLD_SIZE"])
+def act(*_):
+{do}
+if mine():
+    signal.signal(signal.SIGALRM, act)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+elif os.environ["RANK"] == "0":
+    {late}
+xm.all_reduce("sum", one).item()
+"""
+SAVE = """
+class Value:
+    def __reduce__(self):
+        if mine():
+{do12}
+        return OrderedDict, ()
+tpunb.save({{"value": 1}}, 1)
+while mine() and tpunb.load() is None:
+    time.sleep(0.02)
+tpunb.save({{"value": Value()}}, 2, per_rank=True)  # SAVE
+"""
+RETURN = """
+class Value:
+    def __reduce__(self):
+{do8}
+        return OrderedDict, ()
+x = Value()
+"""
+TRAIN = {"first": FIRST, "mid": MID, "collective": COLLECTIVE, "save": SAVE, "return": RETURN}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault at one moment, in one way to start a run."""
+
+    fault: str
+    moment: str
+    start: str = "fork"
+    """fork, replicate, or kept: it begins in a prelude that the run before has left."""
+    mode: str = "foreground"
+    """foreground, background or detached."""
+    ranks: int = 2
+
+    @property
+    def id(self) -> str:
+        return f"{self.fault}-{self.moment}-{self.start}-{self.mode}-{self.ranks}"
+
+    @property
+    def guilty(self) -> int:
+        """The rank in which it happens."""
+        return 0 if self.moment == "return" else self.ranks // 2
+
+    @property
+    def in_runner(self) -> bool:
+        """The prelude that runs once is no rank's."""
+        return self.moment in ("import", "prelude") and self.start != "replicate"
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.in_runner else self.guilty
+
+    def sources(self, folder: Path) -> tuple[list[str], str]:
+        """The cells above, and the train cell."""
+        fault = FAULTS[self.fault]
+        do = DO.format(setup=fault.setup, act=fault.act).strip()
+        fill = {
+            "do": indent(do, " " * 4),
+            "do8": indent(do, " " * 8),
+            "do12": indent(do, " " * 12),
+            "late": SLEEP if fault.ends else "time.sleep(0.5)",
+            "guilty": self.guilty,
+            "held": "pass" if self.start == "kept" else HELD,  # a prelude with it is not kept
+        }
+        first, second = HEADER.format(**fill), READY
+        if self.moment == "import":
+            (folder / "trouble.py").write_text((first + FIRST).format(**fill))
+            second = f"import sys\nsys.path.insert(0, {str(folder)!r})\nimport trouble  # FAULT"
+        elif self.moment == "prelude":
+            second = FIRST.format(**fill)
+        elif self.moment == "fork":
+            second = FORK.format(**fill)
+        train = TRAIN.get(self.moment, "").format(**fill)
+        if self.start == "kept":
+            train = f"{HELD}\n{train}"
+        if fault.ends and self.moment != "return":
+            train += f"\n{SLEEP}"  # the others are busy
+        return [first, second], train or "print('trained')"
+
+
+def _cases() -> list[Case]:
+    """Every fault at each moment at which it makes sense, in turns started in each way."""
+    made: list[Case] = []
+    far: list[Case] = []
+    starts, modes = ("fork", "replicate"), ("foreground", "background")
+    for number, (name, fault) in enumerate(FAULTS.items()):
+        moments = fault.moments.split()
+        for index, moment in enumerate(moments):
+            turn = index + number
+            # Where ranks run the prelude themselves, nothing of theirs is there at the fork.
+            start = "fork" if moment == "fork" else starts[turn % 2]
+            mode = modes[turn // 2 % 2]
+            case = Case(name, moment, start, mode, 4 if turn % 5 == 4 else 2)
+            (far if name in (*LOST, "kernel") else made).append(case)
+            if moment in ("import", "prelude") and name not in (*LOST, "kernel"):
+                # The prelude of all ranks and that of each are two things.
+                other = replace(case, start=starts[1 - turn % 2], mode=modes[1 - turn // 2 % 2])
+                made.append(other)
+        if name not in (*LOST, "kernel"):
+            # In the cell that is not kept, and in a rank after a prelude that is kept whole.
+            for group in (("import", "prelude"), tuple(TRAIN)):
+                if possible := [moment for moment in moments if moment in group]:
+                    moment = possible[number % len(possible)]
+                    made.append(Case(name, moment, "kept", modes[number % 2]))
+            moment = [m for m in moments if m != "fork"][number % (len(moments) - 1)]
+            far.append(Case(name, moment, starts[number // 2 % 2], "detached"))
+    # Those that use up their supervisor are spread: the next one gets warm meanwhile.
+    each = len(made) // len(far)
+    for index, case in enumerate(far):
+        made.insert((each + 1) * index + each, case)
+    return made
+
+
+CASES = _cases()
+
+
+def test_the_matrix_is_whole() -> None:
+    assert len({case.id for case in CASES}) == len(CASES) >= 120
+    for name, fault in FAULTS.items():
+        mine = [case for case in CASES if case.fault == name]
+        assert {case.moment for case in mine} == set(fault.moments.split())
+        assert {case.start for case in mine} >= {"fork", "replicate"}
+        assert ("kept" in {case.start for case in mine}) == (name not in (*LOST, "kernel"))
+        wanted = {"foreground", "background", "detached"}
+        if name in (*LOST, "kernel"):
+            wanted.remove("detached")
+        assert {case.mode for case in mine} >= wanted, name
+    assert {case.ranks for case in CASES} == {2, 4}
+
+
+KERNEL = """
+import sys
+from pathlib import Path
+from tests.support import Driver
+driver = Driver(Path(sys.argv[1]))
+driver.warm()
+print("warm", flush=True)
+order = eval(sys.stdin.readline())
+run, _ = driver.start(*order.pop("sources"), **order)
+print(run.dir.path, flush=True)
+for _ in run.events():
+    pass
+"""
+
+
+class Kernels:
+    """Processes that wait, warm, to start one run and be killed in it. One is kept ahead."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next: subprocess.Popen[str] | None = None
+        self.prepare()
+
+    def prepare(self) -> None:
+        self._next = subprocess.Popen(
+            [sys.executable, "-c", KERNEL, str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=os.getcwd(),
+        )
+
+    def take(self) -> subprocess.Popen[str]:
+        assert self._next is not None
+        assert self._next.stdout is not None
+        assert self._next.stdout.readline() == "warm\n"
+        taken, self._next = self._next, None
+        return taken
+
+    def ends(self) -> set[int]:
+        """The process that waits, and all below it."""
+        if self._next is None:
+            return set()
+        return {self._next.pid} | {p.pid for p in processes.descendants(self._next.pid)}
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.communicate()
+
+
+@dataclass
+class Bench:
+    """What the cases share: warm launchers, and a small disk."""
+
+    near: Driver
+    """For what leaves its supervisor and fork server alive."""
+    far: Driver
+    """For what uses them up."""
+    disk: Path
+    """A file system of 4 MB, or a folder where none can be mounted."""
+    mounted: bool
+    kernels: Kernels | None = None
+
+    def waiting(self) -> set[int]:
+        """Supervisors and fork servers that wait for the next run, and nothing else."""
+        found: set[int] = set()
+        for driver in (self.near, self.far):
+            supervisor = driver.launcher.supervisor
+            if supervisor is not None:
+                found |= {supervisor.pid} | {p.pid for p in _direct(supervisor.pid)}
+        return found | (self.kernels.ends() if self.kernels else set())
+
+
+def _direct(supervisor: int) -> list[processes.Process]:
+    """The processes below a supervisor that wait for runs."""
+    busy = left_below(supervisor)
+    return [process for process in processes.descendants(supervisor) if process not in busy]
+
+
+@pytest.fixture(scope="module")
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    ids = " ".join(item.name for item in request.session.items if "test_fault[" in item.name)
+    near, far = (Driver(tmp_path_factory.mktemp(name)) for name in ("near", "far"))
+    near.warm()
+    if "detached" in ids or "[supervisor" in ids:
+        far.launcher.warm(far.env())
+    disk = tmp_path_factory.mktemp("disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    made = Bench(near, far, disk, mounted)
+    if "[kernel" in ids:
+        made.kernels = Kernels(tmp_path_factory.mktemp("kernels"))
+    yield made
+    near.launcher.close()
+    far.launcher.close()
+    if made.kernels is not None:
+        made.kernels.close()
+    if mounted:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_by_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As everywhere, but supervisors and fork servers that wait for the next run stay."""
+    before = Processes()
+    yield
+    if "bench" not in request.fixturenames:
+        return
+    bench: Bench = request.getfixturevalue("bench")
+
+    def left() -> set[int]:
+        now = Processes()
+        return (now.pids - before.pids) - bench.waiting()
+
+    until(lambda: not left(), "nothing but supervisors and fork servers is left")
+
+
+def _options(case: Case, bench: Bench) -> dict[str, object]:
+    options: dict[str, object] = {
+        "ranks": case.ranks,
+        "grace": 0.3,
+        "hang_timeout": SILENT if case.fault in ("hang", "hang_in_c", "SIGSTOP") else 300.0,
+        "replicate": "asked for" if case.start == "replicate" else None,
+        "returns": ("x",) if case.moment == "return" else (),
+    }
+    if case.fault == "timeout":
+        options["timeout"] = TIMEOUT
+    return options
+
+
+class Watch:
+    """A run that tells what it saw, and does what comes from outside at the right moment."""
+
+    def __init__(self, case: Case, run: Run | Attached, then: Callable[[], None]) -> None:
+        self._case = case
+        self._run = run
+        self._then: Callable[[], None] | None = then
+        self.dir, self.spec, self.result = run.dir, run.spec, run.result
+        self.seen: list[Event] = []
+
+    def events(self) -> Iterator[Event | None]:
+        for event in self._run.events():
+            if event is not None:
+                self.seen.append(event)
+            if self._then is not None and isinstance(event, Output) and "before" in event.text:
+                then, self._then = self._then, None
+                if self._case.fault == "stop_frozen":
+                    time.sleep(0.05)  # it freezes a moment after it has said so
+                then()
+            yield event
+
+
+def _from_outside(case: Case, run: Run | Attached, supervisor: int) -> None:
+    """What somebody else does in this case."""
+    if case.fault in STOPS:
+        if isinstance(run, Run) and case.mode == "foreground":
+            run.stop(StopCause.USER, "enough")
+        else:
+            state.request_stop(run.dir, "enough")
+    elif case.fault == "supervisor":
+        os.kill(supervisor, signal.SIGKILL)
+
+
+def _in_background(watch: Watch) -> None:
+    """Follow it as the handle of --bg does, in a thread of its own."""
+    handle = BackgroundRun(
+        watch,  # type: ignore[arg-type]
+        logs=frozenset(range(watch.spec.world_size)),
+        notes=(),
+        raises=False,
+        bind=lambda values: None,
+        ended=lambda result: None,
+    )
+    try:
+        assert handle.wait(PATIENCE) is handle.result
+    except TimeoutError:  # the other cases shall not wait for this one
+        state.request_stop(watch.dir, GIVEN_UP, now=True)
+        handle.wait()
+        raise
+
+
+def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
+    """Start it, follow it to its end, look that nothing is left."""
+    is_detached = case.mode == "detached"
+    driver = bench.far if is_detached or case.fault in LOST else bench.near
+    driver.warm()
+    pid = driver.supervisor_pid
+    place, before = driver.folder, driver.folder
+    if case.fault == "full_disk":
+        place = bench.disk
+    driver.folder = place
+    try:
+        prelude, train = case.sources(folder)
+        options = _options(case, bench)
+        if case.start == "kept":
+            before_it = driver.run([prelude[0], READY], "pass", cwd=str(folder), ranks=case.ranks)
+            assert before_it.result.state == "succeeded", before_it.result.explain()
+        started = time.monotonic()
+        run, _ = driver.start(prelude, train, cwd=str(folder), detached=is_detached, **options)  # type: ignore[arg-type]
+    finally:
+        driver.folder = before
+    watch = Watch(case, run, lambda: _from_outside(case, run, pid))
+    if case.start == "kept":
+        as_it_was = sum(source == READY for source in prelude)
+        until(lambda: _kept_cells(run.dir) == 1 + as_it_was, "it begins in what is kept")
+    if case.mode == "background":
+        _in_background(watch)
+    else:
+        limit = threading.Timer(PATIENCE, state.request_stop, (run.dir, GIVEN_UP), {"now": True})
+        limit.start()
+        for _ in watch.events():
+            pass
+        limit.cancel()
+    seen = Seen(run.result(), watch.seen, time.monotonic() - started)
+    if is_detached:
+        until(lambda: processes.find_process(pid) is None, "the supervisor ends with its run")
+        until(lambda: all(left.has_exited for left in detached), "it is reaped")
+    if case.fault in LOST:
+        until(lambda: processes.find_process(pid) is None, "the supervisor ends")
+        driver.launcher.warm(driver.env())
+    elif not is_detached:
+        assert left_below(pid) == []
+        assert holders(folder / "accel0") == []
+    return Seen(returns.collect_returns(seen.result, run.spec), seen.events, seen.seconds)
+
+
+def _kept_cells(run: RunDir) -> int:
+    """How many cells of its prelude a run does not execute."""
+    return sum(block.origin is not None for block in run.read_spec().blocks)
+
+
+def holders(path: Path) -> list[str]:
+    """Who has a file open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            opened = list((process / "fd").iterdir())
+        except OSError:  # it has ended
+            continue
+        for fd in opened:
+            try:
+                if os.readlink(fd) == str(path):
+                    found.append(str(fd))
+            except OSError:  # it has ended, or closed it
+                continue
+    return found
+
+
+def zombies(parent: int) -> list[int]:
+    """Children that have ended and that nobody has taken note of."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = processes._stat(int(name))
+            if stat is not None and stat.ppid == parent and stat.state == "Z":
+                found.append(int(name))
+    return found
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CASES if c.fault != "kernel"])
+def test_fault(case: Case, bench: Bench, tmp_path: Path) -> None:
+    if case.fault == "full_disk" and not bench.mounted:
+        pytest.skip("file systems cannot be mounted here")
+    for left in bench.disk.iterdir():
+        shutil.rmtree(left)
+    (tmp_path / "accel0").touch()
+    seen = _drive(case, bench, tmp_path)
+    until(lambda: not holders(tmp_path / "accel0"), "nobody holds the device")
+    _judge(case, seen, tmp_path)
+    if case.start == "kept":
+        prelude = [case.sources(tmp_path)[0][0], READY]
+        again = bench.near.run(prelude, "print('next', ready)", cwd=str(tmp_path), ranks=2)
+        assert again.result.state == "succeeded", again.result.explain()
+        assert sorted(again.log) == ["[0] next True", "[1] next True"]
+        # Another second cell has made the one from before useless.
+        expected = 1 if case.moment in ("import", "prelude") else 2
+        assert _kept_cells(RunDir(again.result.dir)) == expected
+    if case.mode != "detached" and case.fault not in LOST:
+        following = bench.near.run(["a = 1"], "print('next', a)", ranks=2)
+        assert following.result.state == "succeeded", following.result.explain()
+        assert sorted(following.log) == ["[0] next 1", "[1] next 1"]
+        supervisor = bench.near.supervisor_pid
+        # One that ended last may stay until the next run: its threads outlive it a little.
+        assert zombies(supervisor) == []
+
+
+def _judge(case: Case, seen: Seen, folder: Path) -> None:
+    """The outcome, who is to blame, and that nothing is lost."""
+    result, fault = seen.result, case.fault
+    told = f"{result.state}: {result.explain()}"
+    assert result.state == _state(case), told
+    log = seen.log
+    if fault == "supervisor":  # which merges the log; what ranks wrote is in their own files
+        files = result.dir.glob("attempts/*/*/*.log")
+        log = [f"[] {line}" for file in files for line in file.read_text().splitlines()]
+    assert any(line.partition("] ")[2] == "before" for line in log), log
+    failure = result.failure
+    if result.state in ("succeeded", "interrupted", "timed_out"):
+        assert result.failures == (), told
+        if result.state != "succeeded":
+            assert result.reason == ("enough" if fault in STOPS else f"--timeout {TIMEOUT:g} s")
+    else:
+        assert failure is not None
+        _blame(case, failure, folder)
+    if case.moment == "return" and result.state == "succeeded":
+        assert ("x" in result.returns_failed) == (fault == "exception")
+        assert fault != "exception" or "ValueError: odd" in result.returns_failed["x"]
+    if case.moment == "save":
+        newest = tpunb.load(result.dir, rank=0)
+        assert newest is not None
+        assert newest.step in ((1, 2) if fault not in ("closed_output", "child") else (2,))
+    assert not list(result.dir.rglob("*.room")) or fault == "supervisor"
+
+
+def _state(case: Case) -> str:
+    if case.fault in STOPS:
+        return "interrupted"
+    if case.fault in ("hang", "hang_in_c", "SIGSTOP"):
+        return "hung"
+    if case.fault == "timeout":
+        return "timed_out"
+    if not FAULTS[case.fault].ends or (case.fault == "exception" and case.moment == "return"):
+        return "succeeded"
+    return "failed"
+
+
+def _blame(case: Case, failure: Failure, folder: Path) -> None:
+    """The failure names the rank, the cell, the line and the cause."""
+    text = f"{failure}"
+    fault, moment = case.fault, case.moment
+    if fault == "supervisor":
+        assert failure.kind is FailureKind.LOST
+        assert "the supervisor has ended" in failure.message, text
+        return
+    place = _place(case, folder)
+    if failure.kind is FailureKind.HANG:
+        if fault == "SIGSTOP":
+            assert f"rank {case.guilty}: is stopped (SIGSTOP" in failure.message
+        elif moment == "fork":
+            assert "has not come out of the fork" in failure.message
+        else:
+            assert f"cell [{place[0]}], line {place[1]}: " in failure.message, text
+        return
+    if not (fault == "full_disk" and moment == "save"):  # then it is full for all
+        assert failure.rank == case.rank, text
+    if fault in ("exception", "full_disk"):
+        kind = {"exception": "ValueError", "full_disk": "OSError"}[fault]
+        assert failure.type == ("CheckpointError" if moment == "save" else kind), text
+        assert ("odd" if fault == "exception" else "No space left") in failure.message, text
+    elif fault == "sys_exit":
+        assert failure.type == "SystemExit"
+        assert failure.message.startswith("sys.exit(3)")
+        # None: it was ended before its interpreter had come to an end (the grace is 0.3 s).
+        assert failure.exitcode in (3, None) or case.moment in ("import", "prelude")
+    elif fault == "os_exit":
+        assert (failure.type, failure.exitcode) == ("Exit", 3), text
+        assert failure.message.startswith("ended with exit code 3")
+        return
+    else:
+        assert (failure.type, failure.signal) == ("Signal", fault), text
+        assert fault in failure.message
+        if fault == "SIGKILL" or moment == "fork":
+            return
+    if not (fault == "full_disk" and moment == "return"):  # the report of all values fails
+        assert (failure.cell, failure.line) == place, text
+
+
+def _place(case: Case, folder: Path) -> tuple[int, int]:
+    """Cell and line of the fault, or of the call of the library that reports it."""
+    prelude, train = case.sources(folder)
+    reported = case.moment == "save" and case.fault in ("exception", "full_disk")
+    mark = "# SAVE" if reported else "# FAULT"
+    script = script_of(prelude, train)
+    line = next(n for n, text in enumerate(script.text.split("\n"), 1) if text.endswith(mark))
+    found = script.locate(line)
+    assert found is not None
+    block, within = found
+    assert block.number is not None
+    return block.number, within
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CASES if c.fault == "kernel"])
+def test_fault_of_the_kernel(case: Case, bench: Bench, tmp_path: Path) -> None:
+    """Whoever has started it is killed: the run is stopped, with time to save."""
+    if bench.kernels is None:
+        bench.kernels = Kernels(tmp_path)
+    kernel = bench.kernels.take()
+    assert kernel.stdin is not None
+    assert kernel.stdout is not None
+    (tmp_path / "accel0").touch()
+    order = {**_options(case, bench), "sources": case.sources(tmp_path), "cwd": str(tmp_path)}
+    kernel.stdin.write(f"{order!r}\n")
+    kernel.stdin.flush()
+    run = RunDir(kernel.stdout.readline().strip())
+    until(lambda: run.log.exists() and "before" in run.log.read_text(), "it is at work")
+    everyone = processes.descendants(kernel.pid)
+    kernel.kill()
+    kernel.wait()
+    kernel.stdin.close()
+    kernel.stdout.close()
+    bench.kernels.prepare()
+    until(lambda: not any(map(processes.is_alive, everyone)), "nothing is left")
+    assert holders(tmp_path / "accel0") == []
+    result = run.read_result()
+    assert result is not None
+    assert (result.state, result.reason, result.failures) == (
+        "interrupted",
+        "the kernel has ended",
+        (),
+    )
+    if case.moment == "save":
+        newest = tpunb.load(run.path, rank=0)
+        assert newest is not None
+        assert newest.step == 1
+
+
+def test_a_run_that_is_lost_is_called_so(bench: Bench, tmp_path: Path) -> None:
+    """A detached run whose supervisor is killed: nobody else can say how it ended."""
+    bench.far.warm()
+    supervisor = bench.far.supervisor_pid
+    run, _ = bench.far.start(["import time"], f"print('before')\n{SLEEP}", detached=True)
+    until(lambda: run.dir.log.exists() and "before" in run.dir.log.read_text(), "it is at work")
+    os.kill(supervisor, signal.SIGKILL)
+    for _ in run.events():
+        continue
+    with pytest.raises(TpunbError, match="is lost"):
+        run.result()
+    until(lambda: processes.find_process(supervisor) is None, "it has ended")
+    until(lambda: all(left.has_exited for left in detached), "it is reaped")
+
+
+def test_an_exception_is_told_also_where_standard_error_is_closed(bench: Bench) -> None:
+    seen = bench.near.run(["import sys"], "sys.stderr.close()\nraise ValueError('odd')", ranks=1)
+    failure = seen.result.failure
+    assert failure is not None
+    assert failure.headline() == "rank 0 failed in cell [2], line 2: ValueError: odd"

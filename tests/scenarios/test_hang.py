@@ -1,0 +1,150 @@
+"""Runs in which nothing goes on any more, and runs that only look like it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support import Driver
+from tpunb.errors import RunHungError
+from tpunb.runs.events import Phase, RanksStarted
+from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
+
+RANK = "import os, time, torch, torch_xla\nrank = int(os.environ['RANK'])"
+LOOP = """\
+import os, time, torch, torch_xla
+import torch_xla.core.xla_model as xm
+rank, device = int(os.environ["RANK"]), torch_xla.device()
+for step in range(5):
+    total = xm.all_reduce("sum", torch.ones(3, device=device))
+    torch_xla.sync()
+    if rank == 1 and step == 3:
+        {one}
+print("done", rank)
+"""
+
+# Hang time-outs here are some seconds: ranks on a busy machine need more than one to begin.
+
+
+def stacks(folder: Path, rank: int) -> str:
+    return (folder / "attempts" / "0" / str(rank) / "stacks.txt").read_text()
+
+
+@pytest.mark.slow
+def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
+    seen = driver.run([], LOOP.format(one="time.sleep(1000)"), ranks=3, hang_timeout=6.0, grace=1.0)
+    result = seen.result
+    assert (result.state, result.returncode) == ("hung", 124)
+    text = result.explain()
+    assert text.startswith("no activity from any rank for 6 s")
+    assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in text
+    assert "\nrank 1: at cell [1], line 8: time.sleep(1000)\nranks 0, 2: " in text
+    assert "--hang-timeout" in text
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.cell, result.failure.line) == (
+        FailureKind.HANG,
+        1,
+        8,
+    )
+    with pytest.raises(RunHungError, match="rank 1: at cell"):
+        result.raise_for_failure()
+    for rank in range(3):
+        assert "script.py" in stacks(result.dir, rank)
+    assert PhaseKind.COLLECTING_STACKS in [phase.kind for phase in seen.of(Phase)]
+    assert result.stop == Stop(StopCause.HUNG)
+    assert driver.run([], "print('next')").result.state == "succeeded"
+
+
+@pytest.mark.slow
+def test_ranks_in_c_code_are_seen_and_ended(driver: Driver) -> None:
+    # It holds the interpreter's lock, so that no Python of this process runs any more.
+    waits = (
+        "import ctypes\nlock = ctypes.PyDLL(None).pthread_mutex_lock\n"
+        "mutex = ctypes.create_string_buffer(64)\nlock(mutex)\nlock(mutex)"
+    )
+    seen = driver.run([], waits, hang_timeout=4.0, grace=0.5)
+    assert seen.result.state == "hung"
+    assert "ranks 0, 1: at cell [1], line 5: lock(mutex)" in seen.result.explain()
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named(driver: Driver) -> None:
+    def stop(run: object) -> None:
+        os.kill(pids[1], signal.SIGSTOP)
+
+    pids: list[int] = []
+
+    def started(event: object) -> bool:
+        if isinstance(event, RanksStarted):
+            pids.extend(event.pids)
+        return isinstance(event, RanksStarted)
+
+    loop = "import time\nwhile True:\n    time.sleep(0.1)"
+    seen = driver.run([], loop, when=started, then=stop, hang_timeout=2.0, grace=0.5)
+    assert seen.result.state == "hung"
+    assert "rank 1: is stopped (SIGSTOP, or a debugger)" in seen.result.explain()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "alive",
+    [
+        "x = torch.ones(2, device='xla', requires_grad=True)\n(x * x).sum().backward()\n"
+        "for _ in range(12):\n    time.sleep(0.5)\n    torch_xla.sync()",
+        "import torch_xla.core.xla_model as xm\nfor _ in range(12):\n    time.sleep(0.5)\n"
+        "    xm.rendezvous('here')",
+    ],
+    ids=["step", "collective"],
+)
+def test_a_silent_loop_is_active_by_its_steps_or_collectives(driver: Driver, alive: str) -> None:
+    seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=4.0)
+    assert seen.result.state == "succeeded"
+
+
+SILENT_WORK = """\
+import os, threading, time, torch, tpunb
+for _ in tpunb.track(range(10)):
+    time.sleep(0.5)
+
+def compute(seconds=4):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+compute()
+sync = os.fsync
+os.fsync = lambda fd: (time.sleep(4), sync(fd))
+tpunb.save({"weight": torch.ones(3)}, 1, path="elsewhere")
+values = torch.ones(3)
+threading.Thread(target=compute).start()  # the process ends when it does
+"""
+
+
+@pytest.mark.long
+def test_silent_work_is_no_hang(driver: Driver, tmp_path: Path) -> None:
+    """A loop that is tracked, computing, a slow disk, and a thread at the end of the run."""
+    seen = driver.run(
+        [], SILENT_WORK, ranks=2, hang_timeout=3.0, returns=("values",), cwd=str(tmp_path)
+    )
+    assert seen.result.state == "succeeded", seen.result.explain()
+
+
+@pytest.mark.long
+def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
+    large = """
+        import torch, torch_xla
+        x = torch.rand(64, 64, device=torch_xla.device(), requires_grad=True)
+        y = x
+        for i in range(450):
+            y = torch.tanh(y @ x + float(i)) * 1.0001 - y.mean(dim=i % 2, keepdim=True)
+            print(i, flush=True)  # it lives: what follows is silent
+        y.sum().backward()
+        torch_xla.sync()
+        print("took long", flush=True)
+    """
+    seen = driver.run([], large, ranks=1, hang_timeout=3.0)
+    assert seen.result.state == "succeeded"
+    assert seen.seconds > 4.0, "compiled too quickly to show anything"

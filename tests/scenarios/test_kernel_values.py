@@ -1,0 +1,187 @@
+"""What the kernel holds, in a run: in real kernels, under papermill, and as a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import nbformat
+import pytest
+from nbformat import v4
+
+import tpunb
+from tests.drivers.kernel import Kernel, Ran, kernel
+from tpunb.runs.directory import RunDir, list_runs
+
+PRELUDE = """
+import os, torch
+torch.manual_seed(0)
+lr = 0.01
+config = {"width": 8, "loss": print}
+x = torch.ones(4)
+def scaled(value):
+    return value * lr
+"""
+SHOW = "if os.environ['RANK'] == '0': print(lr, config['width'], scaled(100), x.sum().item())"
+
+
+@pytest.fixture(scope="module")
+def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run("%load_ext tpunb\n%tpu_setup --cores 2", "load").good()
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest) -> None:
+    if "nb" in request.fixturenames:
+        made: Kernel = request.getfixturevalue("nb")
+        for name in ("train", "below", "loop"):
+            made.cells.pop(name, None)
+        made.run(PRELUDE, "prelude").good()
+
+
+def train(nb: Kernel, source: str, options: str = "") -> Ran:
+    return nb.run(f"%%tpu_train {options}\n{dedent(source).strip()}\n", "train")
+
+
+def last(nb: Kernel) -> RunDir:
+    return list_runs(nb.folder / "runs")[-1]
+
+
+def test_nothing_is_said_where_nothing_differs(nb: Kernel) -> None:
+    ran = train(nb, SHOW).good()
+    assert "[0] 0.01 8 1.0 4.0" in ran.stdout
+    assert "kernel" not in ran.stdout
+    assert not last(nb).parameters.exists()
+    assert last(nb).kernel_values.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("options", ["", "--replicate"])
+def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
+    train(nb, "pass").good()
+    nb.run("lr = 0.1; config['width'] = 16; x += 1", "below").good()
+    ran = train(nb, SHOW, options).good()
+    assert "[0] 0.1 16 10.0 4.0" in ran.stdout
+    assert "lr: 0.1 from the kernel; cell [" in ran.stdout
+    assert "config['width']: 16 from the kernel; cell [" in ran.stdout
+    assert "differs from the kernel, the run has what the cells make: x (cell [" in ran.stdout
+    table = tpunb.runs(nb.folder / "runs")
+    assert table.iloc[-1]["params.lr"] == 0.1
+    assert table.iloc[-1]["params.config.width"] == 16
+    written = json.loads(last(nb).result.read_text())["parameters"]
+    assert written["lr"] == 0.1
+    replayed = train(nb, SHOW, "--replay").good()
+    assert "[0] 0.01 8 1.0 4.0" in replayed.stdout
+    assert "kernel" not in replayed.stdout
+    assert tpunb.runs(nb.folder / "runs").iloc[-1]["params.lr"] == 0.01
+
+
+@pytest.mark.long  # it imports torch_xla once more
+def test_the_script_alone_has_the_same_values(nb: Kernel) -> None:
+    train(nb, "pass").good()
+    nb.run("lr = 0.1", "below").good()
+    train(nb, "print('lr', lr, scaled(100))").good()
+    script = last(nb).script
+    assert 'tags=["injected-parameters"]\nlr = 0.1\n# %% cell ' in script.read_text()
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, cwd=nb.folder
+    )
+    assert "lr 0.1 10.0" in done.stdout
+
+
+def test_a_line_of_an_error_below_the_parameters(nb: Kernel) -> None:
+    train(nb, "pass").good()
+    nb.run("lr = 0.1", "below").good()
+    ran = train(nb, "print(lr)\n1 / 0")
+    assert ", line 3: ZeroDivisionError" in ran.red_line
+    assert "❯    3  1 / 0" in ran.status
+
+
+def test_a_loop_around_a_train_cell(nb: Kernel) -> None:
+    ran = nb.run(
+        """
+results = {}
+for lr in (0.1, 0.02):
+    get_ipython().run_cell_magic("tpu_train", f"--name lr{lr} --returns got", "got = scaled(100)")
+    results[lr] = got
+print(results)
+""",
+        "loop",
+    ).good()
+    assert "{0.1: 10.0, 0.02: 2.0}" in ran.stdout
+    table = tpunb.runs(nb.folder / "runs").iloc[-2:]
+    assert table["params.lr"].tolist() == [0.1, 0.02]
+    assert table["name"].tolist() == ["lr0.1", "lr0.02"]
+    after = train(nb, "print(lr, results)").good()  # the loop is no part of it, what it left is
+    assert "0.02 {0.1: 10.0, 0.02: 2.0}" in after.stdout
+
+
+def test_a_name_that_only_a_skipped_cell_makes(nb: Kernel) -> None:
+    nb.run("# tpu: skip\nsteps = 7", "below").good()
+    ran = train(nb, "print('steps', steps)").good()
+    assert "steps 7" in ran.stdout
+    assert "steps: 7 from the kernel; no cell of this run makes it" in ran.stdout
+    refused = train(nb, "print('steps', steps)", "--replay")
+    assert "`steps` is defined only in cell [" in refused.traceback
+
+
+@pytest.mark.long
+def test_papermills_parameters(tmp_path: Path) -> None:
+    """Those that ran, of `tpunb run -p` and of papermill itself."""
+    tagged = v4.new_code_cell("lr = 0.002\nsteps = 3", metadata={"tags": ["parameters"]})
+    sources = ("import torch", "%%tpu_train --cores 1\nprint('lr', lr)")
+    rest = [v4.new_code_cell(source) for source in sources]
+    cells = [v4.new_code_cell("%load_ext tpunb"), tagged, *rest]
+    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "in.ipynb")
+    parameters = ["-p", "lr", "0.1", "-p", "extra", "7"]
+    tools = Path(sys.executable).parent
+    for command in (
+        [str(tools / "tpunb"), "run", "in.ipynb", "out.ipynb", *parameters[:3]],
+        [
+            *(str(tools / "papermill"), "in.ipynb", "out2.ipynb", *parameters),
+            *("-k", "python3", "--language", "python", "--no-progress-bar"),
+        ],
+    ):
+        subprocess.run(command, cwd=tmp_path, check=True, env=dict(os.environ), timeout=600)
+    frame = tpunb.runs(tmp_path / "runs")
+    assert frame["params.lr"].tolist() == [0.1, 0.1]
+    assert frame["params.steps"].tolist() == [3, 3]
+    assert frame["params.extra"].tolist()[1] == 7
+
+
+@pytest.mark.parametrize("options", ["", "--replicate"])
+def test_cells_that_can_run_only_once(nb: Kernel, options: str) -> None:
+    """Each finds what it found in the kernel, or its work done; the train cell finds neither."""
+    name = f"ONCE{len(options)}"
+    nb.run(f"# tpu: skip\nos.environ[{name!r}] = 'here'", "skipped").good()
+    once = f"""
+    import shutil
+    from pathlib import Path
+    folder, other = Path("once{len(options)}"), {name!r} + "_OTHER"
+    %env FOO=1
+    folder.mkdir()
+    (folder / "file").write_text("text")
+    for file in folder.glob("*"):
+        os.remove(file)
+    def clean():
+        os.rmdir(folder / "sub")
+    os.mkdir(folder / "sub")
+    clean()
+    del os.environ["FOO"]
+    found = os.environ.pop({name!r})
+    """
+    try:
+        nb.run(dedent(once).strip(), "once").good()
+        ran = train(nb, f"print(found, os.environ.get({name!r}), os.environ.get('FOO'))", options)
+        assert "here None None" in ran.good().stdout
+        again = train(nb, "os.mkdir(folder)", f"{options} --no-raise").good()
+        assert "FileExistsError" in again.screen()
+    finally:
+        for id in ("skipped", "once"):
+            nb.cells.pop(id, None)

@@ -1,0 +1,314 @@
+"""`tpunb.launch` in real kernels: in a loop, with errors, interrupts, other cells around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.drivers.kernel import Kernel, Ran, kernel
+from tests.support import free_port
+from tpunb.cli import main
+from tpunb.runs.directory import RunDir, list_runs
+
+
+@pytest.fixture(scope="module")
+def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A notebook in JupyterLab that never loads the extension, with cells that tests edit."""
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run("import os, time, torch, tpunb\nscale = 2", "first").good()
+        for name in ("above", "sweep", "cell"):
+            made.run("pass", name).good()
+        yield made
+
+
+def cell(nb: Kernel, source: str, id: str = "cell") -> Ran:
+    return nb.run(dedent(source).strip("\n"), id)
+
+
+def last_run(nb: Kernel) -> RunDir:
+    return list_runs(nb.folder / "runs")[-1]
+
+
+def train_cell(nb: Kernel) -> str:
+    """What the ranks of the last run ran."""
+    run = last_run(nb)
+    [block] = [block for block in run.read_spec().blocks if block.role == "train"]
+    lines = run.script.read_text(encoding="utf-8").split("\n")
+    return "\n".join(lines[block.first - 1 : block.last]).strip()
+
+
+def test_a_loop_in_the_cell_that_defines_the_function(nb: Kernel) -> None:
+    ran = cell(
+        nb,
+        """
+        def train(rate):
+            print("rank", os.environ["RANK"], "rate", rate)
+            return rate * scale
+
+        found = {}
+        for rate in (0.5, 0.25):
+            found[rate] = tpunb.launch(train, args=(rate,), cores=2).returns["value"]
+        found
+        """,
+    ).good()
+    assert ran.shown == "{0.5: 1.0, 0.25: 0.5}"
+    assert sorted(re.findall(r"\[(\d)\] rank \1 rate (\S+)", ran.stdout)) == [
+        *(("0", "0.25"), ("0", "0.5"), ("1", "0.25"), ("1", "0.5"))
+    ]
+    assert len(ran.statuses()) == 2
+    assert last_run(nb).id.endswith("-train")
+    assert train_cell(nb) == "value = train(0.25)"
+    assert nb.value("'value' in globals()") is False
+    assert nb.value("tpunb.last_run.returns") == {"value": 0.5}
+
+
+def test_arguments_that_are_no_literals_and_names_of_the_prelude(nb: Kernel) -> None:
+    cell(
+        nb,
+        """
+        class Config:
+            steps = 3
+        def step(model, optimizer, config, scale=scale):
+            shared = optimizer.param_groups[0]["params"][0] is model.weight
+            return model.weight.sum() * config.steps * scale, shared
+        """,
+        "above",
+    ).good()
+    cell(
+        nb,
+        """
+        model = torch.nn.Linear(2, 1, bias=False).requires_grad_(False)
+        model.weight[:] = torch.ones(1, 2)
+        config = Config()
+        config.steps = 5
+        args = model, torch.optim.SGD(model.parameters(), lr=1), config
+        value, shared = tpunb.launch(step, args, cores=2, name="by-file").returns["value"]
+        """,
+    ).good()
+    assert nb.value("value.item(), shared") == (20.0, True)
+    assert train_cell(nb).count("_arguments[") == 3
+    assert last_run(nb).id.endswith("-by-file")
+
+
+def test_an_error_names_the_cell_of_the_function_and_the_call(nb: Kernel) -> None:
+    defined = cell(nb, "def divide(x):\n    y = 1\n    return y / x", "above").good()
+    failed = cell(nb, "ok = 1\n\n%time tpunb.launch(divide, args=(0,), cores=2)")
+    here, there = failed.number, defined.number
+    assert re.search(rf"rank \d failed in cell \[{there}\], line 3: ZeroDiv", failed.red_line)
+    assert "was not returned" not in failed.screen()
+    traceback = nb.value("tpunb.last_run.failure.traceback")
+    assert f"cell [{here}], line 3, in <module>\n    value = divide(0)\n" in traceback
+    assert f"cell [{there}], line 3, in divide\n    return y / x\n" in traceback
+    kept = cell(nb, "tpunb.launch(divide, (0,), cores=1, raises=False).state").good()
+    assert "failed" in kept.shown
+
+
+def test_an_interrupt_stops_the_run_and_leaves_the_loop(nb: Kernel) -> None:
+    ran = nb.send(
+        dedent(
+            """
+            def wait(number):
+                print("waiting", number, flush=True)
+                time.sleep(600)
+
+            for number in (1, 2):
+                try:
+                    tpunb.launch(wait, args=(number,), cores=2, raises=False)
+                except Exception:
+                    pass
+            """
+        ).strip(),
+        "cell",
+    )
+    nb.until(ran, "waiting 1")
+    nb.interrupt()
+    nb.wait(ran)
+    assert ran.error is not None
+    assert ran.error["ename"] == "LaunchInterrupt"
+    assert "interrupted when run" in ran.traceback
+    assert "waiting 2" not in ran.stdout
+    assert nb.value("tpunb.last_run.state") == "interrupted"
+    assert not nb.working()
+
+
+def test_what_a_function_returns_that_cannot_be_pickled(nb: Kernel) -> None:
+    ran = cell(
+        nb,
+        """
+        def hook():
+            return lambda: 1
+        result = tpunb.launch(hook, cores=1)
+        result
+        """,
+    ).good()
+    assert "value was not returned: a function cannot be pickled" in ran.screen()
+    assert nb.value("result.state, result.returns") == ("succeeded", {})
+    assert "def nothing" not in ran.screen()
+    cell(nb, "def nothing(): pass\nnone = tpunb.launch(nothing, cores=1)").good()
+    assert nb.value("none.returns") == {"value": None}
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("tpunb.launch(lambda: 1)", "HandoffError: tpunb.launch: ranks cannot find the lambda"),
+        ("tpunb.launch(len, args=([print, lambda: 1],))", "the argument `obj`, a list, cannot be"),
+        ("for f in [lambda: 1]:\n    tpunb.launch(f)", "`f` is defined only in cell"),
+        ("tpunb.launch(late)\ndef late(): pass", "NameError"),
+    ],
+)
+def test_what_is_refused_starts_nothing(nb: Kernel, source: str, words: str) -> None:
+    before = os.listdir(nb.folder / "runs")
+    assert words in cell(nb, source).traceback
+    assert os.listdir(nb.folder / "runs") == before
+
+
+def test_a_wrong_option(nb: Kernel) -> None:
+    ran = cell(nb, "tpunb.launch(len, ('x',), cores='many')")
+    assert "tpunb.launch(cores=): 'many' is not a number of cores" in ran.stderr
+    assert "unexpected keyword argument 'core'" in cell(nb, "tpunb.launch(len, core=1)").traceback
+
+
+def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
+    ran = cell(
+        nb,
+        """
+        import threading
+        refused = []
+        def in_thread():
+            try:
+                tpunb.launch(len, ("x",))
+            except Exception as error:
+                refused.append(str(error))
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        """,
+    ).good()
+    assert "this is a thread" in nb.value("refused[0]")
+    assert ran.statuses() == []
+
+
+def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
+    cell(
+        nb,
+        """
+        def one(x):
+            return x
+        def sweep(*xs):
+            return [tpunb.launch(one, (x,), cores=1, ranks="none").returns["value"] for x in xs]
+        """,
+        "above",
+    ).good()
+    cell(nb, "base = 3\nfound = sweep(1, 2)", "sweep").good()
+    assert nb.value("found") == [1, 2]
+    ran = cell(nb, "%%tpu_train --cores 1\nprint('base', base, 'found', found)").good()
+    assert "[0] base 3 found [1, 2]" in ran.stdout
+    assert len(ran.statuses()) == 1
+    cell(nb, "pass", "sweep").good()
+
+
+def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel) -> None:
+    cell(
+        nb,
+        """
+        def pretrain(rate):
+            return {"w": torch.full((2,), rate)}
+        results = []
+        first = tpunb.launch(pretrain, (0.5,), cores=1)
+        for rate in (1.0, 2.0):
+            results.append(tpunb.launch(pretrain, (rate,), cores=1))
+        weights = tpunb.launch(pretrain, (4.0,), cores=1).returns["value"]
+        """,
+        "above",
+    ).good()
+    cell(nb, "w = first.returns['value']['w']\nprint(first)", "sweep").good()
+    ran = cell(
+        nb,
+        """
+        def finetune():
+            sums = [result.returns["value"]["w"].sum().item() for result in results]
+            return w.tolist(), sums, weights["w"].tolist(), rate
+        again = tpunb.launch(finetune, cores=2)
+        print(again.returns["value"])
+        """,
+    ).good()
+    assert "([0.5, 0.5], [2.0, 4.0], [4.0, 4.0], 2.0)" in ran.stdout
+    rates = nb.value("tpunb.runs()['params.rate'].dropna().tolist()")
+    assert rates[-4:] == [0.5, 1.0, 2.0, 4.0]
+    cell(nb, "pass", "above").good()
+    cell(nb, "pass", "sweep").good()
+
+
+def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -> None:
+    cell(nb, "def core():\n    return int(os.environ.get('RANK', -1))", "above").good()
+    ran = cell(nb, "%%tpu_debug --no-report\nhere = tpunb.launch(core).returns['value']").good()
+    assert nb.value("here") == -1
+    assert ran.statuses() == []
+    ran = cell(
+        nb,
+        """
+        %%tpu_train --cores 2
+        print("got", tpunb.launch(core, cores=4).returns["value"])
+        """,
+    ).good()
+    assert sorted(re.findall(r"\[(\d)\] got \1", ran.stdout)) == ["0", "1"]
+    assert ran.stdout.count("cores=4 is ignored: 2 ranks run") == 1
+
+
+@pytest.mark.long  # torchrun imports torch_xla in each process
+def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> None:
+    cell(
+        nb,
+        """
+        def whoami(folder):
+            import torch_xla.runtime as xr
+            rank = xr.global_ordinal()
+            open(f"{folder}/{rank}.txt", "a").write(f"{xr.world_size()} ")
+            return rank
+        """,
+        "above",
+    ).good()
+    folder = nb.folder / "out"
+    folder.mkdir()
+    launching = f"""
+        for turn in range(2):
+            result = tpunb.launch(whoami, args=({str(folder)!r},), cores=2)
+        print("of rank", result.returns["value"], result.state)
+        """
+    assert "of rank 0 succeeded" in cell(nb, launching).good().stdout
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "0.txt": "2 2 ",
+        "1.txt": "2 2 ",
+    }
+    script = nb.folder / "script.py"
+    assert nb.path is not None
+    assert main(["convert", "--cell", "cell", "-o", str(script), str(nb.path)]) == 0
+    env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
+    port = f"--master-port={free_port()}"
+    command = [*("-m", "torch.distributed.run", "--nproc-per-node=2", port, str(script))]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**env, "PYTHONPATH": str(Path.cwd())},
+        cwd=nb.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"of rank (\d) succeeded", done.stdout) == ["0", "0"]  # what rank 0 returned
+    assert (folder / "1.txt").read_text() == "2 2 2 2 "
+
+
+def test_the_kept_folder_says_what_was_called(nb: Kernel) -> None:
+    cell(nb, "def plus(a, b=1):\n    return a + b\ntpunb.launch(plus, (1,), cores=1)").good()
+    snapshot = json.loads(last_run(nb).snapshot.read_text(encoding="utf-8"))
+    assert snapshot["cells"][snapshot["train"]]["source"].strip() == "value = plus(1)"

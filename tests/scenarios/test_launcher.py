@@ -1,0 +1,1073 @@
+"""Runs on real processes, from the order to the result: what works, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.kernel import PATIENCE, until
+from tests.support import Driver, Seen, fork_server, left_below
+from tpunb.errors import TpunbError
+from tpunb.kernel import launcher
+from tpunb.kernel.launcher import Attached, Launcher, Run
+from tpunb.kernel.supervisor import detached
+from tpunb.runs import returns, state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Event, Note, Output, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import FailureKind, RunState, StopCause
+from tpunb.utils import files, processes
+
+
+def says(text: str, ranks: int = 2) -> Callable[[Event], bool]:
+    """True once this many ranks have written the text."""
+    told = set()
+
+    def heard(event: Event) -> bool:
+        if isinstance(event, Output) and text in event.text:
+            told.add(event.rank)
+        return len(told) == ranks
+
+    return heard
+
+
+def below(driver: Driver) -> list[processes.Process]:
+    """The processes under the supervisor, without those that wait for runs."""
+    supervisor = driver.supervisor_pid
+    return left_below(supervisor)
+
+
+def said(seen: Seen, text: str) -> bool:
+    """Whether a note of the run holds the text."""
+    return any(text in note.text for note in seen.of(Note))
+
+
+class TestThatWorks:
+    def test_every_rank_runs_the_cell_with_the_prelude_s_objects(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os\nvalue = [41]", "value.append(1)\nprint('prelude', os.getpid())"],
+            "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sum(value))",
+            ranks=3,
+        )
+        assert seen.result.state == "succeeded"
+        assert seen.result.returncode == 0
+        assert sorted(line for line in seen.log if "rank" in line) == [
+            f"[{rank}] rank {rank} of 3 42" for rank in range(3)
+        ]
+        assert sum(line.startswith("[prelude] prelude") for line in seen.log) == 1
+
+    @pytest.mark.parametrize("replicate", [None, "asked"])
+    def test_what_the_script_s_header_defines_is_there(
+        self, driver: Driver, replicate: str | None
+    ) -> None:
+        seen = driver.run(["by = made_by"], "print(by, made_by)", replicate=replicate)
+        assert sorted(seen.log) == ["[0] hand hand", "[1] hand hand"]
+
+    def test_events_tell_the_story_in_order(self, driver: Driver) -> None:
+        seen = driver.run(["a = 1"], "print(a)")
+        assert [phase.text for phase in seen.of(Phase)] == [
+            "prelude, cell 1 of 1 [1]",
+            "training",
+            "succeeded",
+        ]
+        assert {end.rank: end.exitcode for end in seen.of(RankEnded)} == {0: 0, 1: 0}
+        assert seen.events[-1] == Ended(RunState.SUCCEEDED, seen.events[-1].time)  # type: ignore[union-attr]
+
+    def test_torchrun_s_environment_is_there(self, driver: Driver) -> None:
+        names = (
+            "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE "
+            "GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT "
+            "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE "
+            "OMP_NUM_THREADS"
+        ).split()
+        seen = driver.run([], f"import os\nprint([n for n in {names} if not os.environ.get(n)])")
+        assert sorted(seen.log) == ["[0] []", "[1] []"]
+
+    def test_main_is_that_of_a_script_run_alone(self, driver: Driver, tmp_path: Path) -> None:
+        seen = driver.run(
+            [
+                "from __future__ import annotations",
+                "import inspect, os, pickle, signal, sys\ndef f(x: Unknown):\n    return x + 1",
+            ],
+            """
+            main = sys.modules['__main__']
+            print(__name__, main.f is f, os.path.basename(__file__), sys.argv == [__file__])
+            print(pickle.loads(pickle.dumps(f)) is f, 'return x + 1' in inspect.getsource(f))
+            print(signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+                  signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, sys.stdin.read() == '',
+                  os.getcwd())
+            """,
+            ranks=1,
+            cwd=str(tmp_path),
+        )
+        assert seen.log == [
+            "[0] __main__ True script.py True",
+            "[0] True True",
+            f"[0] True True True {tmp_path}",
+        ]
+
+    def test_handlers_that_the_prelude_sets_hold_in_ranks(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('got it'))"],
+            "os.kill(os.getpid(), signal.SIGUSR1)",
+            ranks=1,
+        )
+        assert seen.log == ["[0] got it"]
+
+    def test_seeds_are_the_same_in_all_ranks(self, driver: Driver) -> None:
+        draw = "(torch.rand(1).item(), numpy.random.rand(), random.random())"
+        seen = driver.run(
+            ["import random, numpy, torch\ntorch.manual_seed(3)"], f"print({draw})", ranks=3
+        )
+        assert len({line.partition("] ")[2] for line in seen.log}) == 1
+        assert len(seen.log) == 3
+
+    def test_lines_are_seen_while_the_rank_goes_on(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import time"],
+            "try:\n    print('first')\n    time.sleep(600)\nfinally:\n    print('part', end='')",
+            ranks=1,
+            when=says("first", 1),
+            then=lambda run: run.stop(StopCause.USER, "seen"),
+        )
+        assert seen.result.state == "interrupted"
+        assert seen.log == ["[0] first", "[0] part"]
+
+    def test_threads_and_exit_handlers_of_a_rank_are_waited_for(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import atexit, threading, time"],
+            """
+            atexit.register(print, 'exit handler')
+            threading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()
+            """,
+            ranks=1,
+        )
+        assert seen.log == ["[0] thread", "[0] exit handler"]
+
+    def test_dataloader_workers_work_in_ranks(self, driver: Driver) -> None:
+        seen = driver.run(
+            [
+                """
+                import torch
+                from torch.utils.data import DataLoader, TensorDataset
+                data = TensorDataset(torch.arange(10))
+                """
+            ],
+            "print(sum(int(x.sum()) for x, in DataLoader(data, batch_size=2, num_workers=2)))",
+        )
+        # With one processor torch warns of two workers.
+        assert sorted(line for line in seen.log if " err]" not in line) == ["[0] 45", "[1] 45"]
+        assert below(driver) == []
+
+    def test_an_xla_device_in_each_rank(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import torch, torch_xla"],
+            """
+            w = torch.ones(3, device=torch_xla.device(), requires_grad=True)
+            (w * 2).sum().backward()
+            torch_xla.sync()
+            print(w.grad.cpu().tolist())
+            """,
+        )
+        assert sorted(seen.log) == ["[0] [2.0, 2.0, 2.0]", "[1] [2.0, 2.0, 2.0]"]
+
+    def test_an_empty_cell(self, driver: Driver) -> None:
+        assert driver.run([], "").result.state == "succeeded"
+
+    def test_variables_given_to_the_ranks(self, driver: Driver) -> None:
+        seen = driver.run([], "import os; print(os.environ['MINE'])", env={"MINE": "x"}, ranks=1)
+        assert seen.log == ["[0] x"]
+        assert "MINE" not in os.environ
+
+    def test_the_log_keeps_every_line_of_every_rank(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os"],
+            "for i in range(25_000):\n    print(os.environ['RANK'], i)",
+            ranks=4,
+        )
+        for rank in range(4):
+            mine = [line for line in seen.log if line.startswith(f"[{rank}] ")]
+            assert mine == [f"[{rank}] {rank} {i}" for i in range(25_000)]
+        text = "".join(output.text for output in seen.of(Output) if output.rank == 2)
+        assert text == "".join(f"2 {i}\n" for i in range(25_000))
+
+    def test_bytes_that_are_not_utf8_and_a_very_long_line(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os"], "os.write(1, b'\\xff\\n')\nprint('x' * 3_000_000)", ranks=1
+        )
+        first, *pieces = seen.log  # a line of more than a million characters may be cut
+        assert first == "[0] \ufffd"
+        assert "".join(piece.removeprefix("[0] ") for piece in pieces) == "x" * 3_000_000
+
+
+class TestReplicate:
+    """What a prelude may not do before a fork: it is found, and each rank runs the prelude."""
+
+    def run(self, driver: Driver, prelude: str, train: str = "print('trained', ok)") -> Seen:
+        seen = driver.run(["import os", prelude], train)
+        assert seen.result.state == "succeeded", seen.result.explain()
+        return seen
+
+    def test_a_prelude_that_forks_well_is_not_replicated(self, driver: Driver) -> None:
+        seen = self.run(
+            driver, "import torch\nok = (torch.rand(500, 500) @ torch.rand(500, 500)).shape"
+        )
+        assert not seen.result.replicated
+
+    def test_libraries_with_threads_of_their_own_are_forked_after(self, driver: Driver) -> None:
+        """Arrow's pools and jemalloc's thread survive, tqdm's monitor is ended."""
+        seen = self.run(
+            driver,
+            """
+            import io
+            import pandas as pd, pyarrow.csv
+            from tqdm.auto import tqdm
+            file = io.BytesIO()
+            quiet = open(os.devnull, 'w')
+            pd.DataFrame({'a': tqdm(range(9999), file=quiet)}).to_parquet(file)
+            ok = pd.read_parquet(file).a.sum()
+            """,
+            """
+            print('trained', pd.read_parquet(file).a.sum() == ok)
+            list(tqdm(range(2), file=quiet))
+            """,
+        )
+        assert not seen.result.replicated
+        assert sorted(seen.log) == [f"[{rank}] trained True" for rank in range(2)]
+
+    def test_the_prelude_has_all_processors(self, driver: Driver) -> None:
+        threads = "{library['num_threads'] for library in threadpool_info()}"
+        seen = self.run(
+            driver,
+            f"""
+            import numpy as np, torch
+            from threadpoolctl import threadpool_info
+            torch.rand(9, 9) @ torch.rand(9, 9)
+            ok = {threads}
+            """,
+            f"print(ok, torch.get_num_threads(), {threads}, os.environ['OMP_NUM_THREADS'])",
+        )
+        count = len(os.sched_getaffinity(0))
+        share = max(1, count // 2)
+        expected = f"{{{count}}} {share} {{{share}}} {share}"
+        assert sorted(seen.log) == [f"[{rank}] {expected}" for rank in range(2)]
+
+    def test_backward_pass(self, driver: Driver) -> None:
+        prelude = """
+        import torch
+        w = torch.ones(3, requires_grad=True)
+        (w * 2).sum().backward()
+        ok = True
+        """
+        train = """
+        import torch_xla
+        x = torch.ones(3, device=torch_xla.device(), requires_grad=True)
+        (x * 2).sum().backward()
+        print('trained', x.grad.cpu().tolist())
+        """
+        seen = self.run(driver, prelude, train)
+        assert seen.result.replicated
+        assert said(seen, "cell [2] runs a backward pass")
+        assert sorted(seen.log) == [f"[{rank}] trained [2.0, 2.0, 2.0]" for rank in range(2)]
+        # It is remembered: the next run of this prelude goes there directly.
+        again = self.run(driver, prelude, train)
+        assert again.result.replicated
+        assert not [phase for phase in again.of(Phase) if "prelude, cell" in phase.text]
+
+    def test_xla_device(self, driver: Driver) -> None:
+        seen = self.run(
+            driver,
+            "import torch, torch_xla\nok = torch.ones(2, device=torch_xla.device()).sum().item()",
+        )
+        assert seen.result.replicated
+        assert said(seen, "cell [2] uses an XLA device")
+
+    def test_threads_of_its_own(self, driver: Driver) -> None:
+        seen = self.run(
+            driver,
+            """
+            import threading, time
+            threading.Thread(target=time.sleep, args=(3600,), daemon=True, name='feed').start()
+            ok = 1
+            """,
+        )
+        assert seen.result.replicated
+        assert said(seen, "cell [2] leaves a thread running")
+
+    def test_many_threads_of_torch(self, driver: Driver) -> None:
+        seen = self.run(
+            driver,
+            """
+            import torch
+            torch.set_num_threads(4)
+            ok = (torch.rand(900, 900) @ torch.rand(900, 900)).shape
+            """,
+            "print('trained', (torch.rand(900, 900) @ torch.rand(900, 900)).shape)",
+        )
+        assert not seen.result.replicated
+
+    @pytest.mark.long
+    def test_boosting_of_scikit_learn_is_forked_after(self, driver: Driver) -> None:
+        pytest.importorskip("sklearn")
+        fit = "HistGradientBoostingClassifier(max_iter=3).fit(x, y).score(x, y)"
+        seen = self.run(
+            driver,
+            f"""
+            from sklearn.datasets import load_digits
+            from sklearn.ensemble import HistGradientBoostingClassifier
+            x, y = load_digits(n_class=2, return_X_y=True)
+            ok = {fit}
+            """,
+            f"print('trained', {fit} == ok)",
+        )
+        assert not seen.result.replicated
+        assert sorted(seen.log) == ["[0] trained True", "[1] trained True"]
+
+    def test_asked_for(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os\nprint('prelude of', os.environ['RANK'])"],
+            "print('trained')",
+            replicate="--replicate",
+        )
+        assert seen.result.replicated
+        assert sorted(seen.log) == [
+            "[0 prelude] prelude of 0",
+            "[0] trained",
+            "[1 prelude] prelude of 1",
+            "[1] trained",
+        ]
+
+
+class TestFailures:
+    """The first failing rank is named, with cell and line; the next run works."""
+
+    @pytest.fixture(autouse=True)
+    def _next_run_works(self, driver: Driver) -> Iterator[None]:
+        yield
+        assert below(driver) == []
+        assert driver.run(["a = 1"], "print(a)").result.state == "succeeded"
+
+    def test_exception_in_one_rank_while_others_are_busy(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os, time\ndef check(n):\n    raise ValueError(f'got {n}')"],
+            "if os.environ['RANK'] == '2':\n    check(17)\ntime.sleep(600)",
+            ranks=4,
+        )
+        result = seen.result
+        assert (result.state, result.returncode) == ("failed", 1)
+        assert len(result.failures) == 1
+        failure = result.failure
+        assert failure is not None
+        assert (failure.rank, failure.type, failure.message) == (2, "ValueError", "got 17")
+        assert (failure.cell, failure.line) == (1, 3)
+        assert failure.traceback.splitlines() == [
+            "Traceback (most recent call last):",
+            "  cell [2], line 2, in <module>",
+            "    check(17)",
+            "  cell [1], line 3, in check",
+            "    raise ValueError(f'got {n}')",
+            "ValueError: got 17",
+        ]
+        assert "[2 err] ValueError: got 17" in seen.log
+        assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
+
+    def test_the_same_exception_everywhere_is_told_once(self, driver: Driver) -> None:
+        result = driver.run(["x = {}"], "x['a']", ranks=4).result
+        assert len(result.failures) >= 1
+        text = result.explain()
+        assert text.count("KeyError") == 2  # the headline, and the end of the traceback
+        if len(result.failures) == 4:
+            assert "the same in ranks" in text
+
+    def test_chained_exceptions_show_both(self, driver: Driver) -> None:
+        failure = driver.run(
+            [],
+            """
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise KeyError('lr') from error
+            """,
+            ranks=1,
+        ).result.failure
+        assert failure is not None
+        assert "direct cause" in failure.traceback
+        assert failure.traceback.index("line 2") < failure.traceback.index("line 4")
+
+    def test_a_collective_that_does_not_fit_names_cells_and_lines(self, driver: Driver) -> None:
+        result = driver.run(
+            ["import os, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
+            """
+            x = torch.ones(3, device=torch_xla.device())
+            if os.environ['RANK'] == '1':
+                xm.all_reduce('sum', [x[:2]])
+            xm.all_reduce('sum', [x])
+            """,
+        ).result
+        assert result.failure is not None
+        assert result.failure.type == "MismatchError"
+        assert "cell [2], line 3: xm.all_reduce('sum', [x[:2]])" in result.failure.message
+        assert "cell [2], line 4: xm.all_reduce('sum', [x])" in result.failure.message
+
+    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(5)", "raise ValueError"])
+    def test_the_rank_that_left_a_collective_is_the_cause(self, driver: Driver, end: str) -> None:
+        result = driver.run(
+            ["import os, time, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
+            f"""
+            x = torch.ones(3, device=torch_xla.device())
+            xm.all_reduce('sum', [x])
+            if os.environ['RANK'] == '1':
+                time.sleep(0.3)
+                {end}
+            xm.all_reduce('sum', [x])
+            """,
+            ranks=3,
+        ).result
+        assert result.failure is not None
+        assert result.failure.rank == 1
+        assert {failure.type for failure in result.failures[1:]} <= {"PeerLostError"}
+
+    def test_os_exit(self, driver: Driver) -> None:
+        failure = driver.run(
+            ["import os, time"], "os._exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
+        ).result.failure
+        assert failure is not None
+        assert (failure.rank, failure.exitcode, failure.type) == (1, 3, "Exit")
+        assert "exit code 3" in failure.headline()
+
+    @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
+    def test_a_signal(self, driver: Driver, name: str) -> None:
+        result = driver.run(
+            ["import os, signal, time"],
+            f"print('before')\nif os.environ['RANK'] == '1':\n"
+            f"    os.kill(os.getpid(), signal.{name})\ntime.sleep(600)",
+        ).result
+        failure = result.failure
+        assert failure is not None
+        assert (failure.rank, failure.signal) == (1, name)
+        assert name in failure.headline()
+        if name != "SIGKILL":  # which leaves no process time to say where it was
+            assert (failure.cell, failure.line) == (2, 3)
+        assert len(result.failures) == 1
+
+    def test_sys_exit(self, driver: Driver) -> None:
+        assert driver.run(["import sys"], "sys.exit()").result.state == "succeeded"
+        failure = driver.run(["import sys"], "x = 1\nsys.exit(4)").result.failure
+        assert failure is not None
+        assert (failure.exitcode, failure.message, failure.line) == (4, "sys.exit(4)", 2)
+
+    def test_a_rank_that_is_ended_on_its_way_out_did_not_fail_by_that(self, driver: Driver) -> None:
+        # The failure of one stops the other, which is to fail by itself too.
+        train = """
+            atexit.register(time.sleep, 600)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            here = pathlib.Path(os.environ['TPUNB_RUN'])
+            (here / f"rank {os.environ['RANK']}").touch()
+            while len(list(here.glob("rank *"))) < 2:
+                time.sleep(0.01)
+            sys.exit(4)
+            """
+        prelude = ["import atexit, os, pathlib, signal, sys, time"]
+        result = driver.run(prelude, train, grace=1.0).result
+        assert [failure.type for failure in result.failures] == ["SystemExit", "SystemExit"]
+        assert {(failure.exitcode, failure.signal) for failure in result.failures} == {(None, None)}
+
+    def test_prelude_that_raises(self, driver: Driver) -> None:
+        result = driver.run(["a = 1", "b = a\nb / 0"], "print('never')").result
+        assert result.state == "failed"
+        failure = result.failure
+        assert failure is not None
+        assert (failure.rank, failure.cell, failure.line) == (None, 2, 2)
+        assert failure.headline() == (
+            "re-running cell [2], line 2 for the ranks failed: ZeroDivisionError: division by zero"
+        )
+
+    def test_prelude_that_raises_in_every_rank(self, driver: Driver) -> None:
+        failure = driver.run(["1 / 0"], "print('never')", replicate="asked").result.failure
+        assert failure is not None
+        assert failure.rank is not None
+        assert (failure.cell, failure.line) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("source", "words"),
+        [
+            ("import os; os._exit(7)", "the prelude ended with exit code 7"),
+            ("import os; os._exit(0)", "the prelude ended before the train cell (os._exit(0), "),
+            ("import os; os.kill(os.getpid(), 11)", "the prelude crashed with SIGSEGV"),
+            ("import sys; sys.exit()", "ends the prelude before the train cell"),
+        ],
+    )
+    def test_prelude_that_ends_its_process(self, driver: Driver, source: str, words: str) -> None:
+        result = driver.run(["a = 1", source], "print('never')").result
+        failure = result.failure
+        assert failure is not None
+        assert words in failure.headline()
+        assert failure.cell == 2
+
+    def test_a_child_left_by_a_rank_is_ended(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import subprocess, sys"],
+            """
+            child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],
+                                     start_new_session=True)
+            print(child.pid)
+            """,
+            ranks=1,
+        )
+        assert seen.result.state == "succeeded"
+        assert processes.find_process(int(seen.log[0].split()[1])) is None
+
+    def test_a_rank_that_closes_its_output(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import os, sys"], "print('last'); sys.stdout.close(); os.close(2)", ranks=1
+        )
+        assert seen.result.state == "succeeded"
+        assert seen.log == ["[0] last"]
+
+
+class TestStops:
+    """One SIGINT, time to save, and nothing is left, whatever the ranks are doing."""
+
+    SLEEP = "time.sleep(600)"
+    SPIN = "while True:\n    pass"
+    # An interrupt that comes before the call does not end it either.
+    NATIVE = (
+        "import hashlib\nwhile True:\n    try:\n"
+        "        hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)\n"
+        "    except KeyboardInterrupt:\n        pass"
+    )
+
+    @pytest.mark.parametrize("work", [SLEEP, SPIN, NATIVE], ids=["sleep", "spin", "native"])
+    def test_interrupt(self, driver: Driver, work: str) -> None:
+        seen = driver.run(
+            ["import time"],
+            f"print('at work')\n{work}",
+            when=says("at work"),
+            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+            grace=1.0 if work == self.NATIVE else 600.0,
+        )
+        assert seen.result.state == "interrupted"
+        assert seen.result.returncode == 130
+        assert seen.result.failures == ()
+        steps = [stop.step for stop in seen.of(Stopping)]
+        if work == self.NATIVE:
+            # On a busy machine 0.4 s may be too short to end after SIGTERM.
+            assert steps[:2] == ["SIGINT", "SIGTERM"]
+        else:
+            assert steps == ["SIGINT"]
+        assert below(driver) == []
+
+    def test_one_keyboard_interrupt_and_time_to_save(self, driver: Driver, tmp_path: Path) -> None:
+        seen = driver.run(
+            ["import os, pathlib, time"],
+            f"""
+            try:
+                print('at work')
+                time.sleep(600)
+            except KeyboardInterrupt:
+                for i in range(10):
+                    time.sleep(0.2)
+                pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text('saved')
+                raise
+            """,
+            when=says("at work"),
+            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+        )
+        assert seen.result.state == "interrupted"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+    def test_ranks_that_ignore_every_signal_they_can(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import signal, time"],
+            """
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print('at work')
+            time.sleep(600)
+            """,
+            when=says("at work"),
+            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+            grace=0.3,
+        )
+        assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT", "SIGTERM", "SIGKILL"]
+        assert below(driver) == []
+
+    def test_stopped_ranks(self, driver: Driver) -> None:
+        def freeze_and_stop(run) -> None:  # type: ignore[no-untyped-def]
+            for process in below(driver):
+                os.kill(process.pid, signal.SIGSTOP)
+            run.stop(StopCause.USER, "interrupted")
+
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=freeze_and_stop,
+            grace=0.5,
+        )
+        assert seen.result.state == "interrupted"
+        assert below(driver) == []
+
+    def test_stop_in_the_prelude(self, driver: Driver) -> None:
+        seen = driver.run(
+            ["import time\ntime.sleep(600)"],
+            "print('never')",
+            when=lambda event: isinstance(event, Phase),
+            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+        )
+        assert seen.result.state == "interrupted"
+        assert not seen.of(RanksStarted)
+        assert below(driver) == []
+
+    def test_timeout(self, driver: Driver) -> None:
+        seen = driver.run(["import time"], "time.sleep(600)", timeout=0.5)
+        assert (seen.result.state, seen.result.returncode) == ("timed_out", 124)
+        assert "--timeout 0.5 s" in seen.result.explain()
+
+
+class TestReturns:
+    def test_values_come_back_with_tensors_on_the_cpu(self, driver: Driver) -> None:
+        import torch
+
+        result = driver.run(
+            ["import os, torch, torch_xla"],
+            """
+            device = torch_xla.device()
+            layer = torch.nn.Linear(2, 2).to(device)
+            rank = int(os.environ['RANK'])
+            nested = {'w': [torch.arange(3, device=device) + rank], 'n': 4}
+            """,
+            returns=("layer", "nested", "rank"),
+        ).result
+        assert result.returns_failed == {}
+        assert result.returns["rank"] == 0
+        assert result.returns["nested"]["n"] == 4
+        assert result.returns["nested"]["w"][0].tolist() == [0, 1, 2]
+        assert result.returns["layer"].weight.device == torch.device("cpu")
+        assert result.returns["layer"].weight.requires_grad
+
+    def test_what_cannot_come_back_is_named_and_the_rest_arrives(self, driver: Driver) -> None:
+        result = driver.run(
+            ["import threading"],
+            "good = 1\nlock = threading.Lock()\nclass Here: pass\nhere = Here()",
+            returns=("good", "lock", "missing", "here"),
+        ).result
+        assert result.returns == {"good": 1}
+        assert "cannot be pickled" in result.returns_failed["lock"]
+        assert "no variable 'missing'" in result.returns_failed["missing"]
+        assert "define its class in a cell above" in result.returns_failed["here"]
+        assert "lock was not returned" in result.explain()
+
+
+class TestLaunchers:
+    def test_a_warm_fork_server_is_kept_and_a_different_environment_gets_a_new_one(
+        self, tmp_path: Path
+    ) -> None:
+        launcher = Launcher()
+        env = dict(os.environ)
+        first = launcher.warm(env)
+        assert launcher.warm({**env, "SOMETHING": "else"}) is first
+        assert launcher.warm({**env, "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}) is first
+        second = launcher.warm({**env, "PYTHONHASHSEED": "7"})
+        assert second is not first
+        assert processes.find_process(first.pid) is None
+        launcher.close()
+        assert processes.find_process(second.pid) is None
+
+    @pytest.mark.long
+    def test_a_lost_fork_server_and_a_lost_supervisor(self, tmp_path: Path) -> None:
+        """A run survives the one, and tells of the other; the next run gets new ones."""
+        driver = Driver(tmp_path)
+        driver.warm()
+        supervisor = driver.supervisor_pid
+        server = fork_server(supervisor)
+        assert server is not None
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(1)\nprint('through')",
+            when=says("at work"),
+            then=lambda run: os.kill(server.pid, signal.SIGKILL),
+        )
+        assert seen.result.state == "succeeded"
+        assert "[0] through" in seen.log
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=lambda run: os.kill(run._supervisor.pid, signal.SIGKILL),
+        )
+        assert seen.result.state == "failed"
+        assert seen.result.failure is not None
+        assert "the supervisor has ended" in seen.result.failure.message
+        assert sorted(driver.run([], "print(1)").log) == ["[0] 1", "[1] 1"]
+        driver.launcher.close()
+
+    @pytest.mark.long
+    def test_two_at_once(self, driver: Driver, tmp_path: Path) -> None:
+        """Another notebook's run starts and ends in the middle of this one."""
+        other = Driver(tmp_path)
+        other.warm()
+        inner: list[Seen] = []
+        seen = driver.run(
+            ["import time"],
+            "print('at work')\ntime.sleep(600)",
+            when=says("at work"),
+            then=lambda run: (
+                inner.append(other.run(["b = 2"], "print(b)")),
+                run.stop(StopCause.USER, "enough"),
+            )[0],
+        )
+        assert seen.result.state == "interrupted"
+        assert sorted(inner[0].log) == ["[0] 2", "[1] 2"]
+        other.launcher.close()
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("how", ["close", "kill"])
+    def test_the_kernel_s_end_ends_everything(self, tmp_path: Path, how: str) -> None:
+        """The lifeline closes: ranks get their SIGINT, and time to save; then nothing is left."""
+        program = f"""
+import sys
+from pathlib import Path
+from tests.support import Driver
+from tests.scenarios.test_launcher import says
+driver = Driver(Path({str(tmp_path)!r}))
+def work(run):
+    print(run.dir.path, flush=True)
+driver.run(["import time"], '''
+try:
+    print("at work")
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("saved")
+    raise
+''', when=says("at work"), then=work)
+"""
+        kernel = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+        )
+        assert kernel.stdout is not None
+        run = RunDir(kernel.stdout.readline().strip())
+        everyone = processes.descendants(kernel.pid)
+        assert len(left_below(everyone[0].pid)) == 3  # runner, two ranks
+        kernel.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        kernel.wait()
+        kernel.stdout.close()
+        until(lambda: not any(map(processes.is_alive, everyone)), "nothing is left")
+        result = run.read_result()
+        assert result is not None
+        assert (result.state, result.reason) == ("interrupted", "the kernel has ended")
+        assert sorted(run.log.read_text().splitlines())[:4] == [
+            "[0] at work",
+            "[0] saved",
+            "[1] at work",
+            "[1] saved",
+        ]
+        assert not run.is_running()
+
+
+def written(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def ended(run: Run | Attached) -> RunResult:
+    for _ in run.events():
+        continue
+    return run.result()
+
+
+WAITING = "print('at work')\ntime.sleep(600)"
+
+
+class TestOthersAsk:
+    """Through the run folder: it makes no difference who does."""
+
+    def test_another_process_stops_it(self, driver: Driver) -> None:
+        asks = "import sys; from tpunb import cli; sys.exit(cli.main(sys.argv[1:]))"
+        asked: list[subprocess.Popen[str]] = []
+
+        def stop(run: Run) -> None:
+            words = ["stop", run.dir.id, "--runs", str(run.dir.path.parent)]
+            asked.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", asks, *words],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=os.getcwd(),
+                )
+            )
+
+        seen = driver.run(["import time"], WAITING, when=says("at work"), then=stop)
+        [process] = asked
+        said = process.communicate(timeout=PATIENCE)[0].splitlines()
+        assert process.returncode == 0
+        name = seen.result.dir.name
+        assert said[0] == (
+            f"stopping run {name}: its ranks have 15 s to save; stop it again to hurry"
+        )
+        assert said[1].startswith(
+            f"run {name} has ended: interrupted (stopped with tpunb stop), at 2"
+        )
+        assert (seen.result.state, seen.result.reason) == ("interrupted", "stopped with tpunb stop")
+        assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
+        assert below(driver) == []
+
+    def test_a_second_one_hurries(self, driver: Driver) -> None:
+        def twice(run: Run) -> None:
+            files.append_text(run.dir.requests, "what is this?\n[1]\n")  # changes nothing
+            state.request_stop(run.dir, "once")
+            until(lambda: state.run_state(run.dir) == "stopping", "the first step")
+            [line, last] = state.stop_run(run.dir, "twice")
+            assert line.endswith(
+                "is being stopped already: the rest of its grace period is skipped"
+            )
+            assert "has ended: interrupted (once)" in last
+
+        seen = driver.run(
+            ["import time"],
+            "while True:\n    try:\n        print('at work')\n        time.sleep(600)\n"
+            "    except KeyboardInterrupt:\n        pass",
+            when=says("at work"),
+            then=twice,
+            grace=600.0,
+        )
+        assert seen.result.reason == "once"
+        assert seen.seconds < 100
+
+
+class TestTheQueue:
+    def test_runs_of_one_launcher_go_one_after_the_other(self, driver: Driver) -> None:
+        first, _ = driver.start(["import time"], WAITING)
+        second, _ = driver.start([], "print('second')")
+        third, _ = driver.start([], "print('third')")
+        until(lambda: state.run_state(second.dir) == "waiting", "the second waits")
+        until(lambda: state.run_state(third.dir) == "waiting", "the third waits")
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        assert state.run_state(first.dir) == "running"
+        [line] = [line for line in state.stop_run(third.dir, "not needed") if "has ended" in line]
+        assert "interrupted (not needed)" in line
+        assert state.run_state(first.dir) == "running"
+        state.request_stop(first.dir, "next")
+        assert ended(first).state == "interrupted"
+        seen = [event for event in second.events() if isinstance(event, Phase)]
+        since = time.strftime("%H:%M", time.localtime(first.dir.spec.stat().st_mtime))
+        assert [phase.text for phase in seen] == [
+            f"waits for run {first.dir.id} (2 CPU cores, since {since})",
+            "starting",
+            "training",
+            "succeeded",
+        ]
+        assert second.result().state == "succeeded"
+        result = ended(third)
+        assert (result.state, result.reason, result.failures) == ("interrupted", "not needed", ())
+        assert not third.dir.log.exists()
+
+    @pytest.mark.slow
+    def test_the_end_of_the_launcher_is_that_of_those_who_wait(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        runs = [driver.start(["import time"], WAITING)[0] for _ in range(3)]
+        until(lambda: state.run_state(runs[2].dir) == "waiting", "the last waits")
+        driver.launcher.close()
+        for run in runs:
+            assert ended(run).reason == "the kernel has ended"
+            assert not run.dir.is_running()
+
+    @pytest.mark.long
+    def test_a_lost_fork_server_is_replaced_for_those_who_wait(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        first, _ = driver.start(["import time"], WAITING)
+        second, _ = driver.start([], "print('second')")
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        supervisor = driver.supervisor_pid
+        server = fork_server(supervisor)
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        first.stop(StopCause.USER, "enough")
+        assert ended(first).state == "interrupted"
+        assert ended(second).state == "succeeded"
+        driver.launcher.close()
+
+    @pytest.mark.long
+    def test_a_guard_that_no_later_run_can_use_ends_with_its_run(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        first, _ = driver.start(["import time"], WAITING)
+        supervisor = driver.supervisor_pid
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        seen = driver.run([], "print('other')", env={"PYTHONHASHSEED": "7"})
+        assert seen.result.state == "succeeded"
+        assert state.run_state(first.dir) == "running"
+        first.stop(StopCause.USER, "enough")
+        assert ended(first).state == "interrupted"
+        driver.launcher.retire()
+        assert processes.find_process(supervisor) is None
+        assert driver.launcher._retired == []
+        driver.launcher.close()
+
+    @pytest.mark.long
+    def test_a_device_is_had_by_one_launcher_at_a_time(
+        self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The device of these runs stands in for the chips of a TPU."""
+        monkeypatch.setitem(launcher.DEVICES, "CPU", f"test-{tmp_path.name}-{os.getpid()}")
+        other = Driver(tmp_path)
+        other.warm()
+        supervisor = other.supervisor_pid
+        first, _ = other.start(["import time"], WAITING)
+        until(lambda: "at work" in written(first.dir.log), "the first works")
+        second, _ = driver.start([], "print('second')")
+        until(lambda: state.run_state(second.dir) == "waiting", "the second waits")
+        monkeypatch.setitem(launcher.DEVICES, "CPU", None)
+        assert "waits" not in written(first.dir.events)
+        os.kill(supervisor, signal.SIGKILL)  # with all below it; whoever waits need not know
+        assert ended(second).state == "succeeded"
+        told = next(event for event in second.events() if isinstance(event, Phase))
+        assert told.text.startswith(f"waits for run {first.dir.id} (2 CPU cores, since ")
+        assert ended(first).state == "failed"
+        other.launcher.close()
+
+
+DETACHES = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may ignore it (nohup)
+from pathlib import Path
+from tests.support import Driver
+driver = Driver(Path(sys.argv[1]))
+driver.warm()
+first = driver.launcher.supervisor
+run, _ = driver.start(["import os, time"], sys.argv[2], returns=("n",), detached=True)
+second = driver.launcher.supervisor
+assert first is not None and second is not None and second is not first
+print(run.dir.path, first.pid, second.pid, flush=True)
+time.sleep(600)
+"""
+COUNTS = """
+for i in range(40):
+    print("line", i, flush=True)
+    while i == 3 and not os.path.exists(os.environ["TPUNB_RUN"] + "/go on"):
+        time.sleep(0.05)
+n = int(os.environ["RANK"]) + 7
+"""
+
+
+class TestDetached:
+    @pytest.mark.long
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])
+    def test_it_outlives_who_started_it(self, tmp_path: Path, how: signal.Signals) -> None:
+        """A killed kernel, and a terminal that is closed."""
+        kernel = subprocess.Popen(
+            [sys.executable, "-c", DETACHES, str(tmp_path), COUNTS],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=os.getcwd(),
+            start_new_session=True,
+        )
+        assert kernel.stdout is not None
+        folder, pid, again = kernel.stdout.readline().split()
+        run, supervisor = RunDir(folder), processes.find_process(int(pid))
+        assert supervisor is not None
+        at_work = ("[0] line 3\n", "[1] line 3\n")
+        until(lambda: all(line in written(run.log) for line in at_work), "the ranks work")
+        everyone = [supervisor, *processes.descendants(supervisor.pid)]
+        assert len(left_below(supervisor.pid)) == 3  # runner, two ranks
+        os.killpg(kernel.pid, how)
+        if how == signal.SIGHUP:
+            os.kill(supervisor.pid, how)
+        kernel.wait()
+        kernel.stdout.close()
+        attached = Attached(run)
+        assert state.run_state(run) == "running"
+        (run.path / "go on").touch()
+        lines: dict[int | None, str] = {}
+        for event in attached.events():
+            if isinstance(event, Output):
+                lines[event.rank] = lines.get(event.rank, "") + event.text
+        result = attached.result()
+        assert result.state == "succeeded"
+        assert lines == dict.fromkeys((0, 1), "".join(f"line {i}\n" for i in range(40)))
+        assert returns.collect_returns(result, attached.spec).returns == {"n": 7}
+        until(lambda: not any(map(processes.is_alive, everyone)), "nothing of it is left")
+        until(lambda: processes.find_process(int(again)) is None, "nor of the other supervisor")
+
+    @pytest.mark.slow
+    def test_it_is_stopped_and_leaves_nothing(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        run, _ = driver.start(["import time"], WAITING, detached=True)
+        assert isinstance(run, Attached)
+        until(lambda: "at work" in written(run.dir.log), "the ranks work")
+        driver.launcher.close()
+        assert state.run_state(run.dir) == "running"
+        list(state.stop_run(run.dir, "enough"))
+        assert ended(run).reason == "enough"
+        until(lambda: all(left.has_exited for left in detached), "the supervisor ends")
+
+    @pytest.mark.long
+    def test_a_guard_that_dies(self, tmp_path: Path) -> None:
+        driver = Driver(tmp_path)
+        run, _ = driver.start(["import time"], WAITING, detached=True)
+        until(lambda: "at work" in written(run.dir.log), "the ranks work")
+        os.kill(detached[-1].pid, signal.SIGKILL)
+        with pytest.raises(TpunbError, match=f"run {run.dir.id} is lost"):
+            ended(run)
+        assert state.run_state(run.dir) == "lost"
+        driver.launcher.close()
+        until(lambda: all(left.has_exited for left in detached), "it is reaped")
+
+
+def test_a_result_that_cannot_be_written_is_a_lost_run(driver: Driver) -> None:
+    seen = driver.run(
+        ["import os"], "os.makedirs(os.environ['TPUNB_RUN'] + '/result.json/x')", ranks=1
+    )
+    assert seen.result.failure is not None
+    assert seen.result.failure.kind is FailureKind.LOST
+    assert driver.run([], "print('next')").result.state == "succeeded"
+
+
+def test_a_deleted_run_folder_ends_nothing_but_its_run(driver: Driver) -> None:
+    seen = driver.run(["import os, shutil"], "shutil.rmtree(os.environ['TPUNB_RUN'])", ranks=1)
+    assert seen.result.failure is not None
+    assert seen.result.failure.kind is FailureKind.LOST
+    assert driver.run([], "print('next')").result.state == "succeeded"
+
+
+def test_the_supervisor_s_log_tells_a_run_from_its_order_to_its_end(driver: Driver) -> None:
+    seen = driver.run(["a = 1"], "print(a)", env={"SECRET": "not in a log"})
+    log = (seen.result.dir / "supervisor.log").read_text()
+    steps = ["ordered", "begin", "RunnerForked", "CellStarted", "RanksForked", "RankExited"]
+    places = [log.index(step) for step in [*steps, "RunnerExits", "RunFinished"]]
+    assert places == sorted(places)
+    assert "not in a log" not in log
+
+
+def test_an_attached_run_has_its_end_however_long_it_is(driver: Driver) -> None:
+    """More than one look takes in of a file: the end is told after the last line."""
+    seen = driver.run([], "line = 'x' * 999\nfor i in range(10_000):\n    print(line)", ranks=1)
+    assert sum(len(event.text) for event in seen.events if isinstance(event, Output)) == 10_000_000
+    run = Attached(RunDir(seen.result.dir))
+    first, *events = run.events()
+    assert isinstance(first, Note)
+    assert first.text.startswith("the first 9.0 MB of output left out here")
+    shown = "".join(event.text for event in events if isinstance(event, Output))
+    assert shown == ("x" * 999 + "\n") * 1000
+    assert run.result() == seen.result
+    assert list(run.events())[-1] == seen.events[-1]
+
+
+def test_what_the_kernel_and_the_supervisor_write_is_private(driver: Driver) -> None:
+    seen = driver.run(["a = 1"], "print(a)")
+    for path in [seen.result.dir, *seen.result.dir.glob("*")]:
+        if path.is_file() or path == seen.result.dir:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_ranks_have_the_umask_of_the_kernel(driver: Driver) -> None:
+    mine = os.umask(0o022)
+    os.umask(mine)
+    seen = driver.run(["import os"], "old = os.umask(0)\nos.umask(old)\nprint(old)", ranks=1)
+    assert seen.log == [f"[0] {mine}"]

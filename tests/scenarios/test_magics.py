@@ -1,0 +1,918 @@
+"""The magics in real kernels: what a person types, and what they see below the cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.drivers.kernel import Kernel, Ran, kernel, until
+from tests.kernel.test_options import SURFACE
+from tests.runs.test_tensorboard import curves
+from tests.support import is_kept
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.utils import processes
+from tpunb.utils.errors import INSTALL_XLA
+
+PRELUDE = "import os, pathlib, signal, sys, time\nrank = lambda: int(os.environ['RANK'])"
+
+
+@pytest.fixture(scope="module")
+def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A notebook in JupyterLab with three cells that are edited and run again in each test."""
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run("%load_ext tpunb\n%tpu_setup --cores 3", "load").good()
+        made.run(PRELUDE, "prelude").good()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel as nbclient has it: no file, no ids, and, until TestDebug, no %tpu_setup."""
+    with kernel(tmp_path_factory.mktemp("bare"), file=None) as made:
+        made.run("%load_ext tpunb").good()
+        yield made
+
+
+def train(nb: Kernel, source: str, options: str = "") -> Ran:
+    return nb.run(f"%%tpu_train {options}\n{dedent(source).strip()}\n", "train")
+
+
+def last_run(nb: Kernel) -> RunDir:
+    return list_runs(nb.folder / "runs")[-1]
+
+
+def at_work(nb: Kernel, name: str, ranks: int = 3) -> None:
+    """Wait until this many ranks have left a file of this name behind."""
+    folder = nb.folder / name
+    until(lambda: folder.is_dir() and len(list(folder.iterdir())) == ranks, f"{name} of all ranks")
+
+
+def mark(name: str) -> str:
+    """Code that leaves such a file behind."""
+    return (
+        f"os.makedirs({name!r}, exist_ok=True); "
+        f"pathlib.Path({name!r}, str(rank())).write_text('') or None"
+    )
+
+
+class TestATrainCell:
+    def test_what_is_seen(self, nb: Kernel) -> None:
+        ran = train(nb, "print('hello from', rank())\nprint('same')").good()
+        assert re.match(
+            r"succeeded · 3 ranks · rehearsal on CPU · \d+ s · runs/[\d-]+-digits(-\d+)? · ended ",
+            ran.status,
+        )
+        [bundle] = ran.cards()
+        assert set(bundle) == {"text/plain", "text/html"}
+        assert sorted(re.findall(r"\[(\d)\] hello from \1", ran.stdout)) == ["0", "1", "2"]
+        assert "same" in ran.stdout
+        assert ran.shown.startswith("RunResult succeeded on 3 rehearsal cores after ")
+        assert ran.stderr == ""
+
+    def test_two_runs_with_the_code_above_changed_and_nothing_left_of_the_first(
+        self, nb: Kernel
+    ) -> None:
+        nb.run(f"{PRELUDE}\nfactor = 2", "prelude").good()
+        first = train(nb, "made = [factor]\nprint('factor', factor)", "--returns made --cores 2")
+        assert "[0-1] factor 2" in first.good().stdout or first.stdout.count("factor 2") == 2
+        nb.run(f"{PRELUDE}\nfactor = 3", "prelude", saved=False).good()
+        second = train(nb, "print('factor', factor, 'made' in globals())", "--cores 1").good()
+        assert "[0] factor 3 False" in second.stdout
+        assert nb.value("made, factor") == ([2], 3)
+        nb.run(PRELUDE, "prelude").good()
+
+    def test_an_edit_that_was_not_saved_is_what_runs_and_said_to_be_so(self, nb: Kernel) -> None:
+        nb.run(PRELUDE, "prelude").good()
+        nb.run("unsaved = 17", "new", saved=False).good()
+        ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
+        assert "[0] 17" in ran.stdout
+        del nb.cells["new"]
+        nb.run("unsaved = 0", "prelude", saved=False).good()
+        ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
+        assert re.search(
+            r"edited and not saved, the text that ran is used: cell \[\d+\]", ran.stdout
+        )
+        nb.run(PRELUDE, "prelude").good()
+
+    def test_returns_out_and_last_run(self, nb: Kernel) -> None:
+        ran = train(
+            nb,
+            """
+            import torch, tpunb
+            tpunb.log(step=1, loss=0.5)
+            weights, n = torch.ones(2), rank()
+            """,
+            "--returns weights,n --out run",
+        ).good()
+        assert "returned: weights, n" in ran.shown
+        nb.run("import tpunb", "import").good()
+        assert nb.value("weights.tolist(), n") == ([1.0, 1.0], 0)
+        assert nb.value("run is tpunb.last_run, run.state == 'succeeded'") == (True, True)
+        assert nb.value("sorted(run.returns), run.metrics()['loss'].tolist()") == (
+            ["n", "weights"],
+            [0.5, 0.5, 0.5],
+        )
+        assert "loss 0.5" in ran.status
+        assert "step 1" in ran.status
+        folder = last_run(nb).path
+        until(lambda: list(folder.glob("events.out.tfevents.*")), "TensorBoard's file")
+        until(lambda: curves(folder) == {"loss": [(1, 0.5)]}, "its one value")
+
+    def test_what_stays_at_the_end(self, nb: Kernel) -> None:
+        ran = train(
+            nb,
+            """
+            import torch, torch_xla, tpunb
+            for step in range(3):
+                x = torch.ones(64, 64, device="xla") * step
+                for _ in range(20):  # so that compiling takes a moment
+                    x = (x @ x).sin()
+                tpunb.log(step=step, loss=x.sum(), tokens=4, reduce={"tokens": "sum"})
+                torch_xla.sync()
+                tpunb.save({"x": x, "pad": torch.zeros(10_000_000)}, step)
+            """,
+            "--cores 2",
+        ).good()
+        assert " · last tokens 8\n" in ran.status
+        assert "\nbest loss " in ran.status
+        [spent] = [line for line in ran.status.splitlines() if line.startswith("time: ")]
+        parts = re.findall(r"([a-z ]+?) (\d+\.\d) s", spent)
+        assert {"compiling", "checkpoints", "training"} <= {what.strip() for what, _ in parts}
+        assert "\n" not in ran.shown
+        [bundle] = ran.cards()
+        assert spent in bundle["text/html"]
+
+    def test_env_is_for_the_ranks(self, nb: Kernel) -> None:
+        ran = train(nb, "print(os.environ['MINE'])", "--env 'MINE=a b' --cores 1").good()
+        assert "[0] a b" in ran.stdout
+        assert nb.value("'MINE' in os.environ, 'RANK' in os.environ") == (False, False)
+
+    def test_ranks(self, nb: Kernel) -> None:
+        ran = train(nb, "print('rank', rank())", "--ranks 1-2").good()
+        assert set(re.findall(r"rank (\d)", ran.stdout)) == {"1", "2"}
+        log = last_run(nb).log.read_text()
+        assert set(re.findall(r"rank (\d)", log)) == {"0", "1", "2"}
+
+    def test_dry_run(self, nb: Kernel) -> None:
+        before = len(list_runs(nb.folder / "runs"))
+        nb.run(f"{PRELUDE}\n!true", "prelude").good()
+        ran = train(nb, f"{mark('dry')}", "--dry-run --cores 2").good()
+        assert ran.value is None
+        assert not ran.displays
+        assert f"notebook: {nb.path} (from JPY_SESSION_NAME)" in ran.stdout
+        assert "2 rehearsal cores on CPU; the prelude runs once, then the ranks are forked" in (
+            ran.stdout
+        )
+        assert re.search(r"cell \[\d+\], line 3: !true  \(shell commands run once", ran.stdout)
+        assert re.search(r"^# %% cell \d+, on every core$", ran.stdout, re.MULTILINE)
+        assert len(list_runs(nb.folder / "runs")) == before
+        assert not (nb.folder / "dry").exists()
+        nb.run(PRELUDE, "prelude").good()
+
+    def test_replicate(self, nb: Kernel) -> None:
+        nb.run(f"{PRELUDE}\nowner = os.environ.get('RANK')", "prelude").good()
+        assert "owner None" in train(nb, "print('owner', owner)", "--cores 2").good().stdout
+        ran = train(nb, "print('owner', owner)", "--replicate --cores 2").good()
+        assert "every rank runs the prelude itself: --replicate" in ran.stdout
+        assert set(re.findall(r"owner (\w+)", ran.stdout)) == {"0", "1"}
+        nb.run(PRELUDE, "prelude").good()
+
+    def test_fields_in_the_option_line(self, nb: Kernel) -> None:
+        nb.run("cores, opts, name = 2, '--cores 1', 'filled'", "values").good()
+        assert "2 ranks" in train(nb, "pass", "--cores {cores} --name $name").good().status
+        assert last_run(nb).id.endswith("-filled")
+        assert "2 ranks" in train(nb, "pass", "--cores {cores * 1}").good().status
+        assert "1 rank ·" in train(nb, "pass", "$opts").good().status
+
+    def test_time_out(self, nb: Kernel) -> None:
+        ran = train(nb, "time.sleep(600)", "--timeout 0.5")
+        assert ran.error is not None
+        assert ran.error["ename"] == "RunTimeoutError"
+        assert "stopped at the time-out (--timeout 0.5 s)" in ran.red_line
+        assert "stopped at the time-out" in ran.status
+        assert nb.working() == []
+
+    def test_a_loop_over_numbers_of_cores(self, nb: Kernel) -> None:
+        """The magic called by code: a cell that says to be skipped is no part of the run."""
+        ran = nb.run(
+            "# tpu: skip\nfor n in (1, 2):\n"
+            "    get_ipython().run_cell_magic('tpu_train', f'--cores {n}', 'print(rank())')",
+            "loop",
+        ).good()
+        assert [text.split(" · ")[1] for text in map(str, ran.statuses())] == ["1 rank", "2 ranks"]
+        del nb.cells["loop"]
+
+    @pytest.mark.long
+    def test_cold(self, nb: Kernel) -> None:
+        train(nb, "pass").good()
+        before = nb.processes()
+        ran = train(nb, "print('cold')", "--cold --cores 1").good()
+        assert "[0] cold" in ran.stdout
+        after = nb.processes()
+        assert len([process for process in after if not is_kept(process)]) == 2
+        assert before
+        assert not set(before) & set(after)
+
+
+class TestThatGoesWrong:
+    """The message that a person needs; the kernel goes on, and nothing is left."""
+
+    @pytest.fixture(autouse=True)
+    def _the_next_run_works(self, nb: Kernel) -> Iterator[None]:
+        nb.run(PRELUDE, "prelude").good()
+        kernel_before = nb.pid
+        yield
+        assert nb.working() == []
+        nb.run(PRELUDE, "prelude").good()
+        assert "still works" in train(nb, "print('still works')", "--cores 2").good().stdout
+        assert nb.pid == kernel_before
+
+    @pytest.mark.parametrize(
+        ("source", "words"),
+        [
+            (
+                "if rank() == 2:\n    raise ValueError('bad batch')\ntime.sleep(600)",
+                ["rank 2 failed in cell [N], line 3: ValueError: bad batch", "raise ValueError("],
+            ),
+            (
+                "if rank() == 2:\n    os._exit(3)\ntime.sleep(600)",
+                ["rank 2 ended with exit code 3", "os._exit"],
+            ),
+            (
+                "if rank() == 1:\n    os.kill(os.getpid(), signal.SIGSEGV)\ntime.sleep(600)",
+                ["rank 1 crashed with SIGSEGV (a segmentation fault", "in cell [N], line 3"],
+            ),
+            (
+                "if rank() == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)",
+                ["rank 0 was killed with SIGKILL, and nothing shows who sent it (it held "],
+            ),
+            (
+                "sys.exit('no data')",
+                ["failed in cell [N], line 2: SystemExit: sys.exit('no data')"],
+            ),
+            (
+                "import torch\ntorch.ones(2) @ torch.ones(3)",
+                ["failed in cell [N], line 3: RuntimeError", "torch.ones(2) @ torch.ones(3)"],
+            ),
+        ],
+        ids=["exception", "os._exit", "SIGSEGV", "SIGKILL", "sys.exit", "torch"],
+    )
+    def test_in_ranks(self, nb: Kernel, source: str, words: list[str]) -> None:
+        ran = train(nb, source)
+        assert ran.error is not None
+        assert ran.error["ename"] == "RankFailedError"
+        for word in words:
+            assert word.replace("[N]", f"[{ran.number}]") in ran.status
+        assert words[0].replace("[N]", f"[{ran.number}]") in ran.red_line
+        assert f"runs/{last_run(nb).id}" in ran.status
+        assert ran.status.startswith("rank ")
+        short(ran)
+
+    def test_launchers_and_deep_recursions_are_told_in_short(self, nb: Kernel) -> None:
+        ran = train(nb, "import torch_xla\ntorch_xla.launch(lambda index: 1 / 0)")
+        assert "torch_xla.launch(lambda index: 1 / 0)" in ran.status
+        assert ran.red_line.count("ZeroDivisionError: division by zero") == 1
+        short(ran)
+        ran = train(nb, "def f(n):\n    return f(n + 1)\nf(0)", "--cores 1")
+        assert "RecursionError: maximum recursion depth exceeded" in ran.red_line
+        assert re.search(r"… \d+ frames left out …", ran.status)
+        assert len(ran.screen().splitlines()) < 100
+
+    def test_a_traceback_is_shown_once_and_folded(self, nb: Kernel) -> None:
+        source = """
+            if rank() == 2:
+                print("apart", file=sys.stderr, flush=True)
+            import torch_xla.core.xla_model as xm
+            xm.rendezvous("all have come")
+            if rank() == 2:
+                {}["other"]
+            raise ValueError("bad batch")
+            """
+        ran = train(nb, source)
+        [card] = [bundle["text/html"] for bundle in ran.cards()]
+        head, folded = card.split("<details><summary>traceback</summary>")
+        mine = folded.partition("</details>")[0]
+        first, other = ("ValueError: bad batch", "KeyError: &#x27;other&#x27;")
+        if "failed in cell" in head and other in head:
+            first, other = other, first  # rank 2 was the first
+        assert mine.startswith("<pre ")
+        assert mine.count("Traceback (most recent call last)") == mine.count(first) == 1
+        assert f'<a href="#cell-id=train">go to cell [{ran.number}], line ' in head
+        assert "❯" in head
+        assert "Traceback" not in head + ran.red_line
+        assert "apart" in ran.stdout
+        # What the others wrote is seen if it differs.
+        first, other = (text.replace("&#x27;", "'") for text in (first, other))
+        assert first not in ran.stdout
+        assert ran.stdout.count("Traceback (most recent call last)") == ran.stdout.count(other) <= 1
+        assert first in last_run(nb).log.read_text()
+
+    def test_what_fails_in_a_dataloader_s_worker(self, nb: Kernel) -> None:
+        """Its traceback comes as a message of many lines, with lines of the script's file."""
+        ran = train(
+            nb,
+            """
+            from torch.utils.data import DataLoader
+            class Data(list):
+                def __getitem__(self, index):
+                    return 1 / index
+            next(iter(DataLoader(Data([1, 2]), num_workers=1)))
+            """,
+            "--cores 1",
+        )
+        assert ran.red_line == (
+            f"RankFailedError: rank 0 failed in cell [{ran.number}], line 6: "
+            "ZeroDivisionError: Caught ZeroDivisionError in DataLoader worker process 0."
+        )
+        assert f"cell [{ran.number}], line 5, in __getitem__" in ran.status
+        assert "script.py" not in ran.screen()
+        assert ran.screen().count("Original Traceback") == 1
+
+    def test_sys_exit_without_a_reason_is_a_good_end(self, nb: Kernel) -> None:
+        assert "succeeded" in train(nb, "sys.exit()\nprint('never')").good().status
+
+    def test_a_value_that_cannot_come_back(self, nb: Kernel) -> None:
+        ran = train(
+            nb,
+            "import threading\nlock = threading.Lock()\nn = 4\nif n == 5:\n    gone = 1",
+            "--returns lock,n,gone",
+        ).good()
+        assert nb.value("n") == 4
+        assert "returned: n" in ran.shown
+        assert "lock was not returned: a _thread.lock cannot be pickled" in ran.status
+        assert "gone was not returned: rank 0 has no variable 'gone' after" in ran.status
+
+    def test_an_empty_cell(self, nb: Kernel) -> None:
+        ran = nb.run("%%tpu_train", "train")
+        assert ran.reply is not None
+        assert ran.reply["status"] == "error"
+        assert "UsageError: %%tpu_train is a cell magic, but the cell body is empty" in ran.stderr
+        assert "line magic %tpu_train" in ran.stderr  # which there is, for --help
+        assert "succeeded" in train(nb, "\n# nothing\n").good().status
+
+    @pytest.mark.parametrize("magic", ["tpu_train", "tpu_debug"])
+    def test_a_syntax_error(self, nb: Kernel, magic: str) -> None:
+        ran = nb.run(f"%%{magic}\nx = 1\nprint(x\n", "train")
+        assert ran.error is not None
+        assert ran.error["ename"] == "ConversionError"
+        advice = (
+            ""
+            if magic == "tpu_debug"
+            else ". Fix the syntax error; begin shell commands with !; or tag the cell tpu-skip to "
+            "leave it out of runs"
+        )
+        assert ran.traceback == (
+            f"ConversionError: cell [{ran.number}], line 3: invalid syntax: "
+            f"'(' was never closed{advice}\n    print(x"
+        )
+
+    def test_what_would_surely_fail_is_not_started(self, nb: Kernel) -> None:
+        before = len(list_runs(nb.folder / "runs"))
+        old = "import torch_xla.core.xla_model as xm\nprint(xm.xrt_world_size()){}"
+        ran = train(nb, old.format(""))
+        assert ran.error is not None
+        assert ran.error["ename"] == "LintError"
+        assert ran.traceback.startswith(
+            f"LintError: cell [{ran.number}], line 3: `xla_model.xrt_world_size` does not exist in "
+            "torch_xla 2.9 [retired-name]: Write `torch_xla.runtime.world_size()`"
+        )
+        assert "for the whole notebook. Nothing was started; `# tpunb: ignore[" in ran.traceback
+        assert len(list_runs(nb.folder / "runs")) == before
+        ran = train(nb, old.format("  # tpunb: ignore[retired-name]"), "--cores 1")
+        assert "AttributeError: module 'torch_xla.core.xla_model'" in ran.traceback
+
+    def test_what_lint_finds_else_is_one_line(self, nb: Kernel) -> None:
+        source = "import os\nif False:\n    os.environ['XLA_USE_BF16'] = '1'"
+        ran = train(nb, source, "--cores 1").good()
+        notes = [line for line in ran.stdout.splitlines() if "lint: " in line]
+        assert len(notes) == 1
+        assert "lint: 1 warning (--dry-run shows them). The first: cell [" in notes[0]
+        assert "[bf16-variable]" in train(nb, source, "--dry-run").good().stdout
+
+    def test_a_known_cause_is_explained(self, nb: Kernel) -> None:
+        ran = train(nb, "if rank() == 1:\n    raise OSError(28, 'No space left on device')")
+        assert "OSError: [Errno 28] No space left on device" in ran.red_line
+        assert ran.status.index("raise OSError(28") < ran.status.index("\nWhy: ")
+        assert ran.status.index("\nWhy: ") < ran.status.index("\nFix: ")
+        nb.run("import tpunb", "import").good()
+        assert nb.value("tpunb.last_run.diagnoses[0].id") == "disk-full"
+        assert nb.value("tpunb.diagnose('all is well', 0)") == []
+
+    @pytest.mark.long
+    def test_a_run_that_hangs(self, nb: Kernel) -> None:
+        ran = train(
+            nb,
+            """
+            import torch, torch_xla
+            import torch_xla.core.xla_model as xm
+            if rank() == 1:
+                time.sleep(1000)
+            xm.all_reduce("sum", torch.ones(2, device="xla"))
+            """,
+            "--hang-timeout 6 --grace 1",
+        )
+        assert ran.error is not None
+        assert ran.error["ename"] == "RunHungError"
+        here = f"cell [{ran.number}], line"
+        assert f"ranks 0, 2: in xm.all_reduce, {here} 6: xm.all_reduce(" in ran.status
+        assert f"rank 1: at {here} 5: time.sleep(1000)" in ran.status
+        assert "RunHungError: hung (no activity from any rank for 6 s) after" in ran.red_line
+        assert ran.status.startswith("hung (no activity from any rank for 6 s) · 3 ranks")
+
+    def test_retries_and_a_later_run_go_on_from_the_last_checkpoint(self, nb: Kernel) -> None:
+        source = """
+            import torch, tpunb, tpunb.training.log
+            found = tpunb.load()
+            begun, weight = (0, torch.zeros(1)) if found is None else (found.step + 1, found["w"])
+            print("begins with", begun)
+            for step in range(begun, 6):
+                weight = weight + 1
+                tpunb.save({"w": weight}, step)
+                tpunb.log(step=step, weight=weight)
+                if step == 2 and rank() == 0:
+                    tpunb.training.log.flush_metrics()
+                    os._exit(7)
+                if step == 2:
+                    time.sleep(600)
+            total = weight.item()
+        """
+        ran = train(nb, source, "--retries 1 --returns total --grace 1").good()
+        assert "rank 0 ended with exit code 7" in ran.stdout
+        assert "starting again (retry 1 of 1)" in ran.stdout
+        assert set(re.findall(r"begins with (\d)", ran.stdout)) == {"0", "3"}
+        assert nb.value("total") == 6.0
+        nb.run("import tpunb", "import").good()
+        assert nb.value("tpunb.last_run.attempts") == 2
+        assert nb.value("tpunb.last_run.metrics().query('rank == 0')['step'].tolist()") == [
+            *range(6)
+        ]
+        first = last_run(nb).id
+        ran = train(nb, source, f"--resume {first} --cores 1 --returns total").good()
+        assert "begins with 6" in ran.stdout
+        assert nb.value("total") == 6.0
+        ran = train(nb, "1 / 0", f"--resume {last_run(nb).id}")
+        assert "has no checkpoint to continue from" in ran.traceback
+        ran = train(nb, "import tpunb\ntpunb.save({}, 4)\n1 / 0", "--cores 1")
+        assert (
+            f"to continue from its last checkpoint: %%tpu_train --resume {last_run(nb).id}"
+            in ran.status
+        )
+
+    def test_a_prelude_that_raises_in_the_run_only(self, nb: Kernel) -> None:
+        raising = "\nif 'TPUNB_RUN' in os.environ:\n    raise OSError('no such bucket')"
+        number = nb.run(PRELUDE + raising, "prelude").good().number
+        ran = train(nb, "print('never')")
+        assert ran.error is not None
+        assert ran.red_line == (
+            f"RankFailedError: re-running cell [{number}], line 4 for the ranks failed: "
+            "OSError: no such bucket"
+        )
+        assert "raise OSError('no such bucket')" in ran.status
+        assert "never" not in ran.stdout
+        short(ran)
+
+    def test_a_prelude_that_crashes(self, nb: Kernel) -> None:
+        crashing = "\nif 'TPUNB_RUN' in os.environ:\n    os.kill(os.getpid(), signal.SIGSEGV)"
+        number = nb.run(PRELUDE + crashing, "prelude").good().number
+        ran = train(nb, "print('never')")
+        assert "the prelude crashed with SIGSEGV" in ran.red_line
+        assert f"in cell [{number}], line 4" in ran.red_line
+        short(ran)
+
+    def test_a_notebook_that_is_not_there(self, nb: Kernel) -> None:
+        ran = nb.run("%tpu_setup --notebook nowhere.ipynb", "setup")
+        assert ran.traceback == (
+            f"NotebookNotFoundError: there is no notebook '{nb.folder}/nowhere.ipynb' (named by "
+            "%tpu_setup --notebook). Name the file with `%tpu_setup --notebook PATH` or the "
+            "variable TPUNB_NOTEBOOK."
+        )
+        nb.run("os.environ['TPUNB_NOTEBOOK'] = 'gone.ipynb'", "setup").good()
+        ran = train(nb, "pass")
+        assert ran.error is not None
+        assert ran.error["ename"] == "NotebookNotFoundError"
+        assert "'gone.ipynb' (named by TPUNB_NOTEBOOK)" in ran.traceback
+        nb.run("del os.environ['TPUNB_NOTEBOOK']", "setup").good()
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ("--cores {undefined}", "{undefined}: the notebook has no variable 'undefined'"),
+            ("--corse 2", "unrecognized arguments: --corse 2; did you mean --cores?"),
+        ],
+    )
+    def test_options(self, nb: Kernel, options: str, words: str) -> None:
+        before = len(list_runs(nb.folder / "runs"))
+        ran = train(nb, "print('never')", options)
+        assert ran.reply is not None
+        assert ran.reply["status"] == "error"
+        assert ran.stderr.startswith("UsageError: %%tpu_train")
+        assert words in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
+        assert len(list_runs(nb.folder / "runs")) == before
+
+    @pytest.mark.parametrize(
+        ("cell", "what"),
+        [("%tpu_setup", "training"), ("%%tpu_train\npass", "%%tpu_train")],
+        ids=["setup", "train"],
+    )
+    def test_a_kernel_without_torch_xla(self, nb: Kernel, cell: str, what: str) -> None:
+        nb.run(
+            "import importlib.util\nfind_spec = importlib.util.find_spec\n"
+            "importlib.util.find_spec = lambda n: None if n == 'torch_xla' else find_spec(n)",
+            "setup",
+        ).good()
+        assert nb.run(cell, "train").traceback == (
+            f"MissingPackageError: torch_xla is needed for {what} and is not installed: "
+            f"`{INSTALL_XLA}` brings a matching pair"
+        )
+        nb.run("# tpu: skip\nimportlib.util.find_spec = find_spec", "setup").good()
+
+
+def short(ran: Ran) -> None:
+    """The error is for a person: no frames of ours, IPython's or torch elastic's."""
+    text = ran.screen()
+    for ours in ("/tpunb/", "IPython/", "ipykernel", "torch/distributed", "elastic", "runpy"):
+        assert ours not in text
+    assert ran.red_line
+
+
+class TestInterrupts:
+    """The stop button: one KeyboardInterrupt in each rank, time to save, and nothing is left."""
+
+    @pytest.fixture(autouse=True)
+    def _the_next_run_works(self, nb: Kernel) -> Iterator[None]:
+        nb.run(PRELUDE, "prelude").good()
+        yield
+        assert nb.working() == []
+        assert "still works" in train(nb, "print('still works')", "--cores 2").good().stdout
+
+    def interrupted(self, nb: Kernel, ran: Ran, *steps: str) -> list[float]:
+        """The cell shows it, and these were the steps that it took; when it took them."""
+        told = map(json.loads, last_run(nb).events.read_text().splitlines())
+        taken = {event["step"]: event["time"] for event in told if event["event"] == "Stopping"}
+        if steps[-1:] == ("SIGTERM",):
+            # On a busy machine 0.4 s may be too short to end after it.
+            taken.pop("SIGKILL", None)
+        assert [*taken] == [*steps]
+        assert ran.error is not None
+        assert ran.error["ename"] == "RunInterruptedError"
+        assert "stopped (interrupted in the notebook) after" in ran.red_line
+        assert ran.status.startswith("stopped (interrupted in the notebook) · 3 ranks")
+        assert ran.displays
+        short(ran)
+        return [*taken.values()]
+
+    @pytest.mark.parametrize(
+        ("name", "work"), [("sleep", "time.sleep(600)"), ("spin", "while True:\n        pass")]
+    )
+    def test_ranks_have_one_interrupt_and_time_to_save(
+        self, nb: Kernel, name: str, work: str
+    ) -> None:
+        source = f"""
+try:
+    {mark(f"at work {name}")}
+    {work}
+except KeyboardInterrupt:
+    try:
+        for _ in range(10):
+            time.sleep(0.1)
+        {mark(f"saved {name}")}
+    except KeyboardInterrupt:
+        {mark(f"second {name}")}
+    raise
+"""
+        ran = nb.send(f"%%tpu_train --grace 100\n{source}", "train")
+        at_work(nb, f"at work {name}")
+        nb.interrupt()
+        self.interrupted(nb, nb.wait(ran), "SIGINT")
+        assert len(list((nb.folder / f"saved {name}").iterdir())) == 3
+        assert not (nb.folder / f"second {name}").exists()
+
+    def test_a_rank_in_a_long_call_of_native_code_while_the_others_save(self, nb: Kernel) -> None:
+        source = f"""
+import hashlib
+while rank() == 1:
+    try:
+        {mark("at work native")}
+        hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)
+    except KeyboardInterrupt:  # it came a moment before the call
+        pass
+try:
+    {mark("at work native")}
+    time.sleep(600)
+except KeyboardInterrupt:
+    {mark("saved native")}
+    raise
+"""
+        ran = nb.send(f"%%tpu_train --grace 2\n{source}", "train")
+        at_work(nb, "at work native")
+        nb.interrupt()
+        first, second = self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
+        assert {path.name for path in (nb.folder / "saved native").iterdir()} == {"0", "2"}
+        assert second - first < 15  # which they have where nobody says --grace
+
+    def test_a_second_interrupt_hurries(self, nb: Kernel) -> None:
+        source = f"""
+while True:
+    try:
+        {mark("at work twice")}
+        time.sleep(600)
+    except KeyboardInterrupt:
+        {mark("deaf")}
+"""
+        ran = nb.send(f"%%tpu_train --grace 1000\n{source}", "train")
+        at_work(nb, "at work twice")
+        nb.interrupt()
+        at_work(nb, "deaf")
+        assert len(nb.working()) >= 3
+        nb.interrupt()
+        self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
+
+    @pytest.mark.long
+    def test_while_the_agent_gets_ready(self, tmp_path: Path) -> None:
+        with kernel(tmp_path) as nb:
+            nb.run("%load_ext tpunb", "load").good()
+            ran = nb.send("%%tpu_train --cores 3\nprint('never')", "train")
+            while not ran.displays:
+                nb.read(ran)
+            nb.interrupt()
+            self.interrupted(nb, nb.wait(ran))
+            assert "never" not in ran.stdout
+            assert len(nb.processes()) == 2
+
+    def test_in_the_prelude(self, nb: Kernel) -> None:
+        waiting = "\nif 'TPUNB_RUN' in os.environ:\n    open('in prelude', 'w'); time.sleep(600)"
+        nb.run(PRELUDE + waiting, "prelude").good()
+        ran = nb.send("%%tpu_train\nprint('never')", "train")
+        until((nb.folder / "in prelude").exists, "the prelude runs")
+        nb.interrupt()
+        nb.wait(ran)
+        assert ran.error is not None
+        assert ran.error["ename"] == "RunInterruptedError"
+        assert "never" not in ran.stdout
+        nb.run(PRELUDE, "prelude").good()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    ["SIGKILL", *(pytest.param(how, marks=pytest.mark.long) for how in ("restart", "shutdown"))],
+)
+def test_the_kernel_s_end_is_the_run_s(how: str, tmp_path: Path) -> None:
+    """Ranks have their interrupt and the time to save; then nothing is left of the run."""
+    source = f"""
+try:
+    {mark("at work")}
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(1)
+    {mark("saved")}
+    raise
+"""
+    with kernel(tmp_path) as nb:
+        nb.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
+        nb.send(f"%%tpu_train --cores 2\n{source}", "train")
+        at_work(nb, "at work", ranks=2)
+        everyone = nb.processes()
+        assert len(nb.working()) == 3  # runner, two ranks
+        if how == "restart":
+            nb.restart()
+        elif how == "shutdown":
+            nb.manager.shutdown_kernel(now=False)
+        else:
+            os.kill(nb.pid, signal.SIGKILL)
+        until(lambda: not any(map(processes.is_alive, everyone)), f"all gone after {how}")
+        assert len(list((tmp_path / "saved").iterdir())) == 2
+        run = last_run(nb)
+        result = run.read_result()
+        assert result is not None
+        assert result.state == "interrupted"
+        assert result.reason in ("the kernel has ended", "interrupted in the notebook")
+        assert not run.is_running()
+        if how == "restart":
+            nb.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
+            assert "[0] anew" in train(nb, "print('anew')", "--cores 1").good().stdout
+
+
+@pytest.mark.long
+def test_two_notebooks_at_once(nb: Kernel, bare: Kernel) -> None:
+    """A run in one kernel begins and ends in the middle of a run in another."""
+    waiting = (
+        f"{mark('both')}\nwhile not os.path.exists('go on'):\n    time.sleep(0.05)\nprint('on')"
+    )
+    ran = nb.send(f"%%tpu_train\n{waiting}", "train")
+    at_work(nb, "both")
+    bare.run("import os").good()
+    other = bare.run("%%tpu_train --cores 2\nprint('other', os.environ['RANK'])").good()
+    assert {"other 0", "other 1"} == set(re.findall(r"other \d", other.stdout))
+    assert bare.working() == []
+    assert len(nb.working()) == 4  # the runner and three ranks
+    (nb.folder / "go on").touch()
+    nb.wait(ran).good()
+    assert "on\n" in ran.stdout
+    assert nb.working() == []
+
+
+class TestSetup:
+    @pytest.fixture(autouse=True)
+    def _put_back(self, nb: Kernel) -> Iterator[None]:
+        yield
+        nb.run(f"%tpu_setup --cores 3 --runs '{nb.folder}/runs'", "load").good()
+
+    def test_what_it_says(self, nb: Kernel) -> None:
+        train(nb, "pass").good()  # so it is warm
+        ran = nb.run("%tpu_setup", "setup").good()
+        headline, *lines = ran.status.splitlines()
+        assert re.fullmatch(r"Ready: 3 rehearsal cores on \d+ processors", headline)
+        rows = dict(re.split(r"  +", line, maxsplit=1) for line in lines)
+        assert rows["device"].startswith("no TPU; 3 rehearsal cores")
+        assert re.match(r"python 3\.\d+\.\d+ · torch 2\S+ · torch_xla 2\S+ · ", rows["versions"])
+        assert re.match(r".+ free; 3 ranks need about 750 MiB", rows["memory"])
+        assert f"free in {nb.folder}/runs" in rows["disk"]
+        assert rows["kernel"] == "uses XLA on CPU, so runs can take the TPU"
+        assert rows["torch_xla"] == "preloaded"
+        [bundle] = ran.cards()
+        assert "<b>Ready: 3 rehearsal cores" in bundle["text/html"]
+
+    def test_json(self, nb: Kernel) -> None:
+        found = json.loads(nb.run("%tpu_setup --json", "setup").good().stdout)
+        assert (found["platform"], found["device"], found["chips"]) == ("local", "CPU", 0)
+        assert (found["cores"], found["runs"]) == (3, f"{nb.folder}/runs")
+        assert {"python", "torch", "torch_xla", "ipykernel", "tpunb"} <= set(found["versions"])
+        assert (found["problems"], found["kernel_device"]) == ([], "CPU")
+
+    def test_cores_and_runs_are_for_later_cells(self, nb: Kernel) -> None:
+        nb.run("%tpu_setup --cores 1 --runs elsewhere", "setup").good()
+        assert "1 rank ·" in train(nb, "pass").good().status
+        [run] = list_runs(nb.folder / "elsewhere")
+        assert run.id in nb.run("%tpu_runs", "setup").good().stdout
+        nb.run("%tpu_setup --cores all", "setup").good()
+        assert "4 ranks ·" in train(nb, "pass").good().status
+
+    def test_notebook(self, nb: Kernel) -> None:
+        (nb.folder / "copy.ipynb").write_bytes((nb.folder / "digits.ipynb").read_bytes())
+        nb.run("%tpu_setup --notebook copy.ipynb", "setup").good()
+        nb.run("%cd -q /", "setup").good()
+        shown = train(nb, "pass", "--dry-run").good().stdout
+        assert f"notebook: {nb.folder}/copy.ipynb (from %tpu_setup --notebook)" in shown
+        nb.run(f"%cd -q {nb.folder}\n%tpu_setup --notebook digits.ipynb", "setup").good()
+
+
+class TestListings:
+    def test_runs_and_logs(self, nb: Kernel) -> None:
+        nb.run("%tpu_setup --runs listed --cores 2", "setup").good()
+        nothing = f"There are no runs in {nb.folder}/listed yet."
+        assert nothing in nb.run("%tpu_runs", "list").good().stdout
+        assert nb.run("%tpu_logs", "list").traceback == (
+            f"TpunbError: there are no runs in {nb.folder}/listed"
+        )
+        train(nb, "print('first')\nprint('last', rank())", "--name good").good()
+        train(nb, "1 / 0", "--name bad --no-raise --cores 1").good()
+        nb.run("import tpunb", "import").good()
+        assert nb.value("tpunb.runs()[['name', 'state', 'cores']].values.tolist()") == [
+            ["good", "succeeded", 2],
+            ["bad", "failed", 1],
+        ]
+
+        heads, bad, good = nb.run("%tpu_runs", "list").good().stdout.strip().splitlines()
+        assert heads.split() == ["run", "state", "cores", "time", "started", "best", "parameters"]
+        assert re.match(r"[\d-]+-good +succeeded +2 CPU +\d+ s +20\d\d-\d\d-\d\d \d\d:\d\d", good)
+        assert re.match(r"[\d-]+-bad +failed +1 CPU ", bad)
+
+        def logs(options: str) -> list[str]:
+            return nb.run(f"%tpu_logs {options}", "list").good().stdout.strip().splitlines()
+
+        assert logs("")[-1] == "[0 err] ZeroDivisionError: division by zero"
+        first, *lines = logs("good")
+        assert first.startswith("[tpunb] rehearsal on CPU")
+        assert sorted(lines) == ["[0] first", "[0] last 0", "[1] first", "[1] last 1"]
+        assert logs("good --ranks 1") == ["[1] first", "[1] last 1"]
+        assert logs("good --ranks 1 --tail 1") == ["[1] last 1"]
+        assert logs("good --grep 'last.1' --stream stdout") == ["[1] \x1b[1;31mlast 1\x1b[0m"]
+        assert "regular expression" in nb.run("%tpu_logs --grep (", "list").stderr
+        assert "no run in" in nb.run("%tpu_logs ugly", "list").traceback
+        assert "matches several runs" in nb.run("%tpu_logs 20", "list").traceback
+        assert "-good has no rank 2: its ranks are 0 to 1" in (
+            nb.run("%tpu_logs good --ranks 2", "list").traceback
+        )
+        nb.run(f"%tpu_setup --cores 3 --runs '{nb.folder}/runs'", "setup").good()
+
+    @pytest.mark.parametrize("magic", ["%tpu_logs", "%%tpu_train"])
+    def test_help_and_unknown_options(self, nb: Kernel, magic: str) -> None:
+        cell = "\nprint('never')" if magic.startswith("%%") else ""
+        ran = nb.run(f"{magic} --help{cell}", "list").good()
+        assert ran.stdout.startswith(f"usage: {magic} [-h]")
+        assert ran.texts[0][0] == "stdout"
+        assert "never" not in ran.stdout
+        assert nb.run(f"{magic.replace('%%', '%')} --help", "list").good().stdout == ran.stdout
+        ran = nb.run(f"{magic} --no-such{cell}", "list")
+        assert ran.reply is not None
+        assert ran.reply["status"] == "error"
+        assert f"UsageError: {magic}: unrecognized arguments: --no-such" in ran.stderr
+        ran = nb.run(f"{magic}?", "list").good()
+        assert ran.reply is not None
+        assert f"usage: {magic}" in ran.reply["payload"][0]["data"]["text/plain"]
+
+    @pytest.mark.parametrize("name", ["tpu_train", "tpu_debug"])
+    def test_a_cell_magic_on_a_line_says_what_to_write(self, nb: Kernel, name: str) -> None:
+        assert f"write %%{name} (two %) into a cell's first line" in nb.run(f"%{name}").stderr
+
+
+class TestDebug:
+    """`%%tpu_debug` in a kernel without %tpu_setup."""
+
+    def test_the_value_is_shown_and_the_device_is_said_once(self, bare: Kernel) -> None:
+        source = "%%tpu_debug\nimport torch_xla\ndevice = torch_xla.device()\nstr(device)"
+        ran = bare.run(source).good()
+        assert ran.shown == "'xla:0'"
+        assert (
+            ran.stdout
+            == "the kernel uses XLA on CPU, so that runs can take a TPU (PJRT_DEVICE=CPU)\n"
+        )
+        ran = bare.run(source).good()
+        assert (ran.shown, ran.stdout) == ("'xla:0'", "")
+        assert bare.run("%%tpu_debug\n17;").good().value is None
+
+    def test_its_names_stay_in_the_kernel_and_its_cell_out_of_runs(self, bare: Kernel) -> None:
+        bare.run("%%tpu_debug\nonly_here = 4").good()
+        assert bare.value("only_here") == 4
+        ran = bare.run("%%tpu_train --cores 1\nprint('only_here' in globals())").good()
+        assert "[0] False" in ran.stdout
+        assert bare.value("'RANK' in __import__('os').environ") is False
+
+    def test_launchers_call_the_function_here_and_are_as_before_after(self, bare: Kernel) -> None:
+        bare.run(
+            "import os\nimport torch_xla\nimport torch_xla.distributed.xla_multiprocessing as xmp\n"
+            "from torch_xla import launch\nfrom torch_xla._internal import pjrt\n"
+            "called, spawn = [], pjrt.spawn\n"
+            "def fn(index, *args):\n    called.append((index, *args, os.getpid()))"
+        ).good()
+        ran = bare.run(
+            "%%tpu_debug\nxmp.spawn(fn, args=('a',), nprocs=8, start_method='fork')\n"
+            "torch_xla.launch(fn)\nlaunch(fn, args=('b',))\npjrt.spawn is spawn"
+        ).good()
+        assert ran.shown == "False"
+        assert "nprocs=8 is ignored: 1 rank runs" in ran.stdout
+        pid = bare.pid
+        assert bare.value("called") == [(0, "a", pid), (0, pid), (0, "b", pid)]
+        assert bare.value("pjrt.spawn is spawn") is True
+        ran = bare.run("%%tpu_debug\nxmp.spawn(print, args=(1 / 0,))")
+        assert ran.error is not None
+        assert bare.value("pjrt.spawn is spawn") is True
+
+    def test_a_traceback_has_the_notebook_s_lines_only(self, bare: Kernel) -> None:
+        ran = bare.run("%%tpu_debug\n\ndef half(n):\n    return 1 / n\n\ntorch_xla.launch(half)")
+        text = ran.traceback
+        assert "ZeroDivisionError: division by zero" in text
+        assert re.search(r"-> +4 +return 1 / n", text)
+        assert re.search(r"-> +6 +torch_xla.launch\(half\)", text)
+        assert f"[{ran.number}]" in text
+        assert "/tpunb/" not in text
+        assert "IPython" not in text
+        assert "run_cell_magic" not in text
+        assert "ZeroDivisionError" in bare.run("%tb").good().screen()
+
+    def test_interrupt(self, bare: Kernel) -> None:
+        ran = bare.send("%%tpu_debug\nimport time\nprint('at work')\ntime.sleep(600)")
+        bare.until(ran, "at work")
+        bare.interrupt()
+        bare.wait(ran)
+        assert ran.error is not None
+        assert ran.error["ename"] == "KeyboardInterrupt"
+        assert "time.sleep(600)" in ran.traceback
+        assert bare.run("%%tpu_debug\n'goes on'").good().shown == "'goes on'"
+
+    def test_magics_and_shell_lines_work_in_it(self, bare: Kernel) -> None:
+        ran = bare.run("%%tpu_debug\nout = !echo from the shell\n%time n = 3\n(out[0], n)").good()
+        assert ran.shown == "('from the shell', 3)"
+
+
+@pytest.mark.long
+def test_loading_again_and_unloading(tmp_path: Path) -> None:
+    with kernel(tmp_path, file=None) as nb:
+        nb.run("%load_ext tpunb\n%tpu_setup").good()
+        before = until(
+            lambda: len(found := nb.processes()) == 2 and found, "supervisor and fork server"
+        )
+        assert "already loaded" in nb.run("%load_ext tpunb").good().stdout
+        assert nb.run("%load_ext tpunb.kernel.magics").good().screen() == ""
+        assert nb.processes() == before
+        assert nb.run("%reload_ext tpunb").good().screen() == ""
+        assert nb.processes() == []
+        nb.run("%tpu_setup").good()
+        until(lambda: len(nb.processes()) == 2, "a new supervisor and fork server")
+        assert nb.run("%unload_ext tpunb").good().screen() == ""
+        assert nb.processes() == []
+        for magic in SURFACE:
+            cell = "\npass" if magic.startswith("%%") else ""
+            assert "not found" in nb.run(f"{magic}{cell}").stderr
+        nb.run("%load_ext tpunb").good()
+        assert "free in" in nb.run("%tpu_setup --no-warm").good().status
+        assert nb.processes() == []

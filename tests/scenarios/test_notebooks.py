@@ -1,0 +1,47 @@
+"""The notebooks that show a helper run from end to end; each asserts what it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.long  # each is a kernel with a training
+
+ROOT = Path(__file__).parents[2] / "notebooks"
+SHOWS = {
+    "11_static_shapes": r"\d+ compilations became \d+, .* of 250 paragraphs classified correctly",
+    "12_inference_on_all_cores": r"one core: .* 2 cores: (.|\n)* returned all 1797, in order",
+    "13_big_batches": r"by hand +\d.*\nAccumulation +\d.* 8 +\d",
+    "14_resume": r"not stopped: 0\.\d*[1-9]\d* with the weights alone, 0\.000 with everything",
+}
+"""What a notebook prints at its end: the figures before and after."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a kernel and some runs, on a machine that may do much else
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / f"{name}.ipynb", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tpunb", "run", f"{name}.ipynb", "out.ipynb", "--cores", "2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    printed = ["".join(o.get("text", "")) for cell in cells for o in cell.get("outputs", ())]
+    assert re.search(SHOWS[name], printed[-1]), printed[-1]
+    assert "lint:" not in "".join(printed)
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_notebook_is_saved_without_outputs(name: str) -> None:
+    cells = json.loads((ROOT / f"{name}.ipynb").read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

@@ -1,0 +1,100 @@
+"""Ranks that are started again after a failure."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import Driver
+from tpunb.runs.events import Note, RanksStarted, Stopping
+from tpunb.runs.spec import StopCause
+
+TRAIN = """
+    import os, time, torch, torch_xla, tpunb
+    import torch_xla.core.xla_model as xm
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    for step in range(attempt * 2, 6):
+        total = xm.all_reduce("sum", torch.ones(1, device="xla")).item()
+        tpunb.log(step=step, total=total, attempt_=attempt)
+        if rank == 1 and attempt < 2 and step == 3:
+            {fail}
+    print("through", rank, attempt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        ("raise ValueError('odd')", "rank 1 failed in cell [2], line 8: ValueError: odd"),
+        ("os.kill(os.getpid(), 9)", "rank 1 was killed with SIGKILL"),
+    ],
+    ids=["exception", "SIGKILL"],
+)
+@pytest.mark.parametrize("replicate", [None, "asked for"], ids=["fork", "replicate"])
+def test_a_failed_rank_starts_all_again(
+    driver: Driver, fail: str, said: str, replicate: str | None
+) -> None:
+    seen = driver.run(["kept = 1"], TRAIN.format(fail=fail), retries=3, replicate=replicate)
+    assert (seen.result.state, seen.result.attempts) == ("succeeded", 3)
+    assert seen.result.failures == ()
+    notes = [note.text for note in seen.of(Note) if "starting again" in note.text]
+    assert len(notes) == 2
+    assert notes[0].startswith(said)
+    assert notes[0].endswith("starting again (retry 1 of 3)")
+    assert [len(event.pids) for event in seen.of(RanksStarted)] == [2, 2, 2]
+    assert [line for line in seen.log if "through" in line and " 2" in line] != []
+    frame = seen.result.metrics()
+    assert not frame.duplicated(["step", "rank"]).any()
+    # A rank that dies without Python's knowing may lose what it recorded last.
+    assert set(frame["step"]) == set(range(6))
+    assert set(frame["total"]) == {2.0}
+    assert max(frame["attempt_"]) == 2.0
+
+
+def test_when_no_retry_is_left_the_last_failure_is_told(driver: Driver) -> None:
+    seen = driver.run([], TRAIN.format(fail="raise ValueError(attempt)"), retries=1)
+    assert (seen.result.state, seen.result.attempts) == ("failed", 2)
+    assert seen.result.failure is not None
+    assert seen.result.failure.message == "1"
+    # A cell without retries fails at once, as ever.
+    seen = driver.run([], TRAIN.format(fail="raise ValueError(attempt)"))
+    assert (seen.result.state, seen.result.attempts) == ("failed", 1)
+
+
+def test_children_of_an_attempt_do_not_live_in_the_next(driver: Driver) -> None:
+    train = """
+        import os, subprocess, sys, time
+        from tpunb.utils import processes
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            open(f"new-{os.environ['RANK']}", "w").write(str(child.pid))
+            os.rename(f"new-{os.environ['RANK']}", f"child-{os.environ['RANK']}")
+            raise RuntimeError("first")
+        for rank in range(2):
+            if os.path.exists(f"child-{rank}"):
+                pid = int(open(f"child-{rank}").read())
+                deadline = time.monotonic() + 60  # the supervisor ends it beside this
+                while processes.find_process(pid) is not None and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                print("child", processes.find_process(pid) is not None)
+    """
+    folder = driver.folder / "children"
+    folder.mkdir()
+    seen = driver.run([], train, retries=1, cwd=str(folder))
+    assert (seen.result.state, seen.result.attempts) == ("succeeded", 2)
+    told = [line.partition("child ")[2] for line in seen.log if "child " in line]
+    assert told
+    assert set(told) == {"False"}
+
+
+def test_a_stop_is_not_a_failure_to_retry(driver: Driver) -> None:
+    seen = driver.run(
+        [],
+        "import time\nprint('here', flush=True)\ntime.sleep(100)",
+        retries=5,
+        grace=0.5,
+        when=lambda event: isinstance(event, RanksStarted),
+        then=lambda run: run.stop(StopCause.USER, "enough"),
+    )
+    assert (seen.result.state, seen.result.attempts) == ("interrupted", 1)
+    assert len(seen.of(RanksStarted)) == 1
+    assert [event.step for event in seen.of(Stopping)][:1] == ["SIGINT"]

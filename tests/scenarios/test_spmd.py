@@ -1,0 +1,154 @@
+"""A notebook that uses SPMD, in a real kernel: what is seen, chosen and refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.drivers.kernel import Kernel, kernel
+from tpunb.runs.directory import list_runs
+
+pytestmark = pytest.mark.slow
+
+SETUP = """
+import os
+import numpy as np
+import torch
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+"""
+SPMD = """xr.use_spmd()
+cores = xr.global_runtime_device_count()
+mesh = xs.Mesh(np.arange(cores), (cores,), ('data',))
+x = torch.arange(8.).to('xla')
+xs.mark_sharding(x, mesh, ('data',))
+total = (x * 2).sum()
+print(cores, total.item())"""
+ONE = "SPMD: one process drives all"
+
+
+@pytest.fixture(scope="module")
+def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel(tmp_path_factory.mktemp("spmd"), file=None) as made:
+        made.run("%load_ext tpunb").good()
+        made.run(SETUP.strip()).good()
+        yield made
+
+
+def test_a_train_cell_that_uses_it_runs_so_and_says_so(nb: Kernel) -> None:
+    ran = nb.run(f"%%tpu_train --cores 3 --returns x,total\n{SPMD}").good()
+    assert f"{ONE} 3 rehearsal cores (cell [{ran.number}] calls use_spmd())" in ran.stdout
+    assert "[0] 3 56.0" in ran.stdout
+    assert ran.status.startswith("succeeded · 1 rank · SPMD on 3 rehearsal cores · ")
+    assert ran.shown.startswith("RunResult succeeded on 3 rehearsal cores (SPMD) after ")
+    assert nb.value("type(x) is torch.Tensor, x.tolist(), total.item()") == (
+        True,
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        56.0,
+    )
+    result = json.loads(list_runs(nb.folder / "runs")[-1].result.read_text())
+    assert (result["world_size"], result["spmd"], result["device"]) == (1, 3, "CPU")
+
+
+def test_the_plan_says_it(nb: Kernel) -> None:
+    ran = nb.run(f"%%tpu_train --dry-run\n{SPMD}").good()
+    assert (
+        f"4 rehearsal cores on CPU; SPMD: one process drives them all (cell [{ran.number}] calls "
+        "use_spmd())"
+    ) in ran.stdout
+    assert "  CPU_NUM_DEVICES = 4  (SPMD: the cores that one process drives)" in ran.stdout
+
+
+def test_the_variable_decides(nb: Kernel) -> None:
+    asked = nb.run("%%tpu_train --cores 2 --env XLA_USE_SPMD=1\nexec('n = xr.is_spmd()'); print(n)")
+    assert f"{ONE} 2 rehearsal cores (--env XLA_USE_SPMD=1)" in asked.good().stdout
+    assert "[0] True" in asked.stdout
+    refused = nb.run(f"%%tpu_train --cores 2 --env XLA_USE_SPMD=0 --no-raise\n{SPMD}").good()
+    assert "SpmdError: SPMD needs one process that drives all cores, but this is one of 2" in (
+        refused.shown
+    )
+
+
+def test_ranks_that_are_not_there_cannot_be_shown(nb: Kernel) -> None:
+    ran = nb.run(f"%%tpu_train --ranks 2\n{SPMD}")
+    assert ran.stderr.startswith("UsageError: %%tpu_train --ranks: ")
+
+
+def test_devices_are_not_chosen_by_a_variable(nb: Kernel) -> None:
+    ran = nb.run("%%tpu_train --cores 2 --env CPU_NUM_DEVICES=2\nprint(1)")
+    assert ran.stderr.startswith("UsageError: %%tpu_train --env CPU_NUM_DEVICES=2: a rank of a ")
+
+
+def test_under_tpu_debug_the_kernel_has_it_and_later_runs_have_not(nb: Kernel) -> None:
+    """One device in the kernel, so a mesh of one."""
+    assert nb.run(f"%%tpu_debug\n{SPMD}").good().stdout.endswith("1 56.0\n")
+    assert nb.value("os.environ['XLA_USE_SPMD']") == "1"
+    ranks = nb.run("%%tpu_train --cores 2\nprint(xr.is_spmd(), xr.world_size())").good()
+    lines = ranks.stdout.splitlines()  # equal ones are folded if they come together
+    assert "[0-1] False 2" in lines or {"[0] False 2", "[1] False 2"} <= set(lines)
+    assert ONE not in ranks.stdout
+    again = nb.run(f"%%tpu_train --cores 2\n{SPMD}").good()
+    assert "[0] 2 56.0" in again.stdout
+    assert "XLA_USE_SPMD is being deprecated" not in again.stdout
+    assert nb.run("%%tpu_debug\nprint(xr.is_spmd(), (x + 1).sum().item())").good().stdout == (
+        "True 36.0\n"
+    )
+
+
+@pytest.mark.long
+def test_under_tpu_debug_after_a_device_was_used_the_kernel_lives(nb: Kernel) -> None:
+    with kernel(nb.folder, file=None) as other:
+        other.run("%load_ext tpunb").good()
+        other.run(f"{SETUP.strip()}\nimport torch_xla").good()
+        other.run("%%tpu_debug\nbefore = torch.ones(2, device=torch_xla.device())").good()
+        late = other.run(f"%%tpu_debug\n{SPMD}")
+        assert "SpmdError: xr.use_spmd() was called after an XLA device was used" in late.traceback
+        assert other.value("xr.is_spmd(), before.sum().item()") == (False, 2.0)
+
+
+@pytest.mark.long
+def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
+    with kernel(nb.folder, file=None, XLA_USE_SPMD="1") as other:
+        other.run("%load_ext tpunb").good()
+        ran = other.run(
+            "%%tpu_train --cores 2\nimport torch_xla.runtime as xr\nprint(xr.is_spmd())"
+        )
+        assert f"{ONE} 2 rehearsal cores (XLA_USE_SPMD is set in the kernel's environment)" in (
+            ran.good().stdout
+        )
+        assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)  # a kernel and two runs, on a machine that may do much else
+def test_the_notebook_of_spmd(tmp_path: Path) -> None:
+    """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""
+    notebook = Path(__file__).parents[2] / "notebooks" / "02_spmd.ipynb"
+    shutil.copy(notebook, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tpunb", "run", notebook.name, "out.ipynb", "--cores", "4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("02_spmd: succeeded on 4 rehearsal cores (SPMD) in ")
+    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+    printed = "".join(out.get("text", "") for cell in cells for out in cell.get("outputs", []))
+    assert "4 cores: the same 110 losses as plain PyTorch" in printed
+    assert (
+        "weights sharded as {devices=[4,1]0,1,2,3}: the same losses, and whole weights" in printed
+    )
+    assert "lint:" not in printed

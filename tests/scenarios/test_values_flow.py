@@ -1,0 +1,265 @@
+"""What one train cell brought into the kernel is there for later cells and later train cells."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import nbformat
+import papermill
+import pytest
+from nbclient import NotebookClient
+from nbformat import v4
+
+from tests.drivers.kernel import ROOT, Kernel, Ran, kernel, until
+from tests.support import free_port
+from tpunb.runs.directory import list_runs
+
+LOAD = "%load_ext tpunb\n%tpu_setup --cores 2\nimport os, pathlib, time, torch, tpunb"
+MODEL = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+model = Net()
+"""
+ADD = "%%tpu_train --returns model{}\nmodel.weight.data += {}"
+SHOW = "%%tpu_train\nprint('weight', *model.weight.tolist())"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run(LOAD, "load").good()
+        made.run(MODEL, "model").good()
+        yield made
+
+
+@pytest.fixture
+def nb(shared: Kernel) -> Iterator[Kernel]:
+    """The kernel with the first two cells; those that a test adds are deleted after it."""
+    shared.cells = {"load": LOAD, "model": MODEL}
+    shared.run(MODEL, "model").good()
+    yield shared
+    until(lambda: not shared.working(), "no run goes on")
+
+
+def cell(nb: Kernel, source: str, name: str) -> Ran:
+    """Run a cell of this test: names of cells of another one are other cells."""
+    test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition(" ")[0]
+    return nb.run(dedent(source), f"{test[-40:]}-{name}")
+
+
+def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
+    cell(nb, ADD.format(" --out res", 1), "pretrain").good()
+    cell(nb, "tpunb.last_run.metrics()\nres.plot", "look").good()
+    cell(nb, "before = model.weight.sum().item() + len(res.returns)", "evaluate").good()
+    assert "weight 1.0 1.0" in cell(nb, SHOW, "show").good().printed()
+    cell(nb, "%%tpu_train --returns model\nmodel.weight.data *= before", "tune").good()
+    assert nb.value("model.weight.tolist()") == [3.0, 3.0]
+    shown = cell(nb, "%%tpu_train\nprint(*model.weight.tolist(), res.state, before)", "last")
+    assert "3.0 3.0 succeeded 3.0" in shown.good().printed()
+
+
+def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
+    first = cell(nb, ADD.format(" --name one", 1), "one").good()
+    cell(nb, "where = str(tpunb.last_run.dir)", "where").good()
+    cell(nb, ADD.format(" --name two", 1), "two").good()
+    shown = cell(nb, "%%tpu_train\nprint('dirs', where, tpunb.last_run.dir)", "show").good()
+    assert "-one" in first.screen()
+    assert re.search(r"dirs \S+-one\S* \S+-two\n", shown.printed())
+
+
+def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None:
+    cell(nb, ADD.format("", 1), "one").good()
+    two = ADD.format("", 10)
+    cell(nb, two, "two").good()
+    assert nb.value("model.weight.tolist()") == [11.0, 11.0]
+    cell(nb, two, "two").good()
+    assert nb.value("model.weight.tolist()") == [11.0, 11.0]
+    cell(nb, ADD.format("", 2), "one").good()
+    assert nb.value("model.weight.tolist()") == [2.0, 2.0]
+    assert "weight 11.0 11.0" in cell(nb, SHOW, "below").good().printed()
+
+
+def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
+    cell(nb, ADD.format(",n --out res\nn = 5", 1), "one").good()
+    failed = cell(nb, ADD.format(",n --out res\nn = 6\n1 / 0", 1), "one")
+    assert "ZeroDivisionError" in failed.red_line
+    shown = cell(nb, "%%tpu_train\nprint(n, *model.weight.tolist(), res.state)", "show").good()
+    assert "5 1.0 1.0 failed" in shown.printed()  # as in the kernel
+    assert nb.value("n, res.state == 'failed'") == (5, True)
+
+
+def test_what_was_not_returned_is_refused_with_what_to_do(nb: Kernel) -> None:
+    number = cell(nb, "%%tpu_train\nlosses = [1.0]", "one").good().number
+    refused = cell(nb, "%%tpu_train\nprint(losses)", "two")
+    assert (
+        f"`losses` is defined only in cell [{number}], a train cell that does not return it: "
+        f"add `--returns losses` to cell [{number}] and run it again"
+    ) in refused.traceback
+    cell(nb, "%%tpu_train --returns losses\nlosses = [1.0]", "one").good()
+    assert "[1.0]" in cell(nb, "%%tpu_train\nprint(losses)", "two").good().printed()
+
+
+def test_what_a_train_cell_has_not_brought_is_told(nb: Kernel) -> None:
+    ran = cell(nb, ADD.format("\n1 / 0", 1), "one")
+    assert "ZeroDivisionError" in ran.red_line
+    shown = cell(nb, SHOW, "show").good()
+    assert "weight 0.0 0.0" in shown.printed()
+    assert f"the train cell reads `model` as it is above cell [{ran.number}]" in shown.printed()
+
+
+def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
+    waits = "while not os.path.exists('go on'): time.sleep(0.05)\nb = 7"
+    cell(nb, f"%%tpu_train --bg --returns b --out h\n{waits}", "one").good()
+    assert cell(nb, "", "wait").good()
+    refused = cell(nb, "%%tpu_train\nprint(h.state)", "two").traceback
+    assert "still runs in the background: wait for it with `h.wait()`" in refused
+    nb.run("pathlib.Path('go on').touch()", "go").good()
+    until(lambda: nb.value("h.state == 'succeeded'"), "the run ends")
+    shown = cell(nb, "%%tpu_train\nprint(h.state, h.result.returns['b'])", "two").good()
+    assert "succeeded 7" in shown.printed()
+    refused = cell(nb, "%%tpu_train\nprint(b)", "two").traceback
+    assert "nobody has waited for it: `h.wait()` brings it" in refused
+    cell(nb, "m = h.wait().returns['b'] + 1", "wait").good()
+    assert "7 8" in cell(nb, "%%tpu_train\nprint(b, m)", "two").good().printed()
+
+
+def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel) -> None:
+    cell(nb, "%%tpu_train --detach --returns k\nk = 3", "one").good()
+    assert cell(nb, "", "attach").good()
+    [run] = [run for run in list_runs(nb.folder / "runs") if run.read_spec().returns == ("k",)]
+    refused = cell(nb, "%%tpu_train\nprint(k)", "two").traceback
+    assert f"whose run is detached: `%tpu_attach {run.id}` brings it" in refused
+    cell(nb, f"%tpu_attach {run.id} --out r\nprint(k)", "attach").good()
+    shown = cell(nb, "%%tpu_train\nprint(k, r.returns, r.state)", "two").good()
+    assert "3 {'k': 3} succeeded" in shown.printed()
+
+
+def test_a_skipped_change_is_told(nb: Kernel) -> None:
+    skipped = cell(nb, "# tpu: skip\nmodel.load_state_dict(model.state_dict())", "skip").good()
+    shown = cell(nb, SHOW, "show").good().printed()
+    assert (
+        f"cell [{skipped.number}] is skipped and changes `model`, which the train cell reads: the "
+        "run does not have that change"
+    ) in shown
+
+
+THREE = [
+    "%load_ext tpunb\n%tpu_setup --cores 2",
+    """
+    import numpy as np, torch, torch_xla, tpunb
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+    from sklearn.datasets import load_digits
+    from torch import nn
+    torch.manual_seed(0)
+    np.random.seed(0)
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    y = torch.tensor(digits.target)
+    order = torch.randperm(len(x))
+    rows, test = order[:1200], order[1200:]
+    def make(width):
+        return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 10))
+    def fit(net, rows, targets, lr):
+        device = torch_xla.device()
+        net = net.to(device).train()
+        xm.broadcast_master_param(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        rank, ranks = xr.global_ordinal(), xr.world_size()
+        for epoch in range(4):
+            shuffled = rows[torch.as_tensor(np.random.permutation(len(rows)))]
+            for batch in shuffled[torch.randperm(len(rows))].split(100):
+                mine = batch.chunk(ranks)[rank]
+                optimizer.zero_grad()
+                outputs = net(x[mine].to(device))
+                nn.functional.cross_entropy(outputs, targets[mine].to(device)).backward()
+                xm.optimizer_step(optimizer)
+                torch_xla.sync()
+        return net
+    def accuracy(net):
+        net.eval()
+        with torch.no_grad():
+            return (net(x[test]).argmax(1) == y[test]).float().mean().item()
+    """,
+    "model = make(64)\nprint(f'untrained {accuracy(model):.6f}')",
+    """
+    %%tpu_train --returns model,few,large --out pretrained
+    large = torch.arange(3 << 20)
+    few = rows[y[rows] < 5][:500]
+    model = fit(model, few, y, 0.1)
+    tpunb.log(step=1, loss=0.5)
+    """,
+    "tpunb.last_run.metrics()",
+    "before = accuracy(model)\nprint(f'pretrained {before:.6f} {len(pretrained.returns)}')",
+    """
+    %%tpu_train --returns model
+    model = fit(model, rows, y, 0.1)
+    """,
+    """
+    after = accuracy(model)
+    with torch.no_grad():
+        soft = torch.softmax(model(x) / 2, 1)
+    print(f'fine-tuned {after:.6f}')
+    """,
+    """
+    %%tpu_train --returns student
+    def distil():
+        global student
+        student = fit(make(16), rows, soft, 0.3)
+    torch_xla.launch(lambda index: distil())
+    """,
+    """
+    total = sum(part.double().sum().item() for part in student.parameters())
+    numbers = f'{before:.6f} {after:.6f} {accuracy(student):.6f} {total:.9f} {large.sum()}'
+    """,
+    "%%tpu_train\nprint('END', numbers)",
+]
+
+
+def ends(text: str) -> set[str]:
+    """What the ranks have printed at the end."""
+    return set(re.findall(r"END ([\d. ]+[\d])", text))
+
+
+@pytest.mark.long
+def test_three_train_cells_give_equal_numbers_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "three.ipynb"
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(dedent(source).strip()) for source in THREE])
+    nbformat.write(notebook, path)
+    nbformat.write(notebook, tmp_path / "other.ipynb")
+    seen: dict[str, set[str]] = {}
+
+    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    seen["nbclient"] = ends(nbformat.writes(notebook))
+
+    done = papermill.execute_notebook(
+        str(tmp_path / "other.ipynb"), None, cwd=str(tmp_path), kernel_name="python3"
+    )
+    seen["papermill"] = ends(nbformat.writes(done))
+
+    tpunb = [sys.executable, "-m", "tpunb", "convert", str(path), "-o", str(tmp_path / "script.py")]
+    subprocess.run(tpunb, check=True)
+    env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    ran = subprocess.run(
+        [*torchrun, f"--master-port={free_port()}", str(tmp_path / "script.py")],
+        env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    seen["torchrun"] = ends(ran.stdout)
+
+    [numbers] = seen["nbclient"]
+    assert seen == {how: {numbers} for how in ("nbclient", "papermill", "torchrun")}
+    before, after, *_ = map(float, numbers.split())
+    assert before < 0.6 < after

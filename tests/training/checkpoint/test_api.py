@@ -1,0 +1,669 @@
+"""`tpunb.save` and `tpunb.load`: what comes back, from where, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+import tpunb
+from tests.drivers.ranks import Ranks, rehearse
+from tpunb.errors import CheckpointError
+from tpunb.training.checkpoint import api
+from tpunb.training.checkpoint.api import Checkpoint, load, save
+from tpunb.training.checkpoint.store import LocalStore
+
+pytestmark = pytest.mark.usefixtures("outside_run")
+
+
+class Rank:
+    """This process as a rank of a run, one after the other."""
+
+    def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = run
+        self._patch = monkeypatch
+        self._remembered: dict[tuple[int, int], dict[int, Any]] = {}
+
+    def again(self, rank: int, attempt: int = 0, ranks: int = 2) -> None:
+        """The process that this rank was before, which remembers its saves."""
+        self(rank, attempt, ranks)
+        known = self._remembered.setdefault((rank, attempt), {})
+        self._patch.setattr(api, "_processes", known)
+
+    def __call__(self, rank: int, attempt: int = 0, ranks: int = 2) -> None:
+        env = {
+            "TPUNB_RUN": str(self.run),
+            "TPUNB_ATTEMPT": str(attempt),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+        }
+        for name, value in env.items():
+            self._patch.setenv(name, value)
+        self._patch.setattr(api, "_processes", {})
+
+
+@pytest.fixture
+def as_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(tmp_path / "run", monkeypatch)
+
+
+def loaded(**options: Any) -> Checkpoint:
+    found = load(**options)
+    assert found is not None
+    return found
+
+
+def files(folder: Path | str = "checkpoints") -> list[Path]:
+    return sorted(Path(folder).iterdir())
+
+
+class Config:
+    """A class of a notebook: more than data."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self.width == other.width
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_nothing_is_none_and_makes_nothing() -> None:
+    assert load() is None
+    assert not Path("checkpoints").exists()
+
+
+def test_the_names_of_the_package() -> None:
+    assert tpunb.save is save
+    assert tpunb.load is load
+
+
+def test_what_was_saved_comes_back() -> None:
+    state = {
+        "bf16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+        "complex": torch.tensor([1 + 2j]),
+        "float8": torch.ones(3).to(torch.float8_e4m3fn),
+        "empty": torch.empty(0, 3),
+        "nested": [(1, 2.5, "text", None, True), {3: b"bytes"}, {1, 2}],
+        "ordered": collections.OrderedDict(a=1),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "scalar": np.float32(0.25),
+        "words": np.array(["a", "bc"]),
+        "random": torch.get_rng_state(),
+        "numpy_random": np.random.get_state(),
+    }
+    save(state, 7)
+    found = loaded()
+    assert (found.step, found.path) == (7, str(files()[0].absolute()))
+    back = found.state
+    assert list(back) == list(state)
+    for name in ("bf16", "bool", "complex", "float8", "empty", "random"):
+        tensor: Any = state[name]
+        assert back[name].dtype == tensor.dtype
+        assert back[name].tolist() == tensor.tolist()
+    for name in ("nested", "ordered", "scalar"):
+        assert back[name] == state[name]
+    for name in ("array", "words"):
+        assert back[name].dtype == state[name].dtype  # type: ignore[attr-defined]
+        assert (back[name] == state[name]).all()
+    assert (back["numpy_random"][1] == state["numpy_random"][1]).all()  # type: ignore[index]
+
+
+def test_training_goes_on_as_if_it_had_not_stopped() -> None:
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def train(model: Any, optimizer: Any, steps: range) -> list[float]:
+        losses = []
+        for step in steps:
+            optimizer.zero_grad()
+            loss = (model(torch.full((2, 3), float(step))) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    model, optimizer = make()
+    train(model, optimizer, range(5))
+    save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, 4)
+    expected = train(model, optimizer, range(5, 10))
+
+    model, optimizer = make()
+    found = loaded()
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+    assert train(model, optimizer, range(found.step + 1, 10)) == expected
+
+
+def test_checkpoints_written_before_the_surface_changed_still_load() -> None:
+    checkpoint = loaded(path=Path(__file__).parent)  # holds one of commit be5eac9
+    assert checkpoint.step == 7
+    assert checkpoint["model"]["weight"].tolist() == [0, 1, 2]
+    assert checkpoint["note"] == "before 1.0"
+
+
+def test_shared_tensors_stay_shared() -> None:
+    weight = torch.ones(4)
+    save({"a": weight, "b": weight, "part": weight[:2]}, 1)
+    back = loaded().state
+    back["a"][0] = 5
+    assert back["b"][0] == back["part"][0] == 5
+
+
+def test_it_unpacks_into_what_save_was_given() -> None:
+    save({"x": 1}, 3)
+    state, step = loaded()
+    assert (state, step) == ({"x": 1}, 3)
+    assert repr(loaded()).startswith("Checkpoint(step=3, path=")
+
+
+def test_plain_torch_reads_the_file() -> None:
+    save({"x": torch.ones(3)}, 3)
+    assert torch.equal(torch.load(files()[0])["x"], torch.ones(3))
+    assert torch.equal(torch.load(files()[0], mmap=True)["x"], torch.ones(3))
+
+
+def test_the_last_three_stay() -> None:
+    for step in (10, 20, 30, 40, 50):
+        save({"x": step}, step)
+    assert [re.sub(r"-\w{8}\.pt", "", path.name) for path in files()] == [
+        "000003-step-30",
+        "000004-step-40",
+        "000005-step-50",
+    ]
+    assert [loaded(step=step)["x"] for step in (30, 40, 50)] == [30, 40, 50]
+
+
+def test_the_newest_is_the_one_saved_last() -> None:
+    save("long training", 1000)
+    save("begun anew", 10)
+    assert loaded().state == "begun anew"
+    save("the same step again", 10)
+    assert loaded().state == loaded(step=10).state == "the same step again"
+
+
+def test_a_step_that_is_not_there() -> None:
+    save("x", 10)
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint of step 11 in .*checkpoints"):
+        load(step=11)
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "said"),
+    [
+        (1.5, TypeError, "must be an int, not float"),
+        ("3", TypeError, "must be an int, not str"),
+        (torch.tensor(3), TypeError, "must be an int, not a tensor"),
+        (-1, ValueError, "must not be negative: -1"),
+    ],
+)
+def test_bad_steps(step: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        save({}, step)
+    assert not Path("checkpoints").exists()
+    save({}, np.int64(3))  # type: ignore[arg-type]
+    assert loaded().step == 3
+
+
+class TestPlaces:
+    def test_a_folder_and_a_variable(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_rank: Rank
+    ) -> None:
+        save("here", 1, path=tmp_path / "deep" / "er")
+        assert loaded(path=str(tmp_path / "deep" / "er")).state == "here"
+        assert load() is None
+        monkeypatch.setenv("TPUNB_CHECKPOINTS", str(tmp_path / "named"))
+        as_rank(0)
+        save("named", 2)
+        assert loaded().path.startswith(str(tmp_path / "named"))
+
+    def test_a_run_has_its_own(self, as_rank: Rank) -> None:
+        as_rank(0)
+        save("in the run", 1)
+        assert loaded().path == str(files(as_rank.run / "checkpoints")[0])
+
+    def test_a_run_folder_can_be_named(
+        self, as_rank: Rank, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        as_rank(0)
+        save("in the run", 1)
+        (as_rank.run / "spec.json").touch()
+        monkeypatch.delenv("TPUNB_RUN")
+        assert loaded(path=as_rank.run).state == "in the run"
+
+    @pytest.mark.parametrize("url", ["memory://bucket/run", "memory://bucket/run/"])
+    def test_a_url(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert load(url) is None
+        for step in range(5):
+            save({"x": torch.full((1000,), step)}, step, path=url)
+        found = loaded(path=url)
+        assert found["x"][0] == 4
+        assert found.path.startswith("memory://bucket/run/000005-step-4-")
+        names = fsspec.filesystem("memory").ls("/bucket/run", detail=False)
+        assert len(names) == 3
+        memory = fsspec.filesystem("memory")
+        newest = max(names)
+        memory.pipe_file(newest, memory.cat_file(newest)[:-1])
+        assert loaded(path=url).step == 3
+        assert "step 4 is cut off or changed" in capsys.readouterr().err
+        memory.rm("/bucket", recursive=True)
+
+    def test_a_failed_upload_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        save("first", 1, path="memory://broken")
+        system = fsspec.filesystem("memory")
+
+        def fail(*args: object, **options: object) -> None:
+            raise OSError(5, "the network is down")
+
+        from fsspec.implementations.memory import MemoryFile
+
+        monkeypatch.setattr(MemoryFile, "write", fail)
+        said = r"cannot write memory://broken/000002-.*: the network is down.*of step 1 is intact"
+        with pytest.raises(CheckpointError, match=said):
+            save("second", 2, path="memory://broken")
+        assert len(system.ls("/broken")) == 1
+        assert loaded(path="memory://broken").state == "first"
+        system.rm("/broken", recursive=True)
+
+    def test_a_file_url_is_a_folder(self, tmp_path: Path) -> None:
+        save("x", 1, path=f"file://{tmp_path}/urls")
+        assert loaded(path=tmp_path / "urls").state == "x"
+
+    def test_urls_that_nothing_knows(self) -> None:
+        with pytest.raises(CheckpointError, match=r"nonsense://x: .*nonsense"):
+            save("x", 1, path="nonsense://x")
+        with pytest.raises(CheckpointError, match=r"nonsense://x: .*nonsense"):
+            load("nonsense://x")
+
+    def test_resume(
+        self,
+        as_rank: Rank,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+    ) -> None:
+        save("of the run before", 30, path=tmp_path / "before")
+        monkeypatch.setenv("TPUNB_RESUME", str(tmp_path / "before"))
+        as_rank(0)
+        assert loaded().state == "of the run before"
+        save("of this run", 31)
+        assert loaded().state == "of this run"
+        assert capsys.readouterr().err == ""
+
+        monkeypatch.setenv("TPUNB_RESUME", str(tmp_path / "nowhere"))
+        monkeypatch.setenv("TPUNB_RUN", str(tmp_path / "another"))
+        assert load() is None
+        assert "no whole checkpoint in TPUNB_RESUME=" in capsys.readouterr().err
+
+
+class TestRanks:
+    def test_rank_0_writes_for_all(self, as_rank: Rank) -> None:
+        as_rank(1)
+        save("of rank 1", 1)
+        assert not as_rank.run.exists()
+        as_rank(0)
+        save("of rank 0", 1)
+        for rank in (0, 1):
+            as_rank(rank, attempt=1)
+            assert loaded().state == "of rank 0"
+
+    def test_a_late_rank_resumes_from_the_same_step(self, as_rank: Rank) -> None:
+        as_rank(0)
+        save("of the first attempt", 1)
+        as_rank(0, attempt=1)
+        assert loaded().step == 1
+        save("quick", 2)
+        assert loaded().step == 2
+        as_rank(1, attempt=1)
+        assert loaded().step == 1  # and not 2
+        assert loaded(step=2).state == "quick"
+        save("nothing, in rank 1", 2)
+        assert loaded().step == 2
+
+    def test_what_the_attempt_began_from_waits_for_late_ranks(self, as_rank: Rank) -> None:
+        for attempt in range(3):
+            as_rank(0, attempt)
+            for step in range(attempt * 10, attempt * 10 + 6):
+                save(step, step)
+            steps = sorted(one.step for one in api._list(LocalStore(as_rank.run / "checkpoints")))
+            began = attempt * 10 - 5
+            assert steps == ([began] if attempt else []) + [began + 8, began + 9, began + 10]
+            as_rank(1, attempt)
+            found = load()
+            assert (found.step if found else None) == (began if attempt else None)
+
+    def test_parts_of_all_ranks_end_the_waiting(self, as_rank: Rank) -> None:
+        for attempt in range(2):
+            for rank in (0, 1):
+                as_rank(rank, attempt)
+                for step in range(5):
+                    save(step, step, per_rank=True)
+        assert len(files(as_rank.run / "checkpoints")) == 3 * 2
+
+    def test_under_torchrun_on_several_hosts_all_is_seen(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A later run may look like the same, and must find what the first has saved."""
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        save("x", 1)
+        monkeypatch.setattr(api, "_processes", {})
+        assert loaded().state == "x"
+
+    def test_every_rank_its_own(self, as_rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
+        for step in (10, 20):
+            for rank in (0, 1):
+                as_rank(rank)
+                save(f"{step} of {rank}", step, per_rank=True)
+        as_rank(1)
+        save("30 of 1", 30, per_rank=True)  # and rank 0 crashes
+        for rank in (0, 1):
+            as_rank(rank, attempt=1)
+            assert loaded().state == f"20 of {rank}"
+            assert "step 30 lacks the part of rank 0: using step 20" in capsys.readouterr().err
+
+        # The next attempt comes to step 30 as well: parts of two attempts are not one.
+        save("30 of 1, again", 30, per_rank=True)
+        as_rank(0, attempt=2)
+        assert loaded().step == 20
+        assert capsys.readouterr().err.count("step 30 lacks the part of rank 0") == 2
+        as_rank(0, attempt=1)
+        save("30 of 0", 30, per_rank=True)
+        for rank, state in enumerate(["30 of 0", "30 of 1, again"]):
+            as_rank(rank, attempt=2)
+            assert loaded().state == state
+
+    def test_old_parts_go_when_the_new_ones_are_all_there(self, as_rank: Rank) -> None:
+        for step in range(5):
+            for rank in (0, 1):
+                as_rank(rank)
+                api._this_process().parts[str(as_rank.run / "checkpoints")] = step - 1
+                save("x", step, per_rank=True)
+                steps = {path.name.split("-")[2] for path in files(as_rank.run / "checkpoints")}
+                kept = step - 3 if rank == 0 else step - 2
+                assert steps == {str(s) for s in range(max(kept, 0), step + 1)}
+
+    def test_a_rank_that_comes_early_makes_no_checkpoint_an_old_one(self, as_rank: Rank) -> None:
+        as_rank.again(1)
+        save("100 of 1", 100, per_rank=True)  # its plain saves write nothing: it is here first
+        as_rank.again(0)
+        for step in range(1, 6):
+            save("of rank 0", step)
+        save("100 of 0", 100, per_rank=True)
+        for rank in (0, 1):
+            as_rank(rank, attempt=1)
+            assert loaded().state == f"100 of {rank}"
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_in_any_order_of_ranks_the_newest_whole_one_loads(
+        self, as_rank: Rank, seed: int
+    ) -> None:
+        """Plain saves and those of all ranks in turns, by three ranks at speeds of their own."""
+        random = Random(seed)
+        kinds = random.choices((True, False), k=12)
+        done = [0, 0, 0]
+        while min(done) < len(kinds):
+            rank = random.choices(range(3), weights=[9, 3, 1] if seed % 2 else [1, 3, 9])[0]
+            if done[rank] == len(kinds):
+                continue
+            as_rank.again(rank, ranks=3)
+            save(rank, done[rank], per_rank=kinds[done[rank]])
+            done[rank] += 1
+            whole = [
+                step
+                for step, per_rank in enumerate(kinds)
+                if step < (min(done) if per_rank else done[0])
+            ]
+            as_rank(0, attempt=1, ranks=3)
+            found = load()
+            assert (found.step if found else None) == (whole[-1] if whole else None)
+        kept = api._list(LocalStore(as_rank.run / "checkpoints"))
+        assert [one.step for one in kept] == [11, 10, 9]
+        assert not any(one.missing for one in kept)
+
+    def test_a_part_that_a_rank_will_not_add_any_more_goes(self, as_rank: Rank) -> None:
+        as_rank.again(0)
+        save("0 of 0", 0, per_rank=True)
+        as_rank.again(1)
+        with pytest.raises(CheckpointError):
+            save(lambda: None, 0, per_rank=True)
+        for step in range(1, 5):
+            for rank in (0, 1):
+                as_rank.again(rank)
+                save("x", step, per_rank=True)
+        stored = api._list(LocalStore(as_rank.run / "checkpoints"))
+        assert [one.step for one in stored] == [4, 3, 2]
+
+    def test_one_changed_part_is_seen_by_every_rank(self, as_rank: Rank) -> None:
+        for step in (10, 20):
+            for rank in (0, 1):
+                as_rank(rank)
+                save(step, step, per_rank=True)
+        (part,) = (as_rank.run / "checkpoints").glob("*-step-20-*-rank-1-of-2.pt")
+        part.write_bytes(part.read_bytes()[:-100])
+        for rank in (0, 1):
+            as_rank(rank, attempt=1)
+            assert loaded().step == 10
+
+    def test_another_number_of_ranks(self, as_rank: Rank) -> None:
+        for rank in (0, 1):
+            as_rank(rank)
+            save(rank, 5, per_rank=True)
+        as_rank(0, attempt=1, ranks=4)
+        with pytest.raises(
+            CheckpointError, match="a part from each of 2 ranks, and this run has 4"
+        ):
+            load()
+        assert loaded(rank=1).state == 1
+        with pytest.raises(CheckpointError, match="parts of ranks 0 to 1, not 2"):
+            load(rank=2)
+
+    def test_under_torchrun_attempts_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            monkeypatch.setenv(name, "2")
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        groups = [api._group()]
+        assert groups == [api._group()]
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        groups.append(api._group())
+        monkeypatch.setattr(os, "getppid", lambda: os.getpid())  # another torchrun
+        groups.append(api._group())
+        assert len(set(groups)) == 3
+
+
+class TestTrust:
+    def test_classes_need_it(self) -> None:
+        save({"config": Config(3)}, 1)
+        said = r"more than data: rebuilding .*Config can run code.*load\(weights_only=False\)"
+        with pytest.raises(CheckpointError, match=said):
+            load()
+        assert loaded(weights_only=False)["config"] == Config(3)
+
+    def test_a_url_does_not_run_code(self, tmp_path: Path) -> None:
+        class Evil:
+            def __reduce__(self) -> Any:
+                return os.system, (f"touch {tmp_path}/ran",)
+
+        save(Evil(), 1, path="memory://evil")
+        with pytest.raises(CheckpointError, match=r"posix.system can run code"):
+            load("memory://evil")
+        assert not (tmp_path / "ran").exists()
+        fsspec.filesystem("memory").rm("/evil", recursive=True)
+
+    def test_a_run_knows_itself(self, as_rank: Rank) -> None:
+        as_rank(0)
+        save({"config": Config(3)}, 1)
+        as_rank(1, attempt=1)
+        assert loaded()["config"] == Config(3)
+        with pytest.raises(CheckpointError, match="more than data"):
+            load(as_rank.run / "checkpoints", step=1)
+
+    def test_a_class_that_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        save(Config(3), 1)
+        monkeypatch.delitem(globals(), "Config")
+        with pytest.raises(CheckpointError, match=r"does not have .*Config.*define or import it"):
+            load(weights_only=False)
+
+
+class TestErrors:
+    def test_what_cannot_be_pickled_is_named(self) -> None:
+        save("first", 1)
+        state = {"model": {"w": torch.ones(2)}, "hooks": [1, {"on_end": lambda: None}]}
+        said = (
+            r"state\['hooks'\]\[1\]\['on_end'\] is a function and cannot be pickled.*"
+            r"Step 2 is not saved; the checkpoint of step 1 is intact"
+        )
+        with pytest.raises(CheckpointError, match=said):
+            save(state, 2)
+        assert loaded().state == "first"
+        assert len(files()) == 1
+
+    def test_a_lock_deep_in_an_object(self) -> None:
+        config = Config(3)
+        config.lock = threading.Lock()  # type: ignore[attr-defined]
+        with pytest.raises(
+            CheckpointError, match=r"state\[0\] is a .*Config and cannot be pickled"
+        ):
+            save([config], 2)
+
+    def test_a_place_that_is_no_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(
+            CheckpointError, match=r"cannot write .*file/below: Not a directory.*path=…"
+        ):
+            save("x", 1, path=tmp_path / "file" / "below")
+        with pytest.raises(CheckpointError, match=r"cannot read .*below.*Not a directory"):
+            load(tmp_path / "file" / "below")
+
+    def test_it_shows_without_frames(self, tmp_path: Path) -> None:
+        error = CheckpointError("why", "where")
+        assert error._render_traceback_() == ["CheckpointError: why"]
+
+
+def _train_and_save(run: str) -> tuple[int, list[float], bool]:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    rank, _ = rehearse()
+    os.environ["TPUNB_RUN"] = run
+    device = torch_xla.device()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 3, bias=False).to(device)
+    tied = torch.nn.Linear(3, 3, bias=False)
+    tied.weight = model.weight
+    both = torch.nn.ModuleDict({"a": model, "b": tied})
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        both["b"](model(torch.ones(2, 3, device=device) * rank)).sum().backward()
+        xm.optimizer_step(optimizer)
+    state = {
+        "model": both.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "half": torch.full((2,), 0.5, dtype=torch.bfloat16, device=device),
+        "view": (torch.arange(6, device=device) * 2)[2:4],
+        "parameter": model.weight,
+        "object": Config(torch.ones(2, device=device)),  # type: ignore[arg-type]
+    }
+    tpunb.save(state, 2)
+    back = tpunb.load()
+    if back is not None:  # rank 1 may be here before rank 0 has written
+        found = back.state
+        assert {t.device.type for t in found["model"].values()} == {"cpu"}
+        assert found["model"]["a.weight"].data_ptr() == found["model"]["b.weight"].data_ptr()
+        assert isinstance(found["parameter"], torch.nn.Parameter)
+        assert found["parameter"].requires_grad
+        assert found["half"].dtype == torch.bfloat16
+        assert found["view"].tolist() == [4, 6]
+        assert found["object"].width.tolist() == [1, 1]
+        assert found["optimizer"]["state"][0]["exp_avg"].device.type == "cpu"
+        assert torch.equal(found["model"]["a.weight"], model.weight.detach().cpu())
+    return rank, model.weight.detach().cpu().flatten().tolist(), back is not None
+
+
+@pytest.mark.long
+def test_tensors_of_xla_devices(ranks: Ranks, tmp_path: Path) -> None:
+    values = ranks.values(_train_and_save, 2, str(tmp_path / "run"))
+    assert [rank for rank, _, _ in values] == [0, 1]
+    assert values[0][1] == values[1][1]
+    assert values[0][2]
+    assert len(files(tmp_path / "run" / "checkpoints")) == 1
+
+
+def _save_on_a_stop(run: str) -> tuple[float, float, int]:
+    import torch_xla
+    import torch_xla.debug.metrics as metrics
+
+    os.environ.update(TPUNB_RUN=run)
+    device = torch_xla.device()
+    weight = torch.ones(3, device=device)
+    torch_xla.sync()
+    unfinished = weight * 2 + 1
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        tpunb.save({"weight": weight}, 1)
+    during = metrics.counter_value("UncachedCompile") or 0
+    tpunb.save({"weight": weight}, 2)
+    after = metrics.counter_value("UncachedCompile") or 0
+    return during, after, int(unfinished[0].item())
+
+
+def test_on_a_stop_only_what_the_state_needs_is_computed(ranks: Ranks, tmp_path: Path) -> None:
+    ((during, after, value),) = ranks.values(_save_on_a_stop, 1, str(tmp_path / "run"))
+    assert after == during + 1  # the pending step, which all ranks start in the same way
+    assert value == 3
+
+
+def test_saving_numbers_does_not_import_torch_xla(tmp_path: Path) -> None:
+    code = (
+        "import sys, tpunb; assert 'torch' not in sys.modules; assert tpunb.load() is None; "
+        "assert 'torch' not in sys.modules; tpunb.save({'x': 1}, 1); "
+        "assert 'torch_xla' not in sys.modules; print(tpunb.load().state)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "{'x': 1}\n"
+
+
+class _Full:
+    """A stream on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_line_that_cannot_be_written_costs_no_checkpoint(
+    outside_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save({"n": 1}, 1)
+    save({"n": 2}, 2)
+    newest = sorted((outside_run / "checkpoints").glob("*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", _Full())
+        found = load()
+    assert found is not None
+    assert found.step == 1

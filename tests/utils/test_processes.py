@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.drivers.kernel import PATIENCE
+from tpunb.utils import processes
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    """A process that has said that it is ready."""
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import signal, time\n{code}\nprint('ready', flush=True)\n"
+            "while True:\n    time.sleep(600)",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    made = python("")
+    yield made
+    made.kill()
+    made.wait()
+    assert made.stdout is not None
+    made.stdout.close()
+
+
+def wait_for(gone: processes.Process) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while processes.is_alive(gone):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_is_told_from_a_later_one_with_its_pid(child: subprocess.Popen[str]) -> None:
+    found = processes.find_process(child.pid)
+    assert found is not None
+    assert processes.is_alive(found)
+    assert not processes.is_alive(processes.Process(found.pid, found.started - 1))
+    assert not processes.send_signal(
+        processes.Process(found.pid, found.started - 1), signal.SIGKILL
+    )
+    child.kill()
+    wait_for(found)  # a zombie does not count
+    assert processes.find_process(child.pid) is None
+    assert not processes.send_signal(found, signal.SIGTERM)
+
+
+def test_adopted_children_that_have_ended_are_let_go() -> None:
+    code = """
+import os, subprocess, sys, time
+from tpunb.utils import processes
+processes.adopt_orphans()
+own = subprocess.Popen(["true"])
+subprocess.run(["bash", "-c", "sleep 0.1 & echo"], stdout=subprocess.DEVNULL)
+def zombies():
+    return sum(") Z " in open(f"/proc/{n}/stat").read() for n in children())
+def children():
+    return open(f"/proc/self/task/{os.getpid()}/children").read().split()
+while zombies() < 2:
+    time.sleep(0.01)
+processes.reap_adopted([processes.Process(own.pid, 0)])
+print(children() == [str(own.pid)], own.wait())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True 0\n", "")
+
+
+def test_descendants_parents_first(child: subprocess.Popen[str]) -> None:
+    deep = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], start_new_session=True)
+    deadline = time.monotonic() + PATIENCE
+    while len(processes.descendants(deep.pid)) < 1:
+        assert time.monotonic() < deadline
+    found = [process.pid for process in processes.descendants(os.getpid())]
+    (sleep,) = processes.descendants(deep.pid)
+    assert child.pid in found
+    assert found.index(deep.pid) < found.index(sleep.pid)
+    for process in (sleep, processes.find_process(deep.pid)):
+        assert process is not None
+        processes.signal_and_continue(process, signal.SIGKILL)
+    deep.wait()
+
+
+def test_a_kernel_that_gives_no_orphans_is_no_reason_not_to_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(option: int, value: int) -> None:
+        raise OSError(number, "as a kernel says it")
+
+    monkeypatch.setattr(processes, "_prctl", refuse)
+    number = errno.EINVAL  # gVisor's answer
+    processes.adopt_orphans()
+    number = errno.EPERM
+    with pytest.raises(PermissionError):
+        processes.adopt_orphans()

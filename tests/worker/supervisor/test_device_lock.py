@@ -1,0 +1,98 @@
+"""Who has a device, among processes that come, go and die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.kernel import ROOT
+from tpunb.worker.supervisor import device_lock
+from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
+
+TAKES = """
+import sys
+from pathlib import Path
+from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
+lock = DeviceLock("chips", RunDescription(sys.argv[2], "", 0.0), Path(sys.argv[1]))
+print("has" if lock.holder() is None else "waits", flush=True)
+sys.stdin.readline()
+"""
+
+
+def run(name: object) -> RunDescription:
+    return RunDescription(str(name), "2 CPU cores", 1.0)
+
+
+def test_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    first, second, third = (DeviceLock("chips", run(n), tmp_path) for n in range(3))
+    other = DeviceLock("other", run(9), tmp_path)
+    assert first.holder() is None
+    assert other.holder() is None
+    assert second.holder() == run(0)
+    assert third.holder() == run(0)
+    second.release()  # it was called off
+    first.release()
+    assert third.holder() is None
+    late = DeviceLock("chips", run(3), tmp_path)
+    assert late.holder() == run(2)
+    third.release()
+    assert late.holder() is None
+    late.release()
+    other.release()
+    assert {path.name for path in tmp_path.iterdir()} == {"chips.lock", "other.lock"}
+
+
+def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKES, str(tmp_path), "theirs"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "has\n"
+        ours = DeviceLock("chips", run("ours"), tmp_path)
+        assert ours.holder() == RunDescription("theirs", "", 0.0)
+        process.kill()
+        process.wait()
+        assert ours.holder() is None
+        ours.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["chips.lock"]
+
+
+def test_many_at_once_have_it_one_after_the_other(tmp_path: Path) -> None:
+    """Each says whether it is the first when it comes: exactly one is, and then the next."""
+    commands = [[sys.executable, "-c", TAKES, str(tmp_path), str(number)] for number in range(8)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    everyone = [
+        subprocess.Popen(c, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        for c in commands
+    ]
+    said = [process.stdout.readline() for process in everyone if process.stdout is not None]
+    assert sorted(said) == ["has\n", *["waits\n"] * 7]
+    for process in everyone:
+        process.communicate("\n")
+    ours = DeviceLock("chips", run("ours"), tmp_path)
+    assert ours.holder() is None
+    ours.release()
+
+
+def test_the_place_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = device_lock.lock_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_uid == os.getuid()
+
+    monkeypatch.setattr(device_lock, "Path", lambda text: tmp_path / Path(text).name)
+    assert device_lock.lock_folder() == tmp_path / folder.name
+    (tmp_path / folder.name).chmod(0o755)
+    with pytest.raises(PermissionError, match="not a folder that is this user's alone"):
+        device_lock.lock_folder()
+    (tmp_path / folder.name).rmdir()
+    (tmp_path / folder.name).symlink_to(tmp_path)
+    with pytest.raises(PermissionError):
+        device_lock.lock_folder()

@@ -1,0 +1,203 @@
+"""The hang detector, with a clock and heartbeats that are fed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpunb.runs import heartbeat
+from tpunb.runs.directory import RunDir
+from tpunb.runs.heartbeat import Heartbeat
+from tpunb.utils.processes import Work
+from tpunb.worker.supervisor.hang_detector import (
+    BUSY,
+    LONG_WAIT,
+    MOST_NOTES,
+    MOST_WORK,
+    MOVED,
+    HangDetector,
+)
+
+TIMEOUT = 6.0
+
+
+class Ranks:
+    """Two ranks whose time passes in steps of half a second."""
+
+    def __init__(self, folder: Path, *, prelude: bool = False, timeout: float = TIMEOUT) -> None:
+        self.run = RunDir(folder)
+        self.time = 100.0
+        self.work = {0: Work(50.0, 10**9), 1: Work(50.0, 10**9)}
+        self.working = Work(0.0, 0)
+        """What rank 1 does in a second."""
+        self.detector = HangDetector(
+            self.run,
+            0,
+            2,
+            timeout,
+            lambda: self.work,
+            prelude=prelude,
+            clock=lambda: self.time,
+        )
+
+    def beat(self, rank: int, beat: Heartbeat) -> None:
+        path = self.run.heartbeat(0, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = bytearray(heartbeat.SIZE)
+        beat.pack_into(data)
+        path.write_bytes(data)
+
+    def hung_after(self, seconds: float) -> bool:
+        end = self.time + seconds
+        while self.time < end:
+            self.time += 0.5
+            done, each = self.work[1], self.working
+            self.work = self.work | {
+                1: Work(done.seconds + each.seconds / 2, done.bytes + each.bytes // 2)
+            }
+            if self.detector.is_hung():
+                return True
+        return False
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path)
+
+
+def test_silence_for_longer_than_the_timeout_is_a_hang(ranks: Ranks) -> None:
+    assert not ranks.hung_after(TIMEOUT)
+    assert ranks.hung_after(1.0)
+
+
+def test_a_rank_that_never_began_is_missed(ranks: Ranks) -> None:
+    ranks.beat(0, Heartbeat(train=1))
+    assert ranks.hung_after(TIMEOUT + 1)
+
+
+@pytest.mark.parametrize("kind", ["line", "step", "collective", "write", "metric or batch"])
+def test_any_activity_of_any_rank_counts(ranks: Ranks, kind: str) -> None:
+    for number in range(1, 10):
+        if kind == "line":
+            ranks.detector.note_activity()
+        elif kind == "step":
+            ranks.beat(1, Heartbeat(train=1, steps=number))
+        elif kind == "collective":
+            ranks.beat(1, Heartbeat(train=1, collectives_begun=number, collectives_ended=number))
+        elif kind == "write":
+            ranks.beat(1, Heartbeat(train=1, writes_begun=number, writes_ended=number))
+        else:
+            ranks.beat(1, Heartbeat(train=1, activity=number))
+        assert not ranks.hung_after(TIMEOUT - 1)
+    assert ranks.hung_after(TIMEOUT + 1)
+
+
+def test_a_long_compilation_is_no_hang(ranks: Ranks) -> None:
+    ranks.beat(0, Heartbeat(train=1, compilations_begun=3, compilations_ended=2))
+    assert not ranks.hung_after(600.0)
+    ranks.beat(0, Heartbeat(train=1, compilations_begun=3, compilations_ended=3))
+    assert not ranks.hung_after(TIMEOUT)
+    assert ranks.hung_after(1.0)
+
+
+def test_a_slow_write_is_no_hang(ranks: Ranks) -> None:
+    ranks.beat(0, Heartbeat(train=1, writes_begun=3, writes_ended=2))
+    assert not ranks.hung_after(600.0)
+    ranks.beat(0, Heartbeat(train=1, writes_begun=3, writes_ended=3))
+    assert ranks.hung_after(TIMEOUT + 1)
+
+
+@pytest.mark.parametrize(
+    "working",
+    [
+        Work(1.5 * BUSY, 0),
+        Work(2.0, 0),
+        Work(0.0, MOVED),
+    ],
+    ids=["some work", "much work", "copying"],
+)
+def test_a_rank_that_works_is_taken_to_be_active(ranks: Ranks, working: Work) -> None:
+    ranks.beat(1, Heartbeat(train=1))
+    ranks.working = working
+    assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
+    ranks.working = Work(0.0, 0)
+    assert ranks.hung_after(2 * TIMEOUT + 2)
+
+
+def test_a_loop_without_an_end_is_a_hang_in_the_end(ranks: Ranks) -> None:
+    ranks.working = Work(1.0, 0)
+    assert ranks.hung_after((MOST_WORK + 2) * TIMEOUT)
+    assert ranks.detector.silence > MOST_WORK * TIMEOUT
+
+
+def test_work_before_a_line_does_not_add_up(ranks: Ranks) -> None:
+    ranks.working = Work(1.0, 0)
+    for _ in range(3):
+        assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
+        ranks.detector.note_activity()
+    assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
+
+
+def test_asking_again_and_again_is_no_work(ranks: Ranks) -> None:
+    ranks.working = Work(BUSY / 2, MOVED // 100)
+    assert ranks.hung_after(TIMEOUT + 1)
+
+
+def test_time_in_which_nobody_looked_is_no_silence(ranks: Ranks) -> None:
+    """The supervisor was stopped, and with it perhaps the whole machine."""
+    ranks.beat(0, Heartbeat(train=1, steps=1))
+    assert not ranks.hung_after(TIMEOUT - 1)
+    ranks.time += 1000.0
+    ranks.working = Work(1.0, 0)
+    assert not ranks.hung_after((MOST_WORK - 2) * TIMEOUT)
+    ranks.working = Work(0.0, 0)
+    assert ranks.hung_after(2 * TIMEOUT + 2)
+
+
+def test_nothing_is_expected_of_a_prelude_that_the_ranks_run(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, prelude=True)
+    assert not ranks.hung_after(600.0)
+    ranks.beat(0, Heartbeat(train=1))
+    assert ranks.hung_after(TIMEOUT + 1)
+
+
+def test_0_means_never(tmp_path: Path) -> None:
+    assert not Ranks(tmp_path, timeout=0.0).hung_after(10_000.0)
+
+
+INSIDE = Heartbeat(train=1, collectives_begun=1)
+OUTSIDE = Heartbeat(train=1)
+
+
+def test_a_long_wait_is_noted_once_for_each_collective(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, timeout=10_000.0)
+    for number in range(1, MOST_NOTES + 2):
+        ranks.beat(0, Heartbeat(train=1, collectives_begun=number, collectives_ended=number - 1))
+        ranks.beat(
+            1, Heartbeat(train=1, collectives_begun=number - 1, collectives_ended=number - 1)
+        )
+        ranks.hung_after(LONG_WAIT)
+        assert ranks.detector.long_wait() is None
+        ranks.hung_after(1.0)
+        expected = ([0], [1]) if number <= MOST_NOTES else None
+        assert ranks.detector.long_wait() == expected
+        assert ranks.detector.long_wait() is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        INSIDE,  # all are there
+        replace(OUTSIDE, compilations_begun=1),  # it will come
+        None,  # not there yet
+    ],
+)
+def test_a_wait_that_says_nothing_is_not_noted(tmp_path: Path, other: Heartbeat | None) -> None:
+    ranks = Ranks(tmp_path, timeout=10_000.0)
+    ranks.beat(0, INSIDE)
+    if other is not None:
+        ranks.beat(1, other)
+    ranks.hung_after(LONG_WAIT + 1)
+    assert ranks.detector.long_wait() is None

@@ -1,0 +1,249 @@
+"""What is a failure of its own, what only follows from a stop, and where in the notebook it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import Failure
+from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
+from tpunb.utils import files
+from tpunb.worker.supervisor.outcome import (
+    LONGEST,
+    ProcessExit,
+    RunObservation,
+    StopRecord,
+    build_result,
+    with_source,
+)
+
+SPEC = RunSpec("id", "n", 2, "CPU", "/", (), ())
+NOW = time.time()
+ERROR = {"message": "", "cell": None, "line": None, "traceback": "", "kind": "exception"}
+LOST = {**ERROR, "type": "PeerLostError", "kind": "peer_lost"}
+INTERRUPT = {**ERROR, "type": "KeyboardInterrupt"}
+VALUE = {**ERROR, "type": "ValueError"}
+
+
+def result_of(
+    folder: Path,
+    *exits: ProcessExit,
+    cause: StopCause | None = None,
+    errors: dict[int, dict[str, object]] | None = None,
+    **seen: object,
+):
+    """Of a run that was stopped at NOW, if it was."""
+    run = directory.create_run(folder, "n")
+    for rank, error in (errors or {}).items():
+        run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(run.error(0, rank), error)
+    stop = None if cause is None else StopRecord(Stop(cause), "enough", NOW)
+    observation = RunObservation(NOW - 9, NOW + 1, list(exits), stop, 0, None, None, **seen)
+    return build_result(run, SPEC, observation)
+
+
+@pytest.mark.parametrize(
+    ("cause", "after", "state", "failures"),
+    [
+        (StopCause.USER, 0.1, "interrupted", 0),  # the other had its signal, and ended, earlier
+        (StopCause.TIMEOUT, 0.1, "timed_out", 0),
+        (StopCause.USER, -0.1, "failed", 1),
+        (StopCause.PEER_FAILED, 0.1, "failed", 1),
+    ],
+)
+def test_a_rank_that_loses_the_others_by_the_stop_has_not_failed(
+    tmp_path: Path, cause: StopCause, after: float, state: str, failures: int
+) -> None:
+    result = result_of(
+        tmp_path,
+        ProcessExit(0, 11, 130, NOW + 0.05, signals_sent=frozenset({"SIGINT"})),
+        ProcessExit(1, 12, 1, NOW + 0.2, signals_sent=frozenset({"SIGINT"})),
+        cause=cause,
+        errors={1: {**LOST, "time": NOW + after}},
+    )
+    assert (result.state, len(result.failures)) == (state, failures)
+    assert result.stop == Stop(cause)
+
+
+def test_what_follows_from_a_lost_peer_comes_last(tmp_path: Path) -> None:
+    result = result_of(
+        tmp_path,
+        ProcessExit(1, 12, 1, NOW + 0.1),
+        ProcessExit(0, 11, -9, NOW + 0.2),
+        cause=StopCause.PEER_FAILED,
+        errors={1: {**LOST, "time": NOW}},
+    )
+    assert [failure.kind for failure in result.failures] == [
+        FailureKind.SIGNAL,
+        FailureKind.PEER_LOST,
+    ]
+
+
+SENT = frozenset({"SIGINT", "SIGTERM"})
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "state"),
+    [
+        (ProcessExit(0, 11, -15, NOW + 1, signals_sent=SENT), None, "interrupted"),
+        (ProcessExit(0, 11, 130, NOW + 1, signals_sent=SENT), None, "interrupted"),
+        (ProcessExit(0, 11, 130, NOW + 1, signals_sent=SENT), INTERRUPT, "interrupted"),
+        # Before the stop, or with a signal that was not sent: by itself.
+        (ProcessExit(0, 11, -15, NOW - 1), None, "failed"),
+        (ProcessExit(0, 11, 130, NOW - 1), INTERRUPT, "failed"),
+        (ProcessExit(0, 11, 1, NOW - 1), VALUE, "failed"),
+        # It fails while it saves: the person has stopped it, and sees the error too.
+        (ProcessExit(0, 11, 1, NOW + 1, signals_sent=SENT), VALUE, "interrupted"),
+    ],
+)
+def test_the_end_of_a_rank_around_a_stop(
+    tmp_path: Path, end: ProcessExit, error: dict[str, object] | None, state: str
+) -> None:
+    errors = {} if error is None else {0: {**error, "time": end.time}}
+    result = result_of(tmp_path, end, cause=StopCause.USER, errors=errors)
+    assert result.state == state
+    assert bool(result.failures) == (state == "failed" or error is VALUE)
+
+
+@pytest.mark.parametrize("cause", [None, StopCause.PEER_FAILED])
+def test_only_the_ends_of_all_ranks_make_a_success(tmp_path: Path, cause: StopCause | None) -> None:
+    ends = [ProcessExit(rank, 11 + rank, 0, NOW + 0.1) for rank in (0, 1)]
+    assert result_of(tmp_path, *ends).state == "succeeded"
+    for ended in ([], ends[:1], [ends[0], replace(ends[1], finished=False)]):
+        result = result_of(tmp_path, *ended, cause=cause)
+        assert (result.state, result.returncode) == ("failed", 1)
+        assert result.failure is not None
+        assert result.failure.kind is FailureKind.EXIT
+        assert result.failure.rank == (1 if ended else 0)
+        assert "the end of the train cell" in result.failure.headline()
+
+
+def test_an_exit_code_of_0_after_a_stop_is_the_stop_s(tmp_path: Path) -> None:
+    """It has caught the KeyboardInterrupt, saved, and called os._exit."""
+    end = ProcessExit(0, 11, 0, NOW + 1, signals_sent=SENT, finished=False)
+    result = result_of(tmp_path, end, cause=StopCause.USER)
+    assert (result.state, result.failures) == ("interrupted", ())
+
+
+def test_an_interrupt_that_nobody_has_asked_for_is_a_failure(tmp_path: Path) -> None:
+    """The rank raises it, and ends after the stop that follows from that."""
+    ends = [
+        ProcessExit(1, 12, 130, NOW + 0.1),
+        ProcessExit(0, 11, 130, NOW + 0.2, signals_sent=frozenset({"SIGINT"})),
+    ]
+    for cause in (StopCause.PEER_FAILED, StopCause.USER):
+        result = result_of(
+            tmp_path,
+            *ends,
+            cause=cause,
+            errors={1: {**INTERRUPT, "time": NOW - 0.01}, 0: {**INTERRUPT, "time": NOW + 0.1}},
+        )
+        assert result.state == "failed"
+        [failure] = result.failures
+        assert failure.rank == 1
+        assert "KeyboardInterrupt: not sent by tpunb" in failure.headline()
+
+
+@pytest.mark.parametrize("error", [None, VALUE])
+def test_the_process_that_watches_the_ranks_is_not_the_prelude(
+    tmp_path: Path, error: dict[str, object] | None
+) -> None:
+    run = directory.create_run(tmp_path, "n")
+    if error is not None:
+        run.error(0, None).parent.mkdir(parents=True)
+        files.write_json(run.error(0, None), {**error, "time": NOW})
+    end = ProcessExit(None, 10, -9, NOW, finished=False, ranks_forked=True)
+    seen = RunObservation(NOW - 9, NOW + 1, [end], None, 0, None, 3)
+    [failure] = build_result(run, SPEC, seen).failures
+    assert failure.kind is FailureKind.LOST
+    assert failure.cell is None
+    how = "was killed with SIGKILL" if error is None else "failed: ValueError"
+    assert failure.headline().startswith(f"the process that watches the ranks {how}")
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (ProcessExit(0, 11, 3, NOW), FailureKind.EXIT),
+        (ProcessExit(0, 11, -11, NOW), FailureKind.SIGNAL),
+        (ProcessExit(0, 11, -9, NOW), FailureKind.SIGNAL),  # a guess at memory is no evidence
+        (ProcessExit(0, 11, -9, NOW, memory="the kernel's log: …"), FailureKind.OUT_OF_MEMORY),
+        (ProcessExit(None, None, -9, NOW, fork_server=True), FailureKind.LOST),
+    ],
+)
+def test_the_kind_of_a_failure_without_an_exception(
+    tmp_path: Path, end: ProcessExit, kind: FailureKind
+) -> None:
+    result = result_of(tmp_path, end)
+    assert result.state == "failed"
+    assert [failure.kind for failure in result.failures] == [kind]
+    assert type(result).from_json(json.loads(json.dumps(result.to_json())), result.dir) == result
+
+
+def test_a_hang_comes_before_what_its_stop_leads_to(tmp_path: Path) -> None:
+    hang = Failure(None, None, None, None, "Hang", "", None, None, "", NOW, kind=FailureKind.HANG)
+    end = ProcessExit(0, 11, 1, NOW - 1)
+    result = result_of(tmp_path, end, cause=StopCause.HUNG, hang=hang)
+    assert result.state == "hung"
+    assert [failure.kind for failure in result.failures] == [FailureKind.HANG, FailureKind.EXIT]
+
+
+FAILURE = Failure(2, 12, 1, None, "ValueError", "no data", 7, 3, "", 1.0)
+BLOCKS = (Block("prelude", 1, 2, 0, 6), Block("train", 3, 8, 1, 7))
+PLACES = RunSpec("id", "n", 4, "CPU", "/", (), BLOCKS)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    (tmp_path / "script.py").write_text("\n".join(f"line {n}" for n in range(1, 9)))
+    return RunDir(tmp_path)
+
+
+def test_the_lines_around_it_with_the_cells_numbers(run: RunDir) -> None:
+    assert with_source(FAILURE, PLACES, run).source == (
+        (1, "line 3"),
+        (2, "line 4"),
+        (3, "line 5"),
+        (4, "line 6"),
+        (5, "line 7"),
+    )
+    assert with_source(replace(FAILURE, line=6), PLACES, run).source[-1] == (6, "line 8")
+
+
+def test_the_lines_are_the_cells_own_and_cut_around_the_error(run: RunDir) -> None:
+    long = "x = [" + "0, " * 100 + "missing]" + " + 1" * 100
+    own = ["%%tpu_train", long, *(f"line {n}" for n in range(5, 9))]
+    run.snapshot.write_text(
+        json.dumps({"cells": [{"id": "a", "source": ""}, {"id": "b", "source": "\n".join(own)}]})
+    )
+    column = long.index("missing")
+    failed = with_source(replace(FAILURE, line=2, column=column), PLACES, run)
+    (_, first), (_, cut), (_, third), _ = failed.source
+    assert (first, third) == ("%%tpu_train", "line 5")
+    assert "missing]" in cut
+    assert (len(cut), cut[0], cut[-1]) == (LONGEST, "…", "…")
+    beside = with_source(replace(FAILURE, line=3), PLACES, run)
+    assert beside.source[1][1] == f"{long[: LONGEST - 1]}…"
+    run.snapshot.write_text('{"cells": [')  # a crash has left half a file
+    assert with_source(FAILURE, PLACES, run).source[0] == (1, "line 3")
+
+
+@pytest.mark.parametrize("nowhere", [{"line": 9}, {"cell": 3}, {"cell": None}, {"line": None}])
+def test_a_place_that_is_not_known_has_no_lines(run: RunDir, nowhere: dict[str, None]) -> None:
+    failure = replace(FAILURE, **nowhere)
+    assert with_source(failure, PLACES, run) == failure
+    run.script.unlink()
+    assert with_source(FAILURE, PLACES, run) == FAILURE
+
+
+def test_the_cells_id(run: RunDir) -> None:
+    run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": "b"}]}))
+    assert with_source(FAILURE, PLACES, run).cell_id == "b"
+    run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": None}]}))
+    assert with_source(FAILURE, PLACES, run).cell_id is None

@@ -1,0 +1,129 @@
+"""Stacks of ranks, from stand-ins for ranks that write them as faulthandler does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.kernel import until
+from tests.support import script_of
+from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
+from tpunb.utils import processes
+from tpunb.worker.supervisor import stacks
+
+SLOW = """
+import signal, sys, time
+file = open(sys.argv[1], "w", buffering=1)
+def write(number, frame):
+    for part in ("Thread 0x01 (most recent call first):\\n", '  File "wait.py", line 1 in wait\\n',
+                 "\\nCurrent thread 0x02 (most recent call first):\\n",
+                 '  File "sleep.py", line 7 in nap\\n', '  File "%s", line 3 in <module>\\n',
+                 '  File "tpunb/worker/rank.py", line 9 in main\\n'):
+        file.write(part % sys.argv[2] if "%" in part else part)
+        time.sleep(0.3)
+signal.signal(int(sys.argv[3]), write)
+print("ready", flush=True)
+while True:
+    time.sleep(600)
+"""
+DEEP = """
+import faulthandler, sys, threading, time
+faulthandler.register(int(sys.argv[3]), open(sys.argv[1], "w"), all_threads=True)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+def down(n):
+    print("ready", flush=True)
+    time.sleep(600)
+exec(compile(open(sys.argv[2]).read(), sys.argv[2], "exec"))
+"""
+GONE = """
+import os, shutil, signal, sys, time
+open(sys.argv[1], "w").close()
+signal.signal(int(sys.argv[3]), lambda *_: shutil.rmtree(os.path.dirname(sys.argv[2])))
+print("ready", flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    made = directory.create_run(tmp_path, "n")
+    made.stacks(0, 0).parent.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+@pytest.fixture
+def begin(run: RunDir) -> Iterator[Callable[[str], processes.Process]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(code: str) -> processes.Process:
+        rank = subprocess.Popen(
+            [sys.executable, "-c", code, run.stacks(0, 0), run.script, str(int(stacks.DUMP))],
+            stdout=subprocess.PIPE,
+        )
+        started.append(rank)
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"ready\n"
+        found = processes.find_process(rank.pid)
+        assert found is not None
+        return found
+
+    yield start
+    for rank in started:
+        rank.kill()
+        rank.communicate()
+
+
+def write(run: RunDir, train: str) -> RunSpec:
+    script = script_of([], train)
+    run.script.write_text(script.text)
+    return RunSpec("id", "n", 1, "CPU", "/", (), script.blocks)
+
+
+def where(run: RunDir, spec: RunSpec, rank: processes.Process) -> str:
+    stacks.collect_stacks(run, 0, {0: rank}, native=False)
+    return stacks.describe_stacks(run, spec, 0, {0: rank})[0]
+
+
+def test_a_rank_that_writes_slowly_is_waited_for(
+    run: RunDir, begin: Callable[[str], processes.Process]
+) -> None:
+    spec = write(run, "import sleep\nsleep.nap()")
+    words = "rank 0: in sleep.nap, cell [1], line 2: sleep.nap()"
+    rank = begin(SLOW)
+    assert where(run, spec, rank) == words
+    with open(run.stacks(0, 0), "a") as file:  # as py-spy 0.4.3 has written it
+        file.write(
+            "\n--- native (py-spy) ---\nProcess 9938: python\n"
+            'Thread 9938 (active+gil): "MainThread"\n    sre_ucs1_match (libpython3.11.so.1.0)\n'
+            "    <module> (script.py:3)\n    main (tpunb/worker/rank.py:77)\n"
+        )
+    assert stacks.describe_stacks(run, spec, 0, {0: rank})[0] == words
+
+
+def test_a_deep_recursion_is_found_though_its_stack_is_cut_off(
+    run: RunDir, begin: Callable[[str], processes.Process]
+) -> None:
+    spec = write(run, "def fall(n):\n    fall(n - 1) if n else down(0)\nfall(150)")
+    words = "cell [1], line 2: fall(n - 1) if n else down(0)"
+    assert words in where(run, spec, begin(DEEP))
+
+
+def test_a_run_folder_that_is_deleted_meanwhile_ends_nothing(
+    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = run.path.parent / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text("#!/bin/sh\necho Process $4\n")
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{spy.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(stacks, "_WAIT", 1.0)
+    stacks.collect_stacks(run, 0, {0: begin(GONE)})
+    until(lambda: not run.path.exists(), "the folder's end")

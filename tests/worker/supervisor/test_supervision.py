@@ -1,0 +1,439 @@
+"""One run, fed with messages, exits and time: no process is started and nothing sleeps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.worker.supervisor.conftest import World
+from tpunb.runs import directory
+from tpunb.runs.events import Ended, Note, Phase, RanksStarted, Stopping
+from tpunb.runs.protocol import (
+    CellStarted,
+    PreludeNotForkable,
+    RankExited,
+    RanksForked,
+    RunnerExits,
+    RunnerForked,
+    StartRun,
+    StopRanks,
+)
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, Stop, StopCause, StopOrigin
+from tpunb.utils import files
+from tpunb.utils.processes import Process
+from tpunb.worker.supervisor.device_lock import RunDescription
+from tpunb.worker.supervisor.main import QueuedRun
+from tpunb.worker.supervisor.supervision import Supervision
+
+FORK_SERVER, RUNNER, RANK_0, RANK_1, LATE_0, LATE_1 = (Process(pid, 0) for pid in range(10, 16))
+INT, TERM, KILL = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGKILL)
+
+
+class OneRun:
+    """A Supervision, and the processes that it believes to see."""
+
+    def __init__(self, folder: Path, world: World, **spec: object) -> None:
+        self.world = world
+        world.deadly = {FORK_SERVER: set()}
+        self.dir = directory.create_run(folder, "n")
+        values = RunSpec(self.dir.id, "n", 2, "CPU", "/", (), (), **spec)  # type: ignore[arg-type]
+        files.write_json(self.dir.spec, values.to_json())
+        self.finished = False
+        self.forks: list[str | None] = []
+        self.supervision = Supervision(
+            self.dir,
+            self.forks.append,
+            lambda: [FORK_SERVER],
+            lambda: "",
+            clock=lambda: world.time,
+        )
+
+    def send(self, *messages: object) -> None:
+        for message in messages:
+            self.supervision.on_message(message)  # type: ignore[arg-type]
+
+    def fork_runner(self) -> None:
+        self.world.deadly[RUNNER] = {INT, TERM, KILL}
+        self.send(RunnerForked(RUNNER.pid))
+
+    def fork_ranks(self, attempt: int = 0, *ranks: Process, dies_of: int = INT) -> None:
+        for rank in ranks or (RANK_0, RANK_1):
+            self.world.deadly[rank] = {dies_of, KILL}
+        self.send(RanksForked(attempt, [rank.pid for rank in ranks or (RANK_0, RANK_1)]))
+
+    def start(self, **options: int) -> None:
+        self.supervision.begin()
+        self.fork_runner()
+        self.fork_ranks(**options)
+
+    def exit_rank(
+        self, rank: int, code: int, process: Process | None = None, *, finished: bool = True
+    ) -> None:
+        self.world.deadly.pop(process or (RANK_0, RANK_1)[rank], None)
+        self.send(RankExited(rank, code, time.time(), 1000, finished and code == 0))
+
+    def exit_runner(self, code: int, *, by_itself: bool = True) -> None:
+        self.world.deadly.pop(RUNNER, None)
+        if code < 0 or not by_itself:
+            self.world.exit_codes[RUNNER.pid] = code
+        else:
+            self.send(RunnerExits(code))
+
+    def pass_time(self, seconds: float) -> bool:
+        """True if the run has ended by then."""
+        end = self.world.time + seconds
+        while self.world.time < end:
+            self.world.time += 0.25
+            if self.supervision.step():
+                self.finished = True
+                return True
+        return False
+
+    def finish(self) -> RunResult:
+        assert self.pass_time(60.0)
+        result = self.dir.read_result()
+        assert result is not None
+        return result
+
+    def events(self, kind: type) -> list:
+        return [event for event in self.dir.read_events() if isinstance(event, kind)]
+
+    def close(self) -> None:
+        """End what a test has left in the middle."""
+        self.world.deadly.clear()
+        if not self.finished:
+            self.exit_runner(0)
+            assert self.pass_time(60.0)
+
+
+@pytest.fixture
+def one_run(tmp_path: Path, world: World) -> Iterator[Callable[..., OneRun]]:
+    made: list[OneRun] = []
+
+    def make(**spec: object) -> OneRun:
+        made.append(OneRun(tmp_path, world, **spec))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+def test_a_run_that_succeeds(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    assert not run.supervision.step()
+    assert run.forks == []
+    run.start()
+    assert run.forks == [None]
+    assert run.dir.is_running()
+    run.exit_rank(0, 0)
+    run.exit_rank(1, 0)
+    assert not run.pass_time(1.0)
+    run.exit_runner(0)
+    result = run.finish()
+    assert (result.state, result.stop, result.failures) == ("succeeded", None, ())
+    assert result.peak_memory == (1000, 1000)
+    assert run.events(Stopping) == []
+    assert run.events(Ended)[-1].state == "succeeded"
+    assert run.events(Phase)[-1].kind is PhaseKind.ENDED
+    assert not run.dir.is_running()
+    assert run.world.sent == []
+
+
+def test_an_exit_code_of_0_is_no_end_of_a_train_cell(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    run.exit_rank(0, 0, finished=False)
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    run.exit_rank(1, 130)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, result.reason) == ("failed", "rank 0 has failed")
+    assert [failure.rank for failure in result.failures] == [0]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_runner_that_does_not_say_that_it_ends_has_failed(
+    one_run: Callable[..., OneRun], training: bool
+) -> None:
+    """os._exit(0) in a cell of the prelude."""
+    run = one_run()
+    run.supervision.begin()
+    run.fork_runner()
+    run.send(CellStarted(3))
+    if training:
+        run.fork_ranks()
+        run.world.deadly.pop(RANK_0)
+        run.world.deadly.pop(RANK_1)
+    run.exit_runner(0, by_itself=False)
+    result = run.finish()
+    assert result.state == "failed"
+    assert result.failure is not None
+    who = "the process that watches the ranks" if training else "the prelude"
+    assert result.failure.headline().startswith(f"{who} ended before the ")
+    assert result.failure.cell == (None if training else 3)
+
+
+def test_a_failed_rank_has_the_others_stopped(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    run.exit_rank(1, 3)
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    assert run.world.sent == [(RANK_0.pid, INT), (RANK_1.pid, INT)]
+    run.exit_rank(0, -INT)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, result.stop) == ("failed", Stop(StopCause.PEER_FAILED))
+    assert [(failure.rank, failure.kind) for failure in result.failures] == [(1, FailureKind.EXIT)]
+
+
+def test_a_stop_has_a_cause_and_an_origin(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.HANDLE)
+    run.supervision.stop(StopCause.KERNEL_GONE, "too late to be the cause")
+    run.pass_time(1.0)
+    run.exit_rank(0, -INT)
+    run.exit_rank(1, -INT)
+    run.exit_runner(1)
+    result = run.finish()
+    stop = Stop(StopCause.USER, StopOrigin.HANDLE)
+    assert (result.state, result.reason, result.stop) == ("interrupted", "enough", stop)
+    assert [(event.step, event.stop) for event in run.events(Stopping)] == [("SIGINT", stop)]
+    assert json.loads(run.dir.result.read_text())["stop"] == {
+        "cause": "interrupt",
+        "origin": "handle",
+    }
+
+
+def test_ranks_have_time_to_save_but_for_who_is_in_a_hurry(
+    one_run: Callable[..., OneRun],
+) -> None:
+    run = one_run(grace=20.0)
+    run.start(dies_of=TERM)
+    run.supervision.stop(StopCause.USER, "enough")
+    run.pass_time(19.0)
+    assert [event.step for event in run.events(Stopping)] == ["SIGINT"]
+    run.supervision.stop(StopCause.USER, "now", now=True)
+    run.pass_time(0.5)
+    assert [event.step for event in run.events(Stopping)] == ["SIGINT", "SIGTERM"]
+    assert RANK_0 not in run.world.deadly
+
+
+def test_a_run_that_is_stopped_before_it_begins(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.begin()
+    assert run.forks == []
+    assert run.finish().state == "interrupted"
+
+
+@pytest.mark.parametrize("forked", ["runner", "ranks"])
+def test_what_is_forked_while_the_run_is_stopped_is_stopped_too(
+    one_run: Callable[..., OneRun], forked: str
+) -> None:
+    run = one_run()
+    run.supervision.begin()
+    if forked == "ranks":
+        run.fork_runner()
+        run.world.deadly[RUNNER] = {KILL}  # it forks ranks, and does not answer meanwhile
+    run.supervision.stop(StopCause.USER, "enough")
+    if forked == "runner":
+        run.fork_runner()
+    else:
+        run.pass_time(0.5)
+        run.fork_ranks()
+    run.pass_time(1.0)
+    assert RANK_0 not in run.world.deadly
+    assert (forked == "runner") == (RUNNER not in run.world.deadly)
+    assert [event.step for event in run.events(Stopping)] == ["SIGINT"]
+
+
+def test_the_timeout(one_run: Callable[..., OneRun]) -> None:
+    run = one_run(timeout=30.0, hang_timeout=0.0)
+    run.start()
+    run.pass_time(30.0)
+    assert run.world.sent == []
+    run.pass_time(1.0)
+    run.exit_rank(0, -INT)
+    run.exit_rank(1, -INT)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, result.returncode) == ("timed_out", 124)
+    assert result.stop == Stop(StopCause.TIMEOUT)
+
+
+def test_silence_is_a_hang(one_run: Callable[..., OneRun], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = one_run(hang_timeout=10.0)
+    run.start()
+    for rank in (0, 1):
+        run.dir.attempt(0, rank).mkdir(parents=True)
+    for _ in range(3):
+        run.pass_time(9.0)
+        with open(run.dir.attempt(0, 1) / "stdout.log", "a") as log:
+            log.write("a line\n")
+    run.pass_time(11.0)
+    run.exit_rank(0, -INT)
+    run.exit_rank(1, -INT)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, result.stop) == ("hung", Stop(StopCause.HUNG))
+    assert [failure.kind for failure in result.failures] == [FailureKind.HANG]
+    assert PhaseKind.COLLECTING_STACKS in [phase.kind for phase in run.events(Phase)]
+
+
+def test_nothing_is_expected_of_a_prelude_that_runs_once(one_run: Callable[..., OneRun]) -> None:
+    run = one_run(hang_timeout=10.0)
+    run.supervision.begin()
+    run.fork_runner()
+    assert not run.pass_time(600.0)
+    assert run.world.sent == []
+
+
+def test_a_machine_that_is_taken_away(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    run.supervision._preemption.notice = "instance/preempted is TRUE"
+    run.pass_time(0.5)
+    assert [event.stop for event in run.events(Stopping)] == [Stop(StopCause.PREEMPTED)]
+
+
+def test_a_prelude_that_cannot_be_forked_is_run_by_each_rank(
+    one_run: Callable[..., OneRun],
+) -> None:
+    run = one_run()
+    run.supervision.begin()
+    run.fork_runner()
+    run.send(CellStarted(2), PreludeNotForkable("cell [2] uses an XLA device"))
+    run.exit_runner(0)
+    assert not run.pass_time(1.0)
+    assert run.forks == [None, "cell [2] uses an XLA device"]
+    run.fork_runner()
+    run.fork_ranks()
+    run.exit_rank(0, 0)
+    run.exit_rank(1, 0)
+    run.exit_runner(0)
+    result = run.finish()
+    assert (result.state, result.replicated) == ("succeeded", True)
+    assert result.replicate_reason == "cell [2] uses an XLA device"
+
+
+def test_a_prelude_that_dies_names_its_cell(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.supervision.begin()
+    run.fork_runner()
+    run.send(CellStarted(3))
+    run.exit_runner(-int(signal.SIGSEGV))
+    failure = run.finish().failure
+    assert failure is not None
+    assert (failure.rank, failure.cell, failure.signal) == (None, 3, "SIGSEGV")
+
+
+def test_a_retry_forgets_the_attempt_before(one_run: Callable[..., OneRun]) -> None:
+    run = one_run(retries=1)
+    run.start()
+    run.exit_rank(1, 3)
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    run.exit_rank(0, -INT)
+    left = Process(99, 0)
+    run.world.deadly[left] = {KILL}
+    (run.dir.attempt(1, 0)).mkdir(parents=True)
+    run.world.sent.clear()
+    run.fork_ranks(1, LATE_0, LATE_1)
+    assert len(run.events(RanksStarted)) == 2
+    assert run.events(Note)[0].text.endswith("starting again (retry 1 of 1)")
+    run.supervision.stop(StopCause.USER, "enough")
+    run.pass_time(1.0)
+    assert (LATE_0.pid, INT) in run.world.sent
+    run.exit_rank(0, -INT, LATE_0)
+    run.exit_rank(1, -INT, LATE_1)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, result.attempts, result.failures) == ("interrupted", 2, ())
+
+
+def test_a_fork_server_that_is_lost_before_the_runner_is_there(
+    one_run: Callable[..., OneRun],
+) -> None:
+    run = one_run()
+    run.supervision.begin()
+    del run.world.deadly[FORK_SERVER]
+    run.supervision.lose_fork_server(-9, "last words")
+    result = run.finish()
+    assert result.state == "failed"
+    assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
+
+
+def test_a_fork_server_that_is_lost_later_ends_no_run(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    del run.world.deadly[FORK_SERVER]
+    run.supervision.lose_fork_server(-9, "last words")
+    assert not run.pass_time(1.0)
+    run.exit_rank(0, 0)
+    run.exit_rank(1, 0)
+    run.exit_runner(0)
+    assert run.finish().state == "succeeded"
+
+
+def test_children_left_behind_are_killed_before_the_end(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    child = Process(99, 0)
+    run.world.deadly[child] = {KILL}
+    run.exit_rank(0, 0)
+    run.exit_rank(1, 0)
+    run.exit_runner(0)
+    assert run.finish().state == "succeeded"
+    assert child not in run.world.deadly
+    assert run.events(Stopping) == []
+
+
+def test_a_folder_that_is_deleted_ends_nothing(one_run: Callable[..., OneRun]) -> None:
+    run = one_run()
+    run.start()
+    shutil.rmtree(run.dir.path)
+    run.exit_rank(0, 0)
+    run.exit_rank(1, 0)
+    run.exit_runner(0)
+    assert run.pass_time(5.0)
+
+
+def test_a_file_system_that_is_read_only_ends_nothing(tmp_path: Path, world: World) -> None:
+    with mounted(tmp_path) as make_read_only:
+        run = OneRun(tmp_path, world)
+        run.supervision.stop(StopCause.USER, "asked")
+        assert run.finish().state == "interrupted"
+        run.dir.result.unlink()
+        make_read_only()
+        late = Supervision(run.dir, run.forks.append, lambda: [FORK_SERVER], lambda: "")
+        late.stop(StopCause.USER, "asked")
+        late.begin()
+        assert late.step()
+        assert run.dir.read_result() is None
+        queued = QueuedRun(StartRun(str(run.dir.path), {}))
+        queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
+        queued.cancel(Stop(StopCause.USER), "asked")
+
+
+@contextmanager
+def mounted(folder: Path) -> Iterator[Callable[[], object]]:
+    """A file system of its own there, and how it becomes read-only, as after an error of a disk."""
+    if subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    try:
+        yield lambda: subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -1,0 +1,102 @@
+"""What an exception in the cells is described as. (All else: tests/scenarios.)"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import script_of
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
+from tpunb.worker.cells import LONGEST_MESSAGE, MOST_LINES, Cells, describe_error, print_error
+
+
+def raised(train: str, folder: Path) -> tuple[BaseException, RunDir, RunSpec]:
+    """What a train cell raises."""
+    script, run = script_of([], train), RunDir(folder)
+    run.script.write_text(script.text)
+    spec = RunSpec("id", "n", 1, "CPU", "/", (), script.blocks)
+    cells = Cells(run, spec)
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - of any kind
+        cells.execute(cells.of("train")[0])
+    return caught.value, run, spec
+
+
+@pytest.mark.parametrize(
+    ("train", "name"),
+    [
+        ("ä = 1\nb = [ä, ä, missing]", "missing"),
+        ("def f(x):\n    return 1 + x / 0\nf(1)", "x / 0"),
+        ("a = (1 +\n     )", ")"),
+    ],
+)
+def test_the_column_of_the_expression_that_failed(train: str, name: str, tmp_path: Path) -> None:
+    error, run, spec = raised(train, tmp_path)
+    said = describe_error(error, run, spec)
+    column = train.split("\n")[1].index(name)
+    unknown = sys.version_info < (3, 11) and not isinstance(error, SyntaxError)
+    assert (said["line"], said["column"]) == (2, None if unknown else column)
+
+
+@pytest.mark.parametrize("text", ["'x' * 30_000_000", "'line\\n' * 3_000_000"])
+def test_a_long_text_is_cut_where_it_is_described(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, run, spec = raised(f"raise ValueError('begin ' + {text} + ' end')", tmp_path)
+    said = describe_error(error, run, spec)
+    print_error(error, run, spec)
+    for part in (said["message"], said["traceback"], capsys.readouterr().err):
+        assert len(part) < LONGEST_MESSAGE + 500
+        assert "begin " in part
+        assert part.rstrip().endswith(" end")
+        assert "left out …" in part
+        assert part.count("\n") < MOST_LINES + 10
+
+
+def test_causes_that_form_a_circle_are_told_once(tmp_path: Path) -> None:
+    circle = "a, b = ValueError('a'), KeyError('b')\na.__cause__, b.__cause__ = b, a\nraise a"
+    said = describe_error(*raised(circle, tmp_path))
+    assert said["traceback"].count("ValueError: a") == 1
+    assert said["traceback"].count("direct cause of the following") == 1
+    assert said["traceback"].index("KeyError") < said["traceback"].index("ValueError")
+
+
+def test_a_long_chain_ends_with_the_exception_itself(tmp_path: Path) -> None:
+    chain = (
+        "def go(depth):\n    try: go(depth - 1) if depth else 1 / 0\n"
+        "    except Exception: raise ValueError(depth)\ngo(100)"
+    )
+    traceback = describe_error(*raised(chain, tmp_path))["traceback"]
+    assert traceback.startswith("… earlier exceptions left out …")
+    assert traceback.endswith("ValueError: 100\n")
+    assert len(traceback) < 20_000
+
+
+@pytest.mark.parametrize("hook", ["lambda *error: 1 / 0", "lambda *error: exit(0)", "None"])
+def test_a_broken_excepthook_hides_nothing(
+    hook: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    error, run, spec = raised(
+        f"import sys\nsys.excepthook = {hook}\nraise KeyError('mine')", tmp_path
+    )
+    print_error(error, run, spec)
+    said = capsys.readouterr().err
+    assert said.startswith("Error in sys.excepthook:\n")
+    assert said.endswith("KeyError: 'mine'\n")
+
+
+def test_the_time_of_an_error_is_the_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the user's code makes of `time.time` (freezegun)."""
+    error, run, spec = raised("1 / 0", tmp_path)
+    before = time.time()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert describe_error(error, run, spec)["time"] >= before

@@ -1,0 +1,61 @@
+"""Forks after what preludes do: the children work, or the fork is refused and says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drivers.preludes import FORKED, REFUSED, fork_after
+from tests.drivers.ranks import Ranks
+
+ROOT = Path(__file__).parent.parent.parent
+
+OFTEN = ("torch", "pandas", "tokenizers", "cv2", "tqdm", "concurrent.futures", "torch.autograd")
+"""One of each kind; the others are tried where long tests are."""
+
+
+def some_long(libraries: Iterable[str]) -> list[Any]:
+    marks = {name: () if name in OFTEN else pytest.mark.long for name in libraries}
+    return [pytest.param(name, marks=marks[name]) for name in libraries]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", some_long(FORKED))
+def test_children_do_what_their_parent_did(ranks: Ranks, library: str) -> None:
+    (parent,) = ranks.values(fork_after, 1, library, 4)
+    if parent is None:
+        pytest.skip(f"{library} is not installed")
+    assert parent == (None, [0] * 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", some_long(REFUSED))
+def test_what_a_fork_does_not_survive_is_named(ranks: Ranks, library: str) -> None:
+    (parent,) = ranks.values(fork_after, 1, library, 4)
+    if parent is None:
+        pytest.skip(f"{library} is not installed")
+    _, words = REFUSED[library]
+    assert words in str(parent.problem)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_many_forks_between_mixed_work() -> None:  # `make bench` makes a thousand
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "-m", "tests.drivers.forks", "80"]
+    env = {**os.environ, "PJRT_DEVICE": "CPU"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert (told["ends"], told["refused"]) == ({"exit 0": 80}, {}), done.stderr
+
+
+def test_every_library_that_was_measured_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "forks.md").read_text(encoding="utf-8")
+    assert [name for name in [*FORKED, *REFUSED] if f"| {name} |" not in page] == []

@@ -1,0 +1,407 @@
+"""What a rank notes of programs that were compiled again, and how the supervisor gathers it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.drivers.kernel import Kernel, kernel
+from tpunb.runs.cell_lines import CellLines
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
+from tpunb.utils.files import append_text
+from tpunb.worker.recompiles import COUNTED, MOST, RecompileNote, StepMonitor, difference
+from tpunb.worker.supervisor import recompile_notes
+from tpunb.worker.supervisor.recompile_notes import INTERVAL, RecompileNotes
+
+LOOP = """
+for step, rows in enumerate(sizes, 1):
+    batch = {"x": torch.ones(rows, 6), "name": "ignored"}
+    run(rows)
+    end_of_step()
+"""
+IN_A_FUNCTION = "def train():" + LOOP.replace("\n", "\n    ") + "\ntrain()"
+
+
+class Counted:
+    """What torch_xla would count of a loop that says itself what it does."""
+
+    def __init__(self) -> None:
+        self.programs: set[object] = set()
+        self.tensors = 0
+        self.reads = 0
+
+    def compilations_begun(self) -> int:
+        return len(self.programs)
+
+    def compile_seconds(self) -> float:
+        return float(len(self.programs))
+
+    def tensors_created(self) -> int:
+        return self.tensors
+
+    def slow_operations(self) -> dict[str, int]:
+        return {"aten::eig": self.reads, "aten::once": 1}
+
+
+def look_at(folder: Path, program: str, **names: Any) -> list[RecompileNote]:
+    """What is told of a loop, which calls `run(program, tensors)` and `end_of_step()`."""
+    counted = Counted()
+    path, script = folder / "told.jsonl", folder / "script.py"
+    script.write_text(program)
+    code = compile(program, str(script), "exec")
+    lines = CellLines(script, RunSpec("run", "run", 1, "CPU", "/", (), ()))
+    monitor = StepMonitor(lines, path, counted)
+
+    def run(program: object, tensors: int = 4) -> None:
+        counted.programs.add(program)
+        counted.tensors += tensors
+
+    def end_of_step() -> None:
+        monitor.end_step()
+
+    names |= {"run": run, "end_of_step": end_of_step, "counted": counted, "monitor": monitor}
+    exec(code, names)
+    assert monitor.steps > 0
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [RecompileNote(**json.loads(line)) for line in lines]
+
+
+def told(folder: Path, sizes: list[int], program: str = LOOP) -> list[tuple[int, str]]:
+    """What is told of a loop whose program is new for each new number of rows."""
+    found = look_at(folder, program, torch=torch, sizes=sizes)
+    assert all(one.place == "line 5 of script.py" and one.seconds == 1.0 for one in found)
+    return [(one.step, one.what) for one in found]
+
+
+@pytest.mark.parametrize("program", [LOOP, IN_A_FUNCTION], ids=["cell", "function"])
+def test_the_step_and_the_tensor_are_named(tmp_path: Path, program: str) -> None:
+    assert told(tmp_path, [32] * 9 + [17, 32], program) == [
+        (10, "batch['x'] has 17 rows, 32 before")
+    ]
+
+
+def test_first_steps_and_equal_ones_are_no_news(tmp_path: Path) -> None:
+    assert told(tmp_path, [8, 16, 32, 32, 32]) == []
+    assert told(tmp_path, [32, 32, 32, 32, 8, 32, 8, 32]) == [
+        (5, "batch['x'] has 8 rows, 32 before")
+    ]
+
+
+def test_what_is_new_at_every_step_is_told_a_few_times(tmp_path: Path) -> None:
+    assert len(told(tmp_path, list(range(1, 60)))) == MOST
+
+
+def test_a_number_is_named_that_changes_where_a_program_is_new(tmp_path: Path) -> None:
+    program = """
+for step in range(12):
+    power = 2 if step < 6 else 3
+    scale = 0.1 * step
+    run(power)
+    end_of_step()
+"""
+    assert look_at(tmp_path, program) == [
+        RecompileNote(7, "line 6 of script.py", "power is 3, 2 before", 1.0)
+    ]
+
+
+def test_a_number_that_changes_at_every_step_is_named_if_every_step_is_new(tmp_path: Path) -> None:
+    program = """
+for step in range(6):
+    loss = 0.5 / (1 + step)
+    run(step)
+    end_of_step()
+"""
+    expected = [(n, f"step is {n - 1}, {n - 2} before") for n in (4, 5, 6)]
+    # With no step that compiled nothing it is not known how many tensors one makes.
+    assert [(one.step, one.what) for one in look_at(tmp_path, program)] == expected
+
+
+BRANCH = """
+for step in range(12):
+    loss = 1
+    if {condition}:
+        loss = 2
+        run("another", 6)
+    else:
+        run("the usual", 4)
+    end_of_step()
+"""
+BY_OPERATIONS = "other operations ran than in the steps before; %%tpu_debug names the line"
+
+
+def test_a_branch_that_was_never_taken_is_noticed(tmp_path: Path) -> None:
+    assert look_at(tmp_path, BRANCH.format(condition="step == 7")) == [
+        RecompileNote(8, "line 9 of script.py", BY_OPERATIONS, 1.0)
+    ]
+
+
+def test_operations_that_do_not_run_are_told(tmp_path: Path) -> None:
+    program = """
+run_it = run
+for step in range(12):
+    run_it("usual" if step != 7 else "less", 6 if step != 7 else 4)
+    end_of_step()
+"""
+    assert look_at(tmp_path, program) == [
+        RecompileNote(8, "line 5 of script.py", BY_OPERATIONS, 1.0)
+    ]
+
+
+EPOCHS = """
+for epoch in range(2):
+    for step in range(6):
+        power = 2 + (step == 4)
+        {inside}
+        run("rest")
+        end_of_step()
+    {after}
+"""
+COLLECTIVE = (
+    "run(('step', {power})); monitor._before_marker = counted.compilations_begun(); reduce()"
+)
+
+
+def test_a_rehearsed_collective_has_a_part_of_the_step_compiled(tmp_path: Path) -> None:
+    inside = COLLECTIVE.format(power="power")
+    program = "def reduce():\n    monitor.computed()\n" + EPOCHS.format(inside=inside, after="")
+    [found] = look_at(tmp_path, program)
+    assert (found.step, found.what) == (5, "power is 3, 2 before")
+    after = COLLECTIVE.format(power="'mean', epoch")
+    program = "def reduce():\n    monitor.computed()\n" + EPOCHS.format(inside="", after=after)
+    (tmp_path / "told.jsonl").unlink()
+    assert look_at(tmp_path, program) == []
+
+
+ACCUMULATION = """
+for step in range(16):
+    if step % 4 == 3:
+        monitor.updated()
+        run(("update", min(step, 8)), 6)
+    else:
+        run("piece", 4)
+    end_of_step()
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ACCUMULATION,
+        # A value that is read ends in a program of its own; the step's is as ever.
+        """
+for step in range(12):
+    run("step")
+    monitor._before_marker = counted.compilations_begun()
+    end_of_step()
+    if step == 7:
+        value = 3
+        run("a value after the loop")
+""",
+        # Threads bring batches: how many tensors are made says nothing.
+        """
+for step in range(12):
+    run("step" if step != 9 else "other tensors are alive", 5 + step % 5)
+    end_of_step()
+""",
+    ],
+    ids=["accumulation", "a value", "threads"],
+)
+def test_what_is_no_other_step_is_no_news(tmp_path: Path, program: str) -> None:
+    assert look_at(tmp_path, program) == []
+
+
+def test_what_leaves_the_device_at_every_step_is_told_once(tmp_path: Path) -> None:
+    program = """
+for step in range(60):
+    counted.reads += {count}
+    run("step")
+    end_of_step()
+"""
+    found = look_at(tmp_path, program.format(count=1))
+    reason = "eig runs on the CPU at every step, because XLA does not have it"
+    assert found == [RecompileNote(COUNTED[1], "line 5 of script.py", reason, None)]
+
+
+def test_what_leaves_it_now_and_then_is_not_told(tmp_path: Path) -> None:
+    program = """
+for step in range(60):
+    counted.reads += step % 2
+    run("step")
+    end_of_step()
+"""
+    assert look_at(tmp_path, program) == []
+
+
+def test_differences() -> None:
+    f32, i64 = torch.float32, torch.int64
+    before = {"x": ((32, 6), f32), "y": ((32,), f32)}
+    assert difference(before, before) == ""
+    assert difference({"x": ((32, 8), f32)}, before) == "x is 32×8, 32×6 before"
+    assert difference({"x": ((32, 6), f32), "y": ((32,), i64)}, before) == (
+        "y is int64, float32 before"
+    )
+    assert difference({"z": ((1,), f32)}, before) == ""
+
+
+def tell(
+    run: RunDir, rank: int, step: int, what: str = "x has 17 rows, 32 before", compiled: bool = True
+) -> None:
+    path = run.recompiled(0, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    news: dict[str, Any] = {"step": step, "place": "cell [4], line 9", "what": what}
+    news["seconds"] = 0.5 + rank if compiled else None
+    append_text(path, json.dumps(news) + "\n")
+
+
+def test_equal_news_of_ranks_is_one_line(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    notes = RecompileNotes(run, 0, 3)
+    assert notes.read(last=True) == []
+    for rank in range(3):
+        tell(run, rank, 13)
+    tell(run, 2, 400)
+    assert notes.read(last=True) == [
+        "the ranks recompiled at step 13 (2.5 s): x has 17 rows, 32 before (cell [4], line 9)",
+        "rank 2 recompiled at step 400 (2.5 s): x has 17 rows, 32 before (cell [4], line 9)",
+    ]
+    notes.close()
+
+
+def test_what_ranks_do_at_every_step_is_one_line(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    notes = RecompileNotes(run, 0, 2)
+    for rank in range(2):
+        tell(run, rank, 24, "a number is read", compiled=False)
+    assert notes.read(last=True) == ["the ranks: a number is read (cell [4], line 9)"]
+    notes.close()
+
+
+def test_news_waits_for_the_other_ranks(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    time = 0.0
+    notes = RecompileNotes(run, 0, 2, clock=lambda: time)
+    tell(run, 0, 13)
+    assert notes.read() == []
+    time += INTERVAL
+    tell(run, 1, 13)
+    assert len(notes.read()) == 1
+    tell(run, 0, 14)
+    time += INTERVAL
+    assert notes.read() == []
+    time += recompile_notes.WAIT + 0.1
+    assert [line.partition(" recompiled")[0] for line in notes.read()] == ["rank 0"]
+    for step in range(20, 40):
+        tell(run, 0, step)
+    lines = notes.read(last=True)
+    assert len(lines) == recompile_notes.MOST - 1
+    assert lines[-1].startswith("more programs")
+    notes.close()
+
+
+TRAIN = """%%tpu_train --cores 2 --profile 1:3-4
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+device = torch_xla.device()
+model = torch.nn.Linear(6, 2).to(device)
+opt = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(1, 9):
+    rows = 17 if xr.global_ordinal() == 1 and step == 7 else 32
+    x = torch.ones(rows, 6, device=device)
+    loss = model(x).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    torch_xla.sync()
+power = 2
+x = torch.ones(8, 6, device=device)
+for step in range(1, 13):
+    if step == 6:
+        power = 3
+    loss = (model(x) ** power).mean()
+    if step == 9:
+        loss = loss + model(x).abs().mean()
+    opt.zero_grad()
+    loss.backward()
+    xm.optimizer_step(opt)
+    torch_xla.sync()
+"""
+CLEAN = """%%tpu_train --cores 2
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.parallel_loader as pl
+from torch.utils.data import DataLoader, TensorDataset
+import tpunb
+from tpunb.training import MaskedMean, shard
+device = torch_xla.device()
+model = torch.nn.Sequential(torch.nn.Linear(6, 2), torch.nn.Dropout(0.1)).to(device)
+opt = torch.optim.AdamW(model.parameters(), 0.01)
+plan = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 30)
+data = TensorDataset(torch.randn(120, 6))
+for epoch in range(4):
+    for step, ((x,), mask) in enumerate(pl.MpDeviceLoader(shard(data, 8), device)):
+        loss = model(x).square().mean() / 4
+        loss.backward()
+        if step % 4 == 3:
+            xm.optimizer_step(opt)
+            opt.zero_grad()
+            plan.step()
+        tpunb.log(loss=loss)
+    mean = MaskedMean()
+    with torch.no_grad():
+        for (x,), mask in shard(data, 8):
+            mean.add(model(x.to(device)).sum(1), mask.to(device))
+            torch_xla.sync()
+    print(mean.mean().item())
+for step in range(30):
+    loss = model(torch.randn(8, 6).to(device)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    xm.optimizer_step(opt)
+    torch_xla.sync()
+    {read}
+"""
+
+
+@pytest.fixture
+def nb(tmp_path: Path) -> Iterator[Kernel]:
+    with kernel(tmp_path, file=None) as notebook:
+        notebook.run("%load_ext tpunb").good()
+        yield notebook
+
+
+@pytest.mark.slow
+def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -> None:
+    ran = nb.run(TRAIN).good()
+    cell = f"cell [{ran.number}], line"
+    constant = f"power is 3, 2 before ({cell} 27)"
+    branch = f"{BY_OPERATIONS} ({cell} 27)"
+    # The ranks' news is one line, unless one of them is seconds behind.
+    found = re.findall(r"(\S+ \S+) recompiled at step (\d+) \(\d+\.\d s\): (.*)", ran.stdout)
+    assert {(step, what) for _, step, what in found} == {
+        ("7", f"x has 17 rows, 32 before ({cell} 15)"),
+        ("6", constant),
+        ("9", branch),
+    }, ran.stdout
+    assert [who for who, step, _ in found if step == "7"] == ["rank 1"]
+    assert "[1] trace of steps 3 to 4:" in ran.stdout
+    [trace] = nb.folder.glob("runs/*/profile/**/*.xplane.pb")
+    assert trace.relative_to(nb.folder).parts[3] == "rank-1"
+
+
+@pytest.mark.long
+def test_a_run_that_does_the_same_at_every_step_is_told_nothing_but_what_it_reads(
+    nb: Kernel,
+) -> None:
+    quiet = nb.run(CLEAN.format(read="pass")).good()
+    assert "ranks" not in quiet.stdout, quiet.stdout
+    reading = nb.run(CLEAN.format(read="loss.item()")).good()
+    [told] = set(re.findall(r"(?:rank \d|the ranks)[: ](.*)", reading.stdout))
+    assert told.startswith(" a number is read from the device at every step"), reading.stdout

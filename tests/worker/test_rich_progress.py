@@ -1,0 +1,101 @@
+"""Bars of rich in a rank, by unmodified code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BEGIN = """
+import json, os, sys
+from pathlib import Path
+from tpunb.runs import progress as files
+from tpunb.worker import rich_progress
+files.EVERY = 0.0
+rich_progress.follow_rich_bars()
+assert "rich" not in sys.modules
+file = files.progress_path()
+told = lambda: json.loads(file.read_text())["bars"] if file.exists() else None
+"""
+
+
+def run(folder: Path, code: str, rank: str = "1") -> Any:
+    """What the code prints last, as JSON, in a process that is a rank."""
+    (folder / "attempts/0" / rank).mkdir(parents=True)
+    env = {"RANK": rank, "TPUNB_RUN": str(folder), "PATH": "/usr/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + code],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_nested_tasks_are_told_outermost_first(tmp_path: Path) -> None:
+    code = """
+from rich.progress import Progress
+seen = []
+with Progress() as progress:
+    outer = progress.add_task("[bold]epoch[/bold]", total=2)
+    inner = progress.add_task("batch", total=3)
+    hidden = progress.add_task("hidden", total=3, visible=False)
+    for _ in range(2):
+        progress.reset(inner)
+        for _ in range(3):
+            progress.advance(inner)
+            seen.append(told())
+        progress.update(outer, advance=1)
+print()
+print(json.dumps([seen[4], told()]))
+"""
+    during, after = run(tmp_path, code)
+    assert during == [
+        {"name": "epoch", "done": 1, "total": 2},
+        {"name": "batch", "done": 2, "total": 3},
+    ]
+    assert after == [{"name": "batch", "done": 3, "total": 3}]
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+def test_track_and_what_is_switched_off(tmp_path: Path, disabled: bool) -> None:
+    code = f"""
+from rich.progress import track
+for _ in track(range(4), description="reading", disable={disabled}):
+    pass
+print()
+print(json.dumps(told()))
+"""
+    expected = None if disabled else [{"name": "reading", "done": 4, "total": 4}]
+    assert run(tmp_path, code) == expected
+
+
+@pytest.mark.long
+def test_lightnings_bar(tmp_path: Path) -> None:
+    code = """
+import torch, lightning
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.demos.boring_classes import BoringModel
+seen = []
+class Look(Callback):
+    def on_train_batch_end(self, *args):
+        seen.append(told())
+lightning.Trainer(
+    max_epochs=2, limit_train_batches=4, limit_val_batches=0, logger=False, accelerator="cpu",
+    enable_checkpointing=False, enable_model_summary=False, default_root_dir=str(file.parent),
+    callbacks=[RichProgressBar(refresh_rate=1), Look()],
+).fit(BoringModel())
+print()
+print(json.dumps(seen))
+"""
+    seen = run(tmp_path, code, "0")
+    [last] = seen[-1]
+    assert last["name"].startswith("Epoch 1")
+    assert last["total"] == 4
+    assert last["done"] >= 3

@@ -1,0 +1,38 @@
+"""What processes go on sharing after a fork, and what their libraries make anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.drivers.ranks import Ranks
+
+ARROW = "import io, pyarrow.csv\npyarrow.csv.read_csv(io.BytesIO(b'a,b\\n1,2\\n'))"
+
+
+def seen_after(code: str) -> str:
+    from tpunb.worker import shared_with_forks
+
+    before = shared_with_forks.find_all()
+    kept: dict[str, object] = {}
+    exec(code, kept)
+    return shared_with_forks.describe_new(before)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("x = 1", ""),
+        ("import os\npipe = os.pipe()", "holds a pipe open"),
+        (ARROW, ""),
+        (f"import os\npipe = os.pipe()\n{ARROW}", "holds a pipe open"),
+    ],
+    ids=["nothing", "pipe", "Arrow's pipe", "both"],
+)
+def test_a_pipe_that_a_fork_has_not_got_is_not_shared(ranks: Ranks, code: str, words: str) -> None:
+    assert ranks.values(seen_after, 1, code) == [words]
+
+
+def test_a_device_is_shared(ranks: Ranks) -> None:
+    (words,) = ranks.values(seen_after, 1, "import os\nx = os.open('/dev/ptmx', os.O_RDWR)")
+    assert words.startswith("has /dev/")
+    assert ranks.values(seen_after, 1, "x = open('/dev/urandom', 'rb')") == [""]

@@ -1,0 +1,221 @@
+"""Values go from XLA's memory to the CPU and back without copies, and memory is used again."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import pytest
+
+from tests.drivers.ranks import Ranks, rehearse
+from tpunb.xla.rehearsal import buffers
+
+
+def read_of_all_kinds() -> None:
+    import torch
+    import torch_xla
+
+    from tpunb.xla.rehearsal.tensors import read_values
+
+    device = torch_xla.device()
+    base = torch.arange(12.0, device=device)
+    view = base[2:8]
+    base += 1
+    kinds: dict[str, Any] = {
+        "computed": torch.ones(3, 4, device=device) * 2,
+        "only moved": torch.arange(5).to(device),
+        "a number in the program": torch.tensor(1.0).to(device),
+        "a number": torch.tensor(3.5).to(device),
+        "empty": torch.ones(0, 3, device=device),
+        "transposed": torch.arange(6.0, device=device).reshape(2, 3).t(),
+        "expanded": torch.ones(1, device=device).expand(4),
+        "view": view,
+        "requires grad": torch.ones(2, device=device, requires_grad=True),
+        **{
+            str(dtype): torch.tensor([0, 1, 1]).to(dtype).to(device)
+            for dtype in (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float64)
+        },
+    }
+    for together in (list(kinds), *([name] for name in kinds)):
+        values = read_values([kinds[name] for name in together])
+        for name, value in zip(together, values, strict=True):
+            wanted = kinds[name].detach().cpu()
+            assert value.device.type == "cpu"
+            assert value.dtype == wanted.dtype, name
+            assert torch.equal(value, wanted), name
+            assert not value.requires_grad
+
+
+def test_values_of_all_kinds_are_read(ranks: Ranks) -> None:
+    ranks.values(read_of_all_kinds, 1)
+
+
+def shared() -> None:
+    import torch
+    import torch_xla
+
+    from tpunb.xla.rehearsal import buffers
+    from tpunb.xla.rehearsal.tensors import read_values
+
+    tensor = torch.arange(1000.0, device=torch_xla.device()) * 3
+    first, second = read_values([tensor])[0], read_values([tensor])[0]
+    assert first.data_ptr() == second.data_ptr()  # XLA's own
+
+    values = [torch.arange(5.0), torch.ones(0), torch.full((3, 7), 2.0), torch.tensor(4.0)]
+    flat, sizes = buffers.flatten_values(values, torch.float64)
+    parts = flat.split_with_sizes(sizes)[::2]
+    for value, part in zip(values, parts, strict=True):
+        assert part.data_ptr() % buffers.ALIGNMENT == 0
+        assert torch.equal(part.view(value.shape), value.double())
+        moved = buffers.to_xla(part)
+        assert value.numel() == 0 or read_values([moved])[0].data_ptr() == part.data_ptr()
+        assert torch.equal(moved.cpu(), part)
+    strided = torch.arange(12.0)[::2]
+    for some in ([strided], [strided, values[2]]):
+        joined = buffers.as_bytes(some).view(torch.float32)
+        assert torch.equal(joined, torch.cat([value.reshape(-1) for value in some]))
+    unaligned = torch.arange(9.0)[1:]
+    for value in (unaligned, torch.arange(6.0).view(2, 3).t()):
+        assert torch.equal(buffers.to_xla(value).cpu(), value)
+
+
+def test_memory_is_shared_with_xla(ranks: Ranks) -> None:
+    ranks.values(shared, 1)
+
+
+def changed_in_place() -> list[float]:
+    import torch
+    import torch_xla
+
+    from tpunb.xla.rehearsal import buffers
+
+    plain = buffers.memory.empty(1 << 20, torch.float32).fill_(1.0)
+    tensor = buffers.to_xla(plain)
+    view = tensor[:2]
+    found = []
+    for _ in range(3):
+        tensor.add_(1)
+        view.mul_(2)
+        torch_xla.sync(wait=True)
+        found += [tensor[0].item(), tensor[-1].item()]
+    return found
+
+
+def test_what_xla_has_taken_over_can_be_changed_in_place(ranks: Ranks) -> None:
+    assert ranks.values(changed_in_place, 1) == [[4.0, 2.0, 10.0, 3.0, 22.0, 4.0]]
+
+
+def used_again() -> None:
+    import torch
+
+    from tpunb.xla.rehearsal import buffers
+
+    memory, count = buffers.memory, 1 << 20
+
+    def lent(value: float) -> tuple[int, torch.Tensor]:
+        plain = memory.empty(count, torch.float32).fill_(value)
+        return plain.data_ptr(), buffers.to_xla(plain)
+
+    first, one = lent(1.0)
+    second, two = lent(2.0)
+    assert first != second  # XLA has both
+    assert one.sum().item() == count
+    del one
+    deadline = time.monotonic() + 20
+    while (found := memory.empty(count, torch.float32)).data_ptr() != first:
+        assert found.data_ptr() != second
+        assert time.monotonic() < deadline
+        del found
+        time.sleep(0.01)
+    found.zero_()
+    assert two.sum().item() == 2 * count
+    for _ in range(500):  # what is small is not kept for ever either
+        buffers.to_xla(torch.ones(10))
+    assert len(memory._lent) < 200
+
+
+def lent() -> None:
+    """Nothing that XLA lets go of, in its own thread, is the last to hold a Python object."""
+    import torch
+
+    from tpunb.xla.rehearsal import buffers
+
+    flat, _ = buffers.flatten_values([torch.ones(100), torch.ones(7)], torch.float32)
+    tensors = [buffers.to_xla(value) for value in (*flat.split(64), torch.ones(5))]
+    for each in buffers.memory._lent[-len(tensors) :]:
+        assert each._base is None  # what it is a part of would be held by XLA, too
+        assert each._use_count() > 1
+
+
+def test_what_xla_has_is_kept_until_it_lets_go(ranks: Ranks) -> None:
+    ranks.values(lent, 1)
+
+
+def test_memory_is_used_again_when_xla_has_let_go_of_it(ranks: Ranks) -> None:
+    ranks.values(used_again, 1)
+
+
+def of_all_sizes() -> list[float]:
+    rank, world = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal import transport, wire
+
+    device = torch_xla.device()
+    peers = xm.xla_rendezvous.__self__.peers
+    inline = (transport.INLINE - wire.HEADER.size) // 4
+    room = transport.Mesh(rank, peers.world).room // 4
+    found = []
+    for count in (1, inline - 1, inline, inline + 1, room // world, room, room + 1):
+        value = (torch.arange(count) % 100.0 + rank).to(device)
+        wanted = world * (torch.arange(count) % 100.0) + sum(range(world))
+        assert torch.equal(xm.all_reduce("sum", value).cpu(), wanted)
+        gathered = xm.all_gather(value, pin_layout=False).cpu().view(world, count)
+        assert torch.equal(gathered[:, 0], torch.arange(world) * 1.0)
+        assert torch.equal(gathered.sum(0), wanted)
+        xm.all_reduce("sum", [value], 0.5)
+        assert torch.equal(value.cpu(), wanted / 2)
+        said = xm.rendezvous("sizes", bytes([rank]) * (count + rank))
+        assert said == [bytes([r]) * (count + r) for r in range(world)]
+        share = xm.reduce_scatter("sum", value.repeat(world), 1.0, 0, world)
+        assert torch.equal(share.cpu(), wanted / 2 * world)
+        found.append(xm.all_to_all(value.repeat(world), 0, 0, world).sum().item())
+    return found
+
+
+def test_small_and_large_messages_give_the_same(ranks: Ranks) -> None:
+    found = ranks.values(of_all_sizes, 3)
+    assert found[0] == found[1] == found[2]
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.skipif(buffers.Heap().free() == 0, reason="this C library has no mallinfo2")
+def test_what_is_kept_free_goes_back_now_and_then() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    # Small enough for the heap. What stays is as large as what is freed: something smaller could
+    # lie in holes that were there before, and all that is freed would go back by itself.
+    blocks = [
+        (libc.malloc(100_000), libc.malloc(100_000)) for _ in range(3 * buffers.SPARE // 100_000)
+    ]
+    for block, _ in blocks:
+        ctypes.memset(block, 1, 100_000)
+    before = resident()
+    for block, _ in blocks:
+        libc.free(block)
+    heap = buffers.Heap()
+    assert heap.free() > 2 * buffers.SPARE
+    heap.trim()
+    assert resident() < before - 2 * buffers.SPARE
+    for _, kept in blocks:
+        libc.free(kept)
+    heap._info = lambda: pytest.fail("it is too early")
+    heap.trim()

@@ -1,0 +1,391 @@
+"""Each collective of torch_xla against numpy: shapes, types, groups, 2 to 8 ranks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.drivers.ranks import Ranks, rehearse
+
+pytestmark = pytest.mark.slow  # hundreds of small programs are compiled
+
+FLOATS = ["float32", "float64", "bfloat16", "float16"]
+INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
+TYPES = [*FLOATS, *INTEGERS, "bool"]
+NUMPY_TYPES = {"bfloat16": np.float32, "float16": np.float32}
+"""16-bit floats are reduced in 32 bits."""
+REDUCTIONS = {
+    "sum": np.add,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
+LAYOUTS = ["plain", "turned", "strided", "expanded"]
+
+
+# A plan is one call, as JSON. Every rank computes what all ranks bring, and checks its own result.
+
+
+@st.composite
+def plans(draw: st.DrawFn, world: int) -> dict[str, Any]:
+    """One call of a collective by all ranks."""
+    operation = draw(st.sampled_from(sorted(OPERATIONS)))
+    dtype = draw(st.sampled_from(TYPES))
+    kinds = [k for k in REDUCTIONS if dtype not in FLOATS or k not in ("and", "or")]
+    order = draw(st.permutations(range(world)))
+    size = draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
+    groups = [order[i : i + size] for i in range(0, world, size)]
+    if operation == "all_reduce" and draw(st.booleans()):
+        cut = draw(st.integers(1, world - 1))
+        groups = [order[:cut], order[cut:]]
+    if operation.startswith("functional") or operation in ("permute", "broadcast"):
+        groups = []
+    if draw(st.booleans()):
+        groups = []
+    least = 0 if operation in ("all_reduce", "functional_all_reduce", "broadcast") else 1
+    shape = draw(st.lists(st.integers(least, 4), min_size=least, max_size=3))
+    targets = draw(st.permutations(range(world)))
+    return {
+        "operation": operation,
+        "dtype": dtype,
+        "reduce": draw(st.sampled_from(kinds)),
+        "scale": draw(st.sampled_from([1.0, 0.5, 3.0, 1 / 3])),
+        "groups": groups,
+        "shape": shape,
+        "dim": draw(st.integers(0, max(0, len(shape) - 1))),
+        "to_dim": draw(st.integers(0, max(0, len(shape) - 1))),
+        "count": draw(st.integers(1, 3)),
+        "layout": draw(st.sampled_from(LAYOUTS)),
+        "pin": draw(st.booleans()),
+        "pairs": [[s, t] for s, t in enumerate(targets) if draw(st.booleans())],
+        "root": draw(st.integers(0, world - 1)),
+        "seed": draw(st.integers(0, 999)),
+    }
+
+
+class Plan:
+    """A plan as one rank carries it out."""
+
+    def __init__(self, plan: dict[str, Any], rank: int, world: int) -> None:
+        import torch
+        import torch_xla
+
+        self.__dict__.update(plan)
+        self.plan, self.rank, self.world = plan, rank, world
+        groups = plan["groups"] or [list(range(world))]
+        self.group = next(group for group in groups if rank in group)
+        self.type = getattr(torch, plan["dtype"])
+        self.device = torch_xla.device()
+
+    def shape_of(self, index: int, *, shares: bool = False) -> list[int]:
+        """That of the index-th tensor of a list; with `shares`, it can be cut for the group."""
+        shape = list(self.plan["shape"])
+        if shape:
+            shape[-1] += index
+        if shares:
+            shape[self.plan["dim"]] *= len(self.group)
+        return shape
+
+    def brought(self, rank: int, index: int = 0, *, shares: bool = False) -> np.ndarray[Any, Any]:
+        """What a rank brings: small whole numbers, so that every type holds results exactly."""
+        shape = self.shape_of(index, shares=shares)
+        random = np.random.default_rng([self.plan["seed"], rank, index])
+        low = 0 if self.plan["dtype"] == "uint8" else -2
+        values = random.integers(low, 3, shape)
+        return np.asarray(values).astype(NUMPY_TYPES.get(self.plan["dtype"], self.plan["dtype"]))
+
+    def tensor(self, index: int = 0, *, shares: bool = False) -> Any:
+        """This rank's, on the device, in the plan's layout."""
+        import torch
+
+        value = torch.from_numpy(self.brought(self.rank, index, shares=shares)).to(self.type)
+        layout = self.plan["layout"]
+        if value.dim() and layout == "turned":
+            return value.transpose(0, -1).contiguous().to(self.device).transpose(0, -1)
+        if value.dim() and layout == "strided":
+            wide = torch.stack([value, value], dim=1).flatten(0, 1)
+            return wide.to(self.device)[::2]
+        if layout == "expanded":
+            return value.to(self.device).expand(2, *value.shape)[1]
+        return value.to(self.device)
+
+    def reduced(self, index: int = 0, *, shares: bool = False) -> np.ndarray[Any, Any]:
+        everyone = [self.brought(rank, index, shares=shares) for rank in self.group]
+        return functools.reduce(REDUCTIONS[self.plan["reduce"]], everyone)
+
+    def scaled(self, value: np.ndarray[Any, Any]) -> Any:
+        """As a tensor: XLA turns the scale from float32 into the tensor's type first."""
+        tensor = self.expected(value)
+        scale = self.plan["scale"]
+        if scale == 1.0:
+            return tensor
+        import torch
+
+        return tensor * torch.tensor(np.float32(scale)).to(self.type)
+
+    def expected(self, value: np.ndarray[Any, Any]) -> Any:
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)).to(self.type)
+
+    def share(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        parts = np.split(value, len(self.group), self.plan["dim"])
+        return parts[self.group.index(self.rank)]
+
+    @property
+    def indexes(self) -> range:
+        return range(self.plan["count"])
+
+
+def _all_reduce(p: Plan) -> Any:
+    import torch_xla.core.xla_model as xm
+
+    groups = p.plan["groups"] or None
+    tensors = [p.tensor(index) for index in p.indexes]
+    options = {"scale": p.plan["scale"], "groups": groups, "pin_layout": p.plan["pin"]}
+    single = xm.all_reduce(p.plan["reduce"], tensors[0], **options)
+    assert xm.all_reduce(p.plan["reduce"], tensors, **options) is tensors
+    expected = [p.scaled(p.reduced(index)) for index in p.indexes]
+    return [single, *tensors], [expected[0], *expected]
+
+
+def _all_gather(p: Plan) -> Any:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    dim, groups = p.plan["dim"], p.plan["groups"] or None
+    tensors = [p.tensor(index) for index in p.indexes]
+    expected = [
+        p.expected(np.concatenate([p.brought(rank, index) for rank in p.group], dim))
+        for index in p.indexes
+    ]
+    single = xm.all_gather(tensors[0], dim, groups, pin_layout=p.plan["pin"])
+    last = xm.all_gather(tensors[0], dim - len(p.plan["shape"]), groups, pin_layout=False)
+    output = torch.zeros_like(expected[0], device=p.device)
+    assert xm.all_gather(tensors[0], dim, groups, output=output, pin_layout=False) is output
+    several = xm.all_gather(tensors, dim, groups, pin_layout=False)
+    outputs = [torch.zeros_like(value, device=p.device) for value in expected]
+    if p.plan["pin"]:
+        # Of another shape: torch_xla gives it the shape of what it gets.
+        outputs = [torch.zeros(1, dtype=p.type, device=p.device) for _ in expected]
+    xm.all_gather(tensors, dim, groups, output=outputs, pin_layout=False)
+    buckets = xm.all_gather_bucketized(tensors, dim, groups, bucket_cap_mb=p.plan["seed"] % 2)
+    found = [single, last, output, *several, *outputs, *buckets]
+    return found, [*[expected[0]] * 3, *expected * 3]
+
+
+def _reduce_scatter(p: Plan) -> Any:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    dim, count = p.plan["dim"], len(p.group)
+    groups = p.plan["groups"] or None
+    tensors = [p.tensor(index, shares=True) for index in p.indexes]
+    expected = [p.scaled(p.share(p.reduced(index, shares=True))) for index in p.indexes]
+    options = {"groups": groups, "pin_layout": p.plan["pin"]}
+    args = (p.plan["scale"], dim, count)
+    single = xm.reduce_scatter(p.plan["reduce"], tensors[0], *args, **options)
+    output = torch.zeros_like(expected[0], device=p.device)
+    xm.reduce_scatter(p.plan["reduce"], tensors[0], *args, **options, output=output)
+    several = xm.reduce_scatter(p.plan["reduce"], tensors, *args, **options)
+    outputs = [torch.zeros_like(value, device=p.device) for value in expected]
+    xm.reduce_scatter(p.plan["reduce"], tensors, *args, **options, output=outputs)
+    buckets = xm.reduce_scatter_bucketized(p.plan["reduce"], tensors, *args, **options)
+    return [single, output, *several, *outputs, *buckets], [expected[0]] * 2 + expected * 3
+
+
+def _all_to_all(p: Plan) -> Any:
+    import torch_xla.core.xla_model as xm
+
+    tensor = p.tensor(shares=True)
+    found = xm.all_to_all(
+        tensor,
+        p.plan["dim"],
+        p.plan["to_dim"],
+        len(p.group),
+        p.plan["groups"] or None,
+        p.plan["pin"],
+    )
+    parts = [p.share(p.brought(rank, shares=True)) for rank in p.group]
+    return [found], [p.expected(np.concatenate(parts, p.plan["to_dim"]))]
+
+
+def _permute(p: Plan) -> Any:
+    import torch_xla.core.xla_model as xm
+
+    found = xm.collective_permute(p.tensor(), p.plan["pairs"])
+    sources = {target: source for source, target in p.plan["pairs"]}
+    if p.rank in sources:
+        return [found], [p.expected(p.brought(sources[p.rank]))]
+    return [found], [p.expected(np.zeros_like(p.brought(p.rank)))]
+
+
+def _broadcast(p: Plan) -> Any:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    root = p.plan["root"]
+    tensors = [p.tensor(index).clone() for index in p.indexes]
+    functional = torch.ops._c10d_functional.broadcast(tensors[0], root, "")
+    xm.collective_broadcast(tensors, root, pin_layout=p.plan["pin"])
+    expected = [p.expected(p.brought(root, index)) for index in p.indexes]
+    return [functional, *tensors], [expected[0], *expected]
+
+
+def _functional_all_reduce(p: Plan) -> Any:
+    import torch
+
+    found = torch.ops._c10d_functional.all_reduce(p.tensor(), p.plan["reduce"], "")
+    return [found], [p.expected(p.reduced())]
+
+
+def _functional_all_gather(p: Plan) -> Any:
+    import torch
+
+    found = torch.ops._c10d_functional.all_gather_into_tensor(p.tensor(), p.world, "")
+    return [found], [p.expected(np.concatenate([p.brought(rank) for rank in p.group]))]
+
+
+def _functional_reduce_scatter(p: Plan) -> Any:
+    import torch
+
+    p.plan["dim"] = 0
+    found = torch.ops._c10d_functional.reduce_scatter_tensor(
+        p.tensor(shares=True), p.plan["reduce"], p.world, ""
+    )
+    return [found], [p.expected(p.share(p.reduced(shares=True)))]
+
+
+def _functional_all_to_all(p: Plan) -> Any:
+    import torch
+
+    p.plan["dim"] = 0
+    sizes = [p.plan["shape"][0]] * p.world if p.plan["pin"] else []
+    found = torch.ops._c10d_functional.all_to_all_single(p.tensor(shares=True), sizes, sizes, "")
+    parts = [p.share(p.brought(rank, shares=True)) for rank in p.group]
+    return [found], [p.expected(np.concatenate(parts))]
+
+
+OPERATIONS = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+    "broadcast": _broadcast,
+    "functional_all_reduce": _functional_all_reduce,
+    "functional_all_gather": _functional_all_gather,
+    "functional_reduce_scatter": _functional_reduce_scatter,
+    "functional_all_to_all": _functional_all_to_all,
+}
+
+
+def carried_out(todo: list[dict[str, Any]]) -> int:
+    rank, world = rehearse()
+    import torch
+
+    for plan in todo:
+        found, expected = OPERATIONS[plan["operation"]](Plan(plan, rank, world))
+        assert len(found) == len(expected) > 0
+        for got, want in zip(found, expected, strict=True):
+            value = got.detach().cpu()
+            assert (value.shape, value.dtype) == (want.shape, want.dtype), plan
+            assert got.shape == want.shape, plan
+            assert torch.equal(value, want), (plan, value, want)
+    return len(todo)
+
+
+# Few starts of ranks, each for many calls: connecting takes longer than most of them.
+@pytest.mark.parametrize(("world", "starts"), [(2, 4), (3, 2), (4, 3), (6, 1), (8, 1)])
+def test_every_collective_gives_what_numpy_gives(ranks: Ranks, world: int, starts: int) -> None:
+    done: set[str] = set()
+
+    @settings(
+        max_examples=starts,
+        deadline=None,
+        phases=[Phase.generate],
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(plans(world), min_size=16, max_size=24))
+    def check(todo: list[dict[str, Any]]) -> None:
+        assert ranks.values(carried_out, world, todo) == [len(todo)] * world
+        done.update(plan["operation"] for plan in todo)
+
+    check()
+    assert done
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_each_is_carried_out(ranks: Ranks, operation: str) -> None:
+    """Whatever hypothesis draws above: each of them, of each type, in one start of ranks."""
+    todo = [
+        {
+            "operation": operation,
+            "dtype": dtype,
+            "reduce": "max" if number % 2 else "sum",
+            "scale": 1.0,
+            "groups": [],
+            "shape": [2, 3],
+            "dim": number % 2,
+            "to_dim": 1,
+            "count": 2,
+            "layout": LAYOUTS[number % len(LAYOUTS)],
+            "pin": number % 2 == 0,
+            "pairs": [[0, 1], [1, 0]],
+            "root": 1,
+            "seed": number,
+        }
+        for number, dtype in enumerate(TYPES)
+    ]
+    assert ranks.values(carried_out, 2, todo) == [len(TYPES)] * 2
+
+
+def extremes() -> dict[str, list[Any]]:
+    rank, world = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    def all_of(reduce_type: str, values: list[Any], dtype: torch.dtype) -> list[Any]:
+        x = torch.tensor(values[rank], dtype=dtype, device=torch_xla.device())
+        one = xm.all_reduce(reduce_type, x, groups=[list(range(world))]).tolist()
+        both = torch.stack([x] * world)
+        share = xm.reduce_scatter(reduce_type, both, 1.0, 0, world)[0].tolist()
+        assert repr(share) == repr(one)
+        return one
+
+    nan, inf = math.nan, math.inf
+    return {
+        "nan is the least": all_of("min", [[nan, 1.0], [1.0, nan]], torch.float32),
+        "and the greatest": all_of("max", [[nan, 1.0], [1.0, nan]], torch.bfloat16),
+        "infinity": all_of("sum", [[inf, inf], [1.0, -inf]], torch.float32),
+        "wraps": all_of("sum", [[100, -100], [100, -100]], torch.int8),
+        "wraps more": all_of("sum", [[30000, -5], [30000, -5]], torch.int16),
+        "overflows": all_of("sum", [[60000.0], [60000.0]], torch.float16),
+        "complex": all_of("sum", [[1 + 2j], [3 - 1j]], torch.complex64),
+        "product": all_of("mul", [[1 + 2j], [3 - 1j]], torch.complex64),
+    }
+
+
+def test_values_at_the_ends_of_their_types(ranks: Ranks) -> None:
+    expected = {
+        "nan is the least": [math.nan, math.nan],
+        "and the greatest": [math.nan, math.nan],
+        "infinity": [math.inf, math.nan],
+        "wraps": [-56, 56],
+        "wraps more": [-5536, -10],
+        "overflows": [math.inf],
+        "complex": [4 + 1j],
+        "product": [5 + 5j],
+    }
+    for found in ranks.values(extremes, 2):
+        assert repr(found) == repr(expected)

@@ -1,0 +1,237 @@
+"""Ranks whose programs differ where they meet are told of; those that differ elsewhere are not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.drivers.ranks import Ranks, rehearse
+from tests.support import Driver
+from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.divergence import Outline, ProgramComparison, ProgramHashes
+
+GRAPH = """IR {
+  %0 = f32[17,784]{1,0} xla::device_data(), xla_shape=f32[17,784]{1,0}
+  %1 = f32[] prim::Constant(), xla_shape=f32[]
+  %2 = (f32[], f32[2,3]{1,0}) aten::max(%0, %1), num_outputs=2
+  %3 = f32[17,784]{1,0} aten::mul(%0, %1), xla_shape=f32[17,784]{1,0}, ROOT=0
+}"""
+
+
+def test_an_outline_of_a_graph() -> None:
+    outline = Outline.parse(GRAPH)
+    assert outline.inputs == {"f32[17,784]": 1}
+    assert outline.operations == {"prim::Constant": 1, "aten::max": 1, "aten::mul": 1}
+    assert outline.results["aten::mul f32[17,784]"] == 1
+    assert outline.hash() == Outline.parse(GRAPH.replace("%1)", "%1), value=3")).hash()
+    assert outline.hash() != Outline.parse(GRAPH.replace("f32[]", "f32[1]")).hash()
+    computed = "  %0 = f32[3]{0} xla::device_data(), xla_shape=f32[3]{0}, ROOT=0"
+    assert Outline.parse(computed) == Outline({}, {}, {})
+    assert Outline.parse(computed).hash() == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (
+            ({"a": 1}, {"f32[3]": 1}),
+            ({"a": 1}, {"f32[4]": 2}),
+            "reads f32[3] where the others read 2 × f32[4]",
+        ),
+        (({"a": 3}, {}), ({"a": 1, "b": 1}, {}), "has in addition 2 × a; lacks b"),
+        (
+            ({"a": 1}, {}, {"a f32[3]": 1}),
+            ({"a": 1}, {}, {"a f32[4]": 1}),
+            "has in addition a f32[3]; lacks a f32[4]",
+        ),
+        (({}, {"x": 1}), ({"a": 1}, {}), "it had computed these tensors before"),
+        ((dict.fromkeys("abcdef", 1), {}), ({"a": 1}, {}), "has in addition b, c, d, e and 1 more"),
+    ],
+)
+def test_a_difference_in_words(one: Any, other: Any, words: str) -> None:
+    assert words in Outline(*one).difference(Outline(*other))
+
+
+def trained(*kinds: str) -> list[str]:
+    """Four steps of training, with things in them that are special to a rank."""
+    rank, _ = rehearse()
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal import divergence
+
+    said: list[str] = []
+    divergence.print_warning = said.append
+    device, last = torch_xla.device(), rank == 2
+    alone = {kind for kind in kinds if rank == 0}
+    torch.manual_seed(rank)
+    xm.set_rng_state(rank + 7)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Dropout(0.5)).to(device)
+    if "load" in alone:
+        model.load_state_dict({k: v.cpu() + 1 for k, v in model.state_dict().items()})
+    xm.broadcast_master_param(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        rows = 3 if "batch" in kinds and last and step == 3 else 4
+        x, y = torch.rand(rows, 6), torch.arange(rows) % 3
+        optimizer.zero_grad()
+        if "slice" in kinds:
+            out = model(torch.cat([x] * 3).to(device)[rank * rows : (rank + 1) * rows])
+        else:
+            out = model(x.to(device))
+        loss = F.cross_entropy(out, y.to(device))
+        if "operation" in kinds and last and step > 1:
+            loss = loss + out.abs().mean()
+        if "0 or 1" in kinds:
+            loss = loss * (0 if last else 2)
+        if "ordinal" in kinds:
+            loss = loss * (rank + 2) / (rank + 5)
+        if "read before backward" in alone:
+            loss.item()
+        loss.backward()
+        if "sync" in kinds and last and step == 2:
+            torch_xla.sync()
+        if "read after backward" in alone:
+            loss.item()
+        if "pending" in alone:
+            kept = loss.detach() * 2  # noqa: F841 - not computed when the gradients are read
+        xm.reduce_gradients(optimizer)
+        if "decay" in kinds and last:
+            optimizer.param_groups[0]["weight_decay"] = 0.3
+        if "sync in between" in kinds and last:
+            torch_xla.sync()
+        if not ("no step" in kinds and last):
+            optimizer.step()
+        torch_xla.sync()
+        if "fine-tune" in alone:
+            model(torch.rand(9, 6).to(device)).sum().backward()
+            torch.optim.Adam(model.parameters(), lr=0.0).step()
+            torch_xla.sync()
+        if "evaluate" in alone:
+            with torch.no_grad():
+                model.eval()
+                model(torch.rand(9, 6).to(device)).argmax(1).sum().item()
+                model.train()
+            torch_xla.sync()
+        if "save" in alone:
+            assert len({k: v.cpu() for k, v in model.state_dict().items()}) == 2
+        xm.rendezvous("saved")
+        xm.all_reduce("sum", loss.detach())
+        if "gather" in kinds:
+            xm.all_gather(out.detach().argmax(1))
+    return said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["ordinal", "load", "read after backward", "pending", "save", "gather"],
+        ["read before backward", "evaluate", "slice", "fine-tune"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
+    assert ranks.values(trained, 3, *kinds) == [[], [], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("batch", "reads f32[3,6], s64[3] where the others read f32[4,6], s64[4]"),
+        ("operation", "has in addition aten::"),
+        ("0 or 1", "reads nothing where the others read f32[]; has in addition prim::Constant"),
+        ("sync", "it had computed these tensors before"),
+    ],
+)
+def test_a_rank_that_leaves_the_others_is_named_once(ranks: Ranks, kind: str, words: str) -> None:
+    (told,), *others = ranks.values(trained, 3, kind)
+    assert others == [[], []]  # one rank says it for all
+    assert words in told
+    assert re.search(r"ranks 0, 1: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
+    assert re.search(r"rank 2: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "decay",
+            r"at line \d+ of .*: optimizer.step\(\)\n +reads .* has in addition 2 × aten::add",
+        ),
+        ("no step", r"no step, or one after torch_xla.sync\(\)\n"),
+        ("sync in between", r"no step, or one after torch_xla.sync\(\)\n"),
+    ],
+)
+def test_a_rank_whose_optimizer_steps_otherwise_is_named(
+    ranks: Ranks, kind: str, words: str
+) -> None:
+    (told,), *others = ranks.values(trained, 3, kind)
+    assert others == [[], []]
+    assert told.startswith("in the optimizer's step before rendezvous 'saved' the ranks run")
+    assert re.search(r"ranks 0, 1: at line \d+ of .*: optimizer.step\(\)\n", told)
+    assert re.search(rf"rank 2: {words}", told), told
+    assert "This is collective 3 (after " in told
+
+
+def test_what_was_told_in_one_group_is_the_same_on_all_ranks_of_another() -> None:
+    first, second = ProgramComparison(), ProgramComparison()
+    differ = [ProgramHashes(2, 1), ProgramHashes(6, 1)]
+    for number in range(20):  # rank 0 meets others without rank 1
+        assert first.differ(Call("permute", (str(number),)), [0, 2], differ) == (number < 16)
+    for programs in (first, second):
+        assert programs.differ(Call("all_reduce"), [0, 1], differ)
+        assert not programs.differ(Call("all_reduce"), [0, 1], differ)
+
+
+def looked(count: int) -> tuple[int, int]:
+    """How often the hash was taken in so many calls on a rank that has no time for it."""
+    rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal import divergence
+
+    divergence.SHARE = 1e-9
+    for step in range(count):
+        xm.all_reduce("sum", [torch.ones(3, device=torch_xla.device()) * step])
+    return divergence.programs._hashed, divergence.programs.calls
+
+
+def test_hashes_are_taken_less_often_where_they_cost_much(ranks: Ranks) -> None:
+    for looks, calls in ranks.values(looked, 2, 100):
+        assert calls == 100
+        assert 32 < looks < 40
+
+
+LEAVES = """\
+import os, torch, torch_xla
+import torch_xla.core.xla_model as xm
+rank, device = int(os.environ["RANK"]), torch_xla.device()
+weight = torch.ones(3, device=device, requires_grad=True)
+for step in range(10):
+    rows = 2 if rank == 1 and step >= 7 else 5
+    (torch.rand(rows, 3).to(device) * weight).sum().backward()
+    xm.reduce_gradients(torch.optim.SGD([weight], lr=0.1))
+    torch_xla.sync()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_warns_with_cell_and_line_and_goes_on(driver: Driver) -> None:
+    seen = driver.run([], LEAVES, ranks=4)
+    assert seen.result.state == "succeeded"
+    told = [line for line in seen.log if "the ranks run different programs" in line]
+    assert len(told) == 1, "\n".join(seen.log)
+    log = "\n".join(seen.log)
+    assert "[0 err]   ranks 0, 2, 3: at cell [1], line 8: xm.reduce_gradients(" in log
+    assert "[0 err]   rank 1: at cell [1], line 8: xm.reduce_gradients(" in log
+    assert "reads f32[2,3] where the others read f32[5,3]" in log
+    assert "This is collective 8 (after 7 steps); the programs were the same at collective 7" in log

@@ -1,0 +1,189 @@
+"""Ranks that wait for each other in groups of their own are told so; those that are late, not."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.drivers.ranks import Ranks, rehearse
+from tpunb.xla.rehearsal.waiting import Wait, find_cycle
+
+
+def wait(*members: int, number: int = 1, **others: int) -> Wait:
+    """A rank's wait in exchange `number` of its group; `g01=2`: it began two in that of 0 and 1."""
+    name = "-".join(map(str, members))
+    before = {"-".join(group[1:]): count for group, count in others.items()}
+    return Wait(name, members, {**before, name: number}, "")
+
+
+@pytest.mark.parametrize(
+    ("waits", "found"),
+    [
+        ({0: wait(0, 1), 1: wait(0, 1)}, []),
+        ({0: wait(0, 1)}, []),
+        ({0: wait(0, 1), 1: wait(1, 2)}, []),
+        ({0: wait(0, 1, 2), 2: wait(0, 2)}, [0, 2]),
+        # The 1st of rank 0's group has taken place for both: rank 1 needs nobody who waits.
+        ({0: wait(0, 1, number=2), 1: wait(1, 2, g01=2)}, []),
+        ({0: wait(0, 1), 1: wait(1, 2), 2: wait(0, 2)}, [0, 1, 2]),
+        # Rank 0 is not in the circle, and waits for it.
+        ({0: wait(0, 1), 1: wait(1, 2), 2: wait(1, 2, 3), 3: wait(3, 4)}, [0, 1, 2, 3]),
+        ({0: wait(0, 1), 1: wait(1, 2), 2: wait(2, 3), 3: wait(3, 4)}, []),
+    ],
+)
+def test_only_a_circle_is_one(waits: dict[int, Wait], found: list[int]) -> None:
+    assert sorted(find_cycle(0, waits[0], waits.get)) == found
+    for rank, said in waits.items():
+        assert Wait.from_json(said.to_json()).lacks(waits[0]) == said.lacks(waits[0]), rank
+
+
+def permuted(pairs: list[list[list[int]]]) -> str:
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal.errors import CollectiveError
+
+    x = torch.full((3,), float(rank), device=torch_xla.device())
+    try:
+        xm.collective_permute(x, pairs[rank])
+        xm.rendezvous("behind it")
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("pairs", "called"),
+    [
+        (
+            [[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 2]]],
+            [(0, "[0, 1], [1, 2]"), (2, "[0, 2]")],
+        ),
+        ([[[0, 1]], [[1, 2]], [[2, 0]]], [(0, "[0, 1]"), (1, "[1, 2]"), (2, "[2, 0]")]),
+        # Rank 2 is in no pair of its own, and takes part all the same.
+        ([[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 1]]], [(0, "[0, 1], [1, 2]")]),
+    ],
+)
+def test_other_pairs_on_other_ranks_are_named(
+    ranks: Ranks, pairs: list[list[list[int]]], called: list[tuple[int, str]]
+) -> None:
+    began = time.monotonic()
+    said = ranks.values(permuted, 3, pairs)
+    assert all(text.startswith("MismatchError: ") for text in said)
+    assert time.monotonic() - began < 60.0, "this was a time-out"
+    for rank, described in called:
+        text = rf"ranks? (\d, )*{rank}(, \d)*: collective_permute of float32\[3\], pairs "
+        assert re.search(
+            rf"{text}\[{re.escape(described)}\]\n +line \d+ of test_waiting.py: xm.coll", said[0]
+        ), said[0]
+
+
+def sent_in_a_circle() -> str:
+    rank, world = rehearse()
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+    import torch_xla
+
+    from tpunb.xla.rehearsal.errors import CollectiveError
+
+    dist.init_process_group("xla", init_method="xla://")
+    x = torch.full((3,), float(rank), device=torch_xla.device())
+    with warnings.catch_warnings(record=True) as said:
+        try:
+            dist.send(x, (rank + 1) % world)
+        except CollectiveError as error:
+            return f"{said[0].message} {type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_circle_of_ranks_that_send_is_named(ranks: Ranks) -> None:
+    for text in filter("DeadlockError: ".__contains__, said := ranks.values(sent_in_a_circle, 3)):
+        for rank in range(3):
+            assert f"rank {rank}: collective_permute of float32[3]" in text
+    assert any("DeadlockError" in text for text in said)
+    assert all("two ranks run, and XLA compiles it for all 3" in text for text in said)
+
+
+def alone_in_a_permute() -> str:
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal.errors import MismatchError
+
+    x = torch.ones(3, device=torch_xla.device())
+    try:
+        if rank < 2:  # its pair: on a TPU every rank runs the program
+            xm.collective_permute(x, [[0, 1]])
+        xm.rendezvous("behind it")
+    except MismatchError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_in_no_pair_take_part_as_well(ranks: Ranks) -> None:
+    for text in ranks.values(alone_in_a_permute, 3):
+        assert "ranks 0, 1: collective_permute" in text
+        assert "rank 2: rendezvous" in text
+
+
+def passed_on() -> float:
+    rank, _ = rehearse()
+    import torch
+    import torch.distributed as dist
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    dist.init_process_group("xla", init_method="xla://")
+    x = torch.full((3,), 1.0 + rank, device=torch_xla.device())
+    for source, target in ([0, 1], [1, 2]) if rank < 2 else ([1, 2],):
+        time.sleep(0.9 * rank)  # the others wait for longer than they do without telling
+        if rank == source:
+            dist.send(x, target)
+        elif rank == target:
+            received = torch.zeros_like(x)
+            dist.recv(received, source)
+            x = x + received
+    value: float = xm.all_reduce("sum", x).mean().item()
+    return value
+
+
+def test_ranks_that_wait_for_a_late_one_go_on(ranks: Ranks) -> None:
+    # 1 is sent to 2, their sum to 3.
+    assert ranks.values(passed_on, 3) == [1.0 + 3.0 + 6.0] * 3
+
+
+def gone(early: bool) -> str:
+    from tpunb.xla.rehearsal import errors, install
+
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    x = torch.ones(3, device=torch_xla.device())
+    if not early:
+        xm.all_reduce("sum", [x])
+    if rank == 2:
+        install.leave_rehearsal()
+        return ""
+    with pytest.raises(errors.PeerLostError) as raised:
+        xm.all_reduce("sum", [x])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rank_that_has_gone_is_missed_at_the_first_and_at_later_meetings(
+    ranks: Ranks, early: bool
+) -> None:
+    first, second, _ = ranks.values(gone, 3, early)
+    for message in (first, second):
+        assert message.startswith("rank 2 has returned from the train cell while rank ")
+        assert ("took part in none" if early else "took part in 1, the last at line") in message

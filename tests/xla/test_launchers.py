@@ -1,0 +1,204 @@
+"""Launchers of torch_xla and accelerate call their function in this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.ranks import Ranks, rehearse
+
+
+def launched() -> list[object]:
+    rank, world = rehearse()
+    # As a prelude does, before the rank is told to call here.
+    import torch_xla
+    import torch_xla.distributed.xla_multiprocessing as xmp
+    from torch_xla import launch
+    from torch_xla._internal import pjrt
+    from torch_xla.distributed.xla_multiprocessing import spawn
+
+    from tpunb.xla import launchers
+
+    launchers.redirect_launchers(rank)
+    calls: list[object] = []
+
+    def fn(index: int, *args: object) -> str:
+        calls.append((index, os.getpid(), args))
+        return "not passed on"
+
+    assert launch(fn, args=(1, "a")) is None
+    assert torch_xla.launch(fn, args=(2,), start_method="fork") is None
+    assert torch_xla.launch(fn, debug_single_process=False) is None
+    assert xmp.spawn(fn, args=(3,), nprocs=world, start_method="fork") is None
+    assert spawn(fn, (4,), None, False, True, "spawn") is None
+    for _ in range(2):
+        assert xmp.spawn(fn, args=(5,), nprocs=8, join=True, daemon=False) is None
+    assert pjrt.run_multiprocess(fn, 6, start_method="fork") == {rank: "not passed on"}
+    pid = os.getpid()
+    expected = [(1, "a"), (2,), (), (3,), (4,), (5,), (5,)]
+    assert calls == [*((rank, pid, args) for args in expected), (6, pid, ())]
+    with pytest.raises(ZeroDivisionError):
+        torch_xla.launch(lambda index: 1 // 0)
+    # Nothing else sees another torch.distributed.
+    import torch.distributed as dist
+
+    assert dist.is_torchelastic_launched()
+    return calls
+
+
+def test_in_a_rank_the_function_gets_its_index_once(ranks: Ranks) -> None:
+    ended = ranks.run(launched, 2)
+    assert [end.error for end in ended] == ["", ""]
+    assert [end.output for end in ended] == ["nprocs=8 is ignored: 2 ranks run\n", ""]
+
+
+def accelerated() -> list[object]:
+    rank, _ = rehearse()
+    # As a prelude does: accelerate and its name are there before the rank is told.
+    from accelerate import notebook_launcher
+
+    from tpunb.xla import launchers
+
+    launchers.redirect_launchers(rank)
+    import accelerate
+    from accelerate.launchers import notebook_launcher as other
+
+    calls: list[object] = []
+    for launcher in (notebook_launcher, other, accelerate.notebook_launcher):
+        assert launcher(lambda *args: calls.append(args), (1, 2), 8, mixed_precision="bf16") is None
+    assert notebook_launcher(function=calls.append, args=["x"], use_port="29501") is None
+    return calls
+
+
+def test_notebook_launcher_imported_before(ranks: Ranks) -> None:
+    ended = ranks.run(accelerated, 2)
+    assert [end.error for end in ended] == ["", ""]
+    assert ended[0].value == [(1, 2), (1, 2), (1, 2), "x"]
+    assert ended[0].output == "num_processes=8 is ignored: 2 ranks run\n"
+
+
+def trained_with_accelerate() -> dict[str, object]:
+    rank, _ = rehearse()
+    from accelerate import notebook_launcher
+
+    from tpunb.xla import launchers
+
+    launchers.redirect_launchers(rank)
+    found: dict[str, object] = {}
+
+    def train() -> None:
+        import torch
+        from accelerate import Accelerator
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.manual_seed(0)
+        accelerator = Accelerator()
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
+        model, optimizer, loader = accelerator.prepare(
+            model, optimizer, DataLoader(data, batch_size=4)
+        )
+        steps = 0
+        for x, y in loader:
+            accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+        mine = torch.tensor([float(accelerator.process_index)], device=accelerator.device)
+        found["steps"] = steps
+        found["type"] = str(accelerator.distributed_type)
+        found["gathered"] = accelerator.gather(mine).tolist()
+        found["weights"] = [p.tolist() for p in model.parameters()]
+
+    notebook_launcher(train, num_processes=2)
+    return found
+
+
+def test_accelerate_trains_in_ranks(ranks: Ranks) -> None:
+    first, second = ranks.values(trained_with_accelerate, 2)
+    assert first == second
+    assert first["type"] == "DistributedType.XLA"
+    assert first["steps"] == 4  # of 8 batches, on two ranks
+    assert first["gathered"] == [0.0, 1.0]
+
+
+LATER = """
+    from tpunb.xla import launchers
+
+    before = list(sys.meta_path)
+    assert not {"torch", "torch_xla", "accelerate"} & set(sys.modules)
+    calls = []
+    with launchers.calling_here(0):
+        assert "torch" not in sys.modules
+        import torch_xla
+        import torch_xla.distributed.xla_multiprocessing as xmp
+        from torch_xla._internal import pjrt
+        import accelerate
+        from accelerate import notebook_launcher
+
+        torch_xla.launch(lambda *args: calls.append(args), args=(1,))
+        xmp.spawn(lambda *args: calls.append(args), args=(2,), nprocs=8)
+        notebook_launcher(lambda *args: calls.append(args), (3,), num_processes=8)
+        with launchers.calling_here(5):
+            torch_xla.launch(lambda *args: calls.append(args))
+            notebook_launcher(lambda *args: calls.append(args))
+        torch_xla.launch(lambda *args: calls.append(args))
+        inside = pjrt.spawn, pjrt.run_multiprocess, notebook_launcher.__code__
+    assert calls == [(0, 1), (0, 2), (3,), (5,), (), (0,)], calls
+    assert sys.meta_path == before
+    # All is as it was: what torch_xla and accelerate say themselves is heard again.
+    assert pjrt.spawn.__module__ == pjrt.run_multiprocess.__module__ == "torch_xla._internal.pjrt"
+    assert notebook_launcher.__code__.co_filename.endswith("accelerate/launchers.py")
+    import torch.distributed as dist
+    assert sys.modules["torch_xla.torch_xla"].dist is dist
+    for call, said in (
+        (lambda: xmp.spawn(print, nprocs=8), "Unsupported nprocs (8)"),
+        (lambda: notebook_launcher(print), "You have to specify the number of devices"),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(said)
+    with launchers.calling_here(7):
+        torch_xla.launch(lambda *args: calls.append(args))
+    assert calls[-1] == (7,)
+"""
+
+
+@pytest.mark.long
+def test_in_a_kernel_libraries_may_be_imported_later_and_are_restored(tmp_path: Path) -> None:
+    program = tmp_path / "kernel.py"
+    program.write_text("import sys\n" + textwrap.dedent(LATER))
+    env = {**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, program], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "nprocs=8 is ignored: 1 rank runs",
+        "num_processes=8 is ignored: 1 rank runs",
+    ]
+
+
+def test_a_failed_block_restores_as_well() -> None:
+    from tpunb.xla import launchers
+
+    before = list(sys.meta_path)
+
+    def failing() -> None:
+        with launchers.calling_here(0):
+            assert sys.meta_path != before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    assert sys.meta_path == before

@@ -1,0 +1,333 @@
+"""Runs in torch_xla's SPMD mode: one process that drives all rehearsal cores."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import Driver, Seen
+from tpunb.runs.events import Output
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+CORES = 4
+SETUP = """
+import os, time
+import numpy as np, torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+import tpunb
+from torch import nn
+"""
+MESH = """
+xr.use_spmd()
+cores = xr.global_runtime_device_count()
+mesh = xs.Mesh(np.arange(cores), (cores,), ('data',))
+"""
+MODEL = """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to('xla')
+xs.mark_sharding(model[0].weight, mesh, ('data', None))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+features, labels = torch.randn(32, 6), torch.randint(0, 3, (32,))
+
+def step():
+    x = features.to('xla')
+    xs.mark_sharding(x, mesh, ('data', None))
+    loss = nn.functional.cross_entropy(model(x), labels.to('xla'))
+    optimizer.zero_grad()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+    torch_xla.sync()
+    return loss.detach()
+"""
+
+
+def spmd(driver: Driver, *train: str, cores: int = CORES, **values: Any) -> Seen:
+    """Run a cell, made of pieces, as `%%tpu_train` runs one that uses SPMD."""
+    env = {"CPU_NUM_DEVICES": str(cores)}
+    return driver.run([SETUP], "\n".join(train), ranks=1, spmd=cores, env=env, **values)
+
+
+def printed(seen: Seen) -> list[str]:
+    """What the cell has printed, without what XLA says of GSPMD at each compilation."""
+    text = "".join(o.text for o in seen.of(Output) if o.stream == "stdout")
+    return text.splitlines()
+
+
+def test_one_process_drives_all_cores(driver: Driver) -> None:
+    seen = spmd(
+        driver,
+        MESH,
+        """
+x = torch.arange(8.).to('xla')
+xs.mark_sharding(x, mesh, ('data',))
+print(cores, xr.world_size(), os.environ['WORLD_SIZE'], os.environ['RANK'])
+print(torch_xla._XLAC._get_xla_sharding_spec(x), (x * 2).sum().item())
+""",
+    )
+    assert seen.result.state == "succeeded", seen.log
+    assert printed(seen) == ["4 1 1 0", "{devices=[4]0,1,2,3} 56.0"]
+    assert (seen.result.world_size, seen.result.spmd) == (1, 4)
+    assert seen.result.cores() == "4 rehearsal cores (SPMD)"
+    assert json.loads((seen.result.dir / "result.json").read_text())["spmd"] == 4
+
+
+def test_all_numbers_of_cores_give_the_same_losses(driver: Driver) -> None:
+    losses = []
+    for cores in (1, 2, 4):
+        seen = spmd(driver, MESH, MODEL, "print([step().item() for _ in range(6)])", cores=cores)
+        losses.append(json.loads(printed(seen)[0]))
+    assert losses[0][-1] < losses[0][0] - 0.1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_metrics_values_and_checkpoints_are_whole(driver: Driver) -> None:
+    seen = spmd(
+        driver,
+        MESH,
+        MODEL,
+        """
+for number in range(3):
+    loss = step()
+    tpunb.log(number, loss=loss)
+torch_xla.sync()
+shard = xs.mark_sharding(torch.arange(8.).to('xla'), mesh, ('data',))
+made, weight = shard * 2, model[0].weight
+# Gradients of the wrapped tensors that mark_sharding gives are wrapped too.
+line = nn.Linear(1, 1).to('xla')
+adam = torch.optim.Adam(line.parameters())
+(line(shard.reshape(8, 1)) ** 2).mean().backward()
+adam.step()
+grad = line.weight.grad
+tpunb.log(4, wrapped=made.sum())
+tpunb.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'shard': shard,
+            'made': made, 'tied': [weight, weight], 'grad': grad, 'adam': adam.state_dict()}, 3)
+""",
+        returns=("shard", "made", "weight", "loss", "grad", "model"),
+    )
+    assert seen.result.state == "succeeded", seen.result
+    assert seen.result.returns_failed == {}
+    values = seen.result.returns
+    assert {name: type(value) for name, value in values.items() if name != "model"} == {
+        "shard": torch.Tensor,
+        "made": torch.Tensor,
+        "weight": torch.nn.Parameter,
+        "loss": torch.Tensor,
+        "grad": torch.Tensor,
+    }
+    assert values["shard"].tolist() == list(range(8))
+    assert values["made"].tolist() == list(range(0, 16, 2))
+    assert values["weight"].shape == (8, 6)
+    assert values["model"][0].weight.tolist() == values["weight"].tolist()
+    logged = seen.result.metrics()["loss"].tolist()
+    assert seen.result.metrics()["wrapped"].tolist()[-1] == 56
+    assert logged[2] == pytest.approx(values["loss"].item())
+    [file] = (seen.result.dir / "checkpoints").glob("*.pt")
+    state = torch.load(file, weights_only=True)
+    assert state["shard"].tolist() == list(range(8))
+    assert type(state["made"]) is torch.Tensor
+    assert torch.equal(state["model"]["0.weight"], values["weight"].detach())
+    assert state["tied"][0].data_ptr() == state["tied"][1].data_ptr()
+    moments = state["adam"]["state"][0]
+    assert {name: type(value) for name, value in moments.items()} == dict.fromkeys(
+        ("step", "exp_avg", "exp_avg_sq"), torch.Tensor
+    )
+    assert moments["exp_avg"].abs().sum() > 0
+
+
+def test_a_backward_pass_on_the_cpu_leaves_spmd_open(driver: Driver) -> None:
+    seen = spmd(
+        driver,
+        "w = torch.ones(2, requires_grad=True); w.sum().backward()",
+        MESH,
+        MODEL,
+        "print(cores, step().item() > 0)",
+    )
+    assert printed(seen) == ["4 True"], seen.result
+
+
+def test_use_spmd_after_a_device_is_an_error_that_says_so(driver: Driver) -> None:
+    seen = spmd(driver, "device = torch_xla.device()\nxr.use_spmd()")
+    failure = seen.result.failure
+    assert failure is not None
+    assert (failure.type, failure.cell, failure.line) == ("SpmdError", 2, 2)
+    assert failure.message.startswith("xr.use_spmd() was called after an XLA device was used")
+
+
+def test_a_run_that_never_switches_it_on_says_so(driver: Driver) -> None:
+    seen = spmd(driver, "print(torch.ones(2, device='xla').sum().item())")
+    assert seen.result.state == "succeeded"
+    assert printed(seen) == ["2.0"]
+    assert any("SPMD was never switched on in this run" in line for line in seen.log)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "exec('xr.use_spmd()')",
+        "from torch_xla.runtime import use_spmd as on\non()",
+        "os.environ['XLA_USE_SPMD'] = '1'\n" + MESH.replace("xr.use_spmd()", "") + MODEL,
+    ],
+)
+@pytest.mark.parametrize("replicate", [None, "asked"])
+def test_in_one_of_several_ranks_it_is_refused(
+    driver: Driver, call: str, replicate: str | None
+) -> None:
+    seen = driver.run([SETUP], call, replicate=replicate)
+    failure = seen.result.failure
+    assert failure is not None
+    assert (failure.type, failure.cell) == ("SpmdError", 2), failure
+    assert "this is one of 2 processes" in failure.message
+    assert "--env XLA_USE_SPMD=1" in failure.message
+
+
+def test_a_prelude_of_several_ranks_that_switches_it_on_is_named(driver: Driver) -> None:
+    seen = driver.run([SETUP, "exec('xr.use_spmd()')"], "print('never')")
+    failure = seen.result.failure
+    assert failure is not None
+    assert failure.rank is None
+    assert failure.message.startswith("cell [2] has switched SPMD on")
+    assert not any("never" in line for line in seen.log)
+
+
+def test_on_one_core_without_recognition_it_works_as_upstream(driver: Driver) -> None:
+    seen = driver.run([SETUP], f"exec({MESH!r})\n{MODEL}\nprint(cores, step().item() > 0)", ranks=1)
+    assert printed(seen) == ["1 True"], seen.result
+
+
+@pytest.mark.parametrize(
+    "ask",
+    ["xm.get_xla_supported_devices()", "xr.addressable_device_count()", "torch_xla.devices()"],
+)
+def test_two_devices_in_a_rank_are_refused(driver: Driver, ask: str) -> None:
+    """As threads drive them on a TPU v2 or v3: torch_xla's own spawn does."""
+    seen = driver.run([SETUP], f"os.environ['CPU_NUM_DEVICES'] = '2'\n{ask}")
+    failure = seen.result.failure
+    assert failure is not None
+    assert (failure.type, failure.cell, failure.line) == ("SetupError", 2, 2)
+    assert failure.message.startswith("this process has 2 XLA devices, but a rank has one")
+
+
+def test_models_of_the_threads_era_are_fine(driver: Driver) -> None:
+    seen = driver.run(
+        [
+            SETUP + "import torch_xla.distributed.xla_multiprocessing as xmp\n"
+            "wrapped, serial = xmp.MpModelWrapper(nn.Linear(2, 2)), xmp.MpSerialExecutor()"
+        ],
+        "wrapped.to(torch_xla.device())\nprint(serial.run(lambda: 41))",
+    )
+    assert sorted(seen.log) == ["[0] 41", "[1] 41"]
+
+
+class TestSupervision:
+    def test_a_stop_leaves_time_to_save(self, driver: Driver) -> None:
+        seen = spmd(
+            driver,
+            MESH,
+            MODEL,
+            """
+number = 0
+try:
+    while True:
+        step(); number += 1
+        if number == 3:
+            print('three')
+except KeyboardInterrupt:
+    tpunb.save({'model': model.state_dict()}, number)
+    raise
+""",
+            when=lambda event: isinstance(event, Output) and "three" in event.text,
+            then=lambda run: run.stop("interrupt", "seen"),
+        )
+        assert seen.result.state == "interrupted"
+        [file] = (seen.result.dir / "checkpoints").glob("*.pt")
+        assert torch.load(file, weights_only=True)["model"]["0.weight"].shape == (8, 6)
+
+    def test_a_hang_is_named_with_its_line(self, driver: Driver) -> None:
+        seen = spmd(driver, MESH, MODEL, "step().item()\ntime.sleep(600)", hang_timeout=8.0)
+        assert seen.result.state == "hung"
+        assert seen.result.failure is not None
+        assert "rank 0: at cell [2]" in seen.result.failure.message
+        assert "time.sleep(600)" in seen.result.failure.message
+
+    def test_steps_alone_are_a_sign_of_life(self, driver: Driver) -> None:
+        seen = spmd(
+            driver,
+            MESH,
+            MODEL,
+            "end = time.monotonic() + 10\nwhile time.monotonic() < end:\n    step()\nprint('end')",
+            hang_timeout=6.0,
+        )
+        assert printed(seen) == ["end"], seen.result
+
+    def test_a_crash_is_placed(self, driver: Driver) -> None:
+        kill = "os.kill(os.getpid(), 11)"
+        cell = [MESH, MODEL, "step().item()", kill]
+        seen = spmd(driver, *cell)
+        failure = seen.result.failure
+        assert failure is not None
+        assert (failure.signal, failure.cell) == ("SIGSEGV", 2)
+        assert failure.line == "\n".join(cell).strip().split("\n").index(kill) + 1
+
+    def test_a_retry_goes_on_from_the_checkpoint(self, driver: Driver) -> None:
+        seen = spmd(
+            driver,
+            MESH,
+            MODEL,
+            """
+found = tpunb.load()
+first = 0
+if found:
+    model.load_state_dict(found['model'])
+    first = found.step
+for number in range(first, 4):
+    loss = step().item()
+    tpunb.save({'model': model.state_dict()}, number + 1)
+    print('step', number, torch_xla._XLAC._get_xla_sharding_spec(model[0].weight))
+    if number == 1 and not found:
+        os.kill(os.getpid(), 9)
+""",
+            retries=1,
+        )
+        assert seen.result.state == "succeeded", seen.result
+        assert seen.result.attempts == 2
+        spec = "{devices=[4,1]0,1,2,3}"
+        assert printed(seen) == [f"step {number} {spec}" for number in range(4)]
+
+
+def test_what_lint_says_of_spmd_is_so(driver: Driver) -> None:
+    seen = spmd(
+        driver,
+        MESH,
+        """
+import torch.distributed as dist
+
+def told(call):
+    try:
+        return call()
+    except Exception as error:
+        return f'{type(error).__name__}: {error}'
+
+def wrapped():
+    x = xs.mark_sharding(torch.randn(8, 3).to('xla'), mesh, ('data', None))
+    model = nn.Linear(3, 3).to('xla')
+    nn.functional.cross_entropy(model(x), torch.zeros(8, dtype=torch.int64).to('xla')).backward()
+
+print(told(lambda: torch_xla.launch(print)))
+print(told(lambda: dist.init_process_group('xla', init_method='xla://')))
+print(xm.all_reduce('sum', torch.ones(1, device='xla'), scale=0.25).item())
+print(told(wrapped)[:60])
+""",
+    )
+    launch, group, reduced, wrapped = printed(seen)
+    # Not ours and not unfinished: torch_xla's own words, which the rule spmd-launch quotes.
+    assert launch == "NotImplementedError: launch function does not support SPMD at this time"
+    assert group.startswith("AssertionError: XLA backend is not supported with SPMD")
+    assert reduced == "1.0"
+    assert wrapped.startswith("RuntimeError: !at::functionalization::impl::isFunctionalTens")

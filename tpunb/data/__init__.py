@@ -1,1 +1,0 @@
-"""Data in and out: Kaggle, buckets, the web; nothing twice, nothing overwritten."""

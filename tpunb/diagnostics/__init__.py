@@ -1,0 +1,1 @@
+"""What went wrong in a run, and what XLA did with a cell."""

@@ -1,0 +1,103 @@
+"""Lines of the notebook on the call stack, and where the steps of its loop end.
+
+Imports no torch: `%load_ext tpunb` imports this, and must feel instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Sequence
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from tpunb.xla import private_names
+
+
+class Place(NamedTuple):
+    """A line of the notebook."""
+
+    file: str
+    """The name under which IPython compiled the cell."""
+    line: int
+
+
+class StepsDone(BaseException):
+    """`--steps N`: the requested number of steps has run."""
+
+
+Line = tuple[CodeType, int]
+
+_OURS = "tpunb.diagnostics.cell."
+_HELPERS = "tpunb."
+_METHODS = (_OURS, "torch._tensor", "torch.overrides")
+"""Modules between torch's function mode and the code that reads a tensor's value."""
+
+
+def innermost_line(files: Container[str]) -> Place | None:
+    """The innermost running line of the notebook. `files`: the names of its cells."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in files:
+            return Place(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def reads_on_purpose() -> bool:
+    """True if a value is read by a step closure or by a helper of tpunb.
+
+    (predict fetches outputs, save copies the state.) Reads in what such a helper calls do not
+    count as its own.
+    """
+    reader = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == private_names.STEP_CLOSURES:
+            return True
+        name = frame.f_globals.get("__name__", "")
+        if not reader and not name.startswith(_METHODS):
+            reader = name
+        frame = frame.f_back
+    return reader.startswith(_HELPERS)
+
+
+def running_lines(files: Container[str]) -> list[Line]:
+    """The running lines, from the notebook's outermost inwards, without torch's own frames.
+
+    Includes lines of libraries, because the loop may be in one of their functions.
+    """
+    stack: list[Line] = []
+    notebook = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] not in ("torch", "torch_xla") and not name.startswith(_OURS):
+            stack.append((frame.f_code, frame.f_lineno))
+        if frame.f_code.co_filename in files:
+            notebook = len(stack)
+        frame = frame.f_back
+    return stack[:notebook][::-1]
+
+
+def step_ended(files: Container[str]) -> list[Line]:
+    """The running lines when a step ends; [] if a loader ends it.
+
+    The rest of the loop's body below them still belongs to the step that has ended. A loader ends
+    the step when it is asked for the next batch.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in files:
+        if frame.f_code.co_name == "__next__":
+            return []
+        frame = frame.f_back
+    return running_lines(files)
+
+
+def next_began(now: Sequence[Line], ended: Sequence[Line]) -> bool:
+    """True if the next step runs: a line above those at which the last step ended."""
+    for (code, line), (same, last) in zip(now, ended, strict=False):
+        if code is not same or line < last:
+            return True
+        if line > last:
+            return False
+    return False

@@ -1,0 +1,82 @@
+"""Names and text of the notebook's lines, and the statements around them."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Mapping
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from tpunb.diagnostics.cell.frames import Place
+
+_BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.comprehension)
+
+
+_debugged: dict[str, int] = {}
+
+
+def remember_cell(name: str, number: int) -> None:
+    """A cell of %%tpu_debug was compiled under this name."""
+    _debugged[name] = number
+
+
+def cell_files(shell: InteractiveShell) -> Mapping[str, int]:
+    """The names under which IPython compiled cells, and the cells' numbers.
+
+    `_filename_map` is private, and there from IPython 8 to 9.18. The older ones, which Colab
+    has, give a name again for the cells of their history.
+    """
+    known: Mapping[str, int] | None = getattr(shell.compile, "_filename_map", None)
+    if known is not None:
+        return known
+    history: Any = shell.history_manager
+    ran = zip(history.input_hist_raw, history.input_hist_parsed, strict=False)
+    name = shell.compile.get_code_name
+    return {name(raw, code, n): n for n, (raw, code) in enumerate(ran) if raw} | _debugged
+
+
+class Places:
+    """The cells that this kernel has compiled."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.files = cell_files(shell)
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def name(self, place: Place) -> str:
+        """'cell [3], line 12'."""
+        return f"cell [{self.files[place.file]}], line {place.line}"
+
+    def source(self, place: Place) -> str:
+        """The text of the line."""
+        return linecache.getline(place.file, place.line).strip()
+
+    def branch(self, place: Place) -> Place | None:
+        """The condition or loop that decides whether a line runs: the innermost around it."""
+        tree = self._tree(place.file)
+        best: Place | None = None
+        for node in ast.walk(tree) if tree is not None else ():
+            if not isinstance(node, _BRANCHES) or isinstance(node, ast.comprehension):
+                continue
+            body: Any = node.body
+            parts = [*(body if isinstance(body, list) else [body]), *_others(node)]
+            inside = any(part.lineno <= place.line <= (part.end_lineno or 0) for part in parts)
+            if inside and (best is None or node.lineno >= best.line):
+                best = Place(place.file, node.lineno)
+        return best
+
+    def _tree(self, file: str) -> ast.Module | None:
+        if file not in self._trees:
+            lines = linecache.getlines(file)
+            text = "".join("\n" if line.startswith("%%") else line for line in lines)
+            try:
+                self._trees[file] = ast.parse(text)
+            except SyntaxError:
+                self._trees[file] = None
+        return self._trees[file]
+
+
+def _others(node: ast.AST) -> list[ast.AST]:
+    orelse = getattr(node, "orelse", [])
+    return orelse if isinstance(orelse, list) else [orelse]

@@ -1,0 +1,424 @@
+"""The report of `%%tpu_debug`: what to change in a cell, the most expensive first.
+
+`ReportBuilder` turns the records of a cell into findings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.places import Places
+from tpunb.xla import runtime
+
+if TYPE_CHECKING:  # they need torch, and %load_ext imports this
+    from tpunb.diagnostics.cell.gradients import FiniteCheck, Gradients
+    from tpunb.diagnostics.cell.operations import Cause
+    from tpunb.diagnostics.cell.recorder import Compilation, LineStats, Recorder
+
+MOST = 7
+"""Findings that fit on a screen."""
+_GOOD, _BAD = "#2da44e", "#e5534b"
+_FAINT = "opacity:0.7"
+_COMMAND = re.compile("`([^`]+)`")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An issue in a cell."""
+
+    kind: str
+    """'recompiled', 'fallback', 'read', 'gradients', 'device', 'reduction', 'nan', 'graph'."""
+    title: str
+    """What happened, and what it cost."""
+    where: str
+    """'cell [3], line 12: loss.item()'; '' without a line."""
+    fix: str
+    seconds: float = 0.0
+    """What it has cost; infinite if it makes results wrong."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings and facts of one cell."""
+
+    findings: Sequence[Finding]
+    """The most expensive first."""
+    facts: Sequence[str]
+    """'20 steps of 3.1 ms', '2 graphs compiled in 1.2 s'."""
+
+    def __str__(self) -> str:
+        lines = [" · ".join([self._headline(), *self.facts])]
+        for number, finding in enumerate(self.findings[:MOST], 1):
+            lines.append(f"{number}. {finding.title}")
+            lines += [f"   {finding.where}"] if finding.where else []
+            lines.append(f"   → {finding.fix}")
+        if more := self._more():
+            lines.append(more)
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """The same as HTML, with inline styles that every front end keeps."""
+        head = f"<b>{escape(self._headline())}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
+        parts = [f"<div>{head}</div>"]
+        for number, finding in enumerate(self.findings[:MOST], 1):
+            fix = _COMMAND.sub(r"<code>\1</code>", escape(finding.fix))
+            where = ""
+            if finding.where:
+                place, colon, source = finding.where.partition(": ")
+                code = f"<code>{escape(source)}</code>" if colon else ""
+                where = f'<br><span style="{_FAINT}">{escape(place)}{colon}</span>{code}'
+            parts.append(
+                f'<div style="margin:6px 0 0 0">{number}. {escape(finding.title)}{where}'
+                f"<br>→ {fix}</div>"
+            )
+        if more := self._more():
+            parts.append(f'<div style="margin:6px 0 0 0;{_FAINT}">{escape(more)}</div>')
+        colour = _BAD if self.findings else _GOOD
+        return (
+            f'<div style="border-left:3px solid {colour};padding:2px 0 2px 8px;margin:2px 0;'
+            f'max-width:860px;line-height:1.5;overflow-wrap:anywhere">{"".join(parts)}</div>'
+        )
+
+    def bundle(self) -> dict[str, str]:
+        """For IPython's display."""
+        return {"text/plain": str(self), "text/html": self.html()}
+
+    def _headline(self) -> str:
+        count = len(self.findings)
+        if not count:
+            return "%%tpu_debug: no issues found"
+        return f"%%tpu_debug: {count} issue{'s' if count > 1 else ''} found"
+
+    def _more(self) -> str:
+        left = len(self.findings) - MOST
+        return f"and {left} more that cost less: fix these first" if left > 0 else ""
+
+
+def describe_seconds(seconds: float) -> str:
+    """'3.1 ms', '2.4 s', '3 min'."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.2g} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+_OFTEN = 0.5
+"""The share of steps from which on a read value slows the loop."""
+_NAMES = {
+    "__bool__": "a condition",
+    "__float__": "float()",
+    "__int__": "int()",
+    "__index__": "an index",
+    "__format__": "an f-string",
+    "__repr__": "print()",
+    "__array__": "numpy",
+}
+
+
+class ReportBuilder:
+    """Turns the records of one cell into its report."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        gradients: Gradients,
+        places: Places,
+        finite: FiniteCheck | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._gradients = gradients
+        self._places = places
+        self._finite = finite
+
+    def report(self) -> Report | None:
+        """None for a cell that neither used XLA nor trained."""
+        recorder = self._recorder
+        if not recorder.used_xla and not self._gradients.optimizers:
+            return None
+        findings = [
+            *self._not_finite(),
+            *self._devices(),
+            *self._gradient(),
+            *self._recompiled(),
+            *self._fallbacks(),
+            *self._reads(),
+            *self._unreduced(),
+            *self._endless(),
+        ]
+        findings.sort(key=lambda finding: -finding.seconds)
+        return Report(findings, self._facts())
+
+    @property
+    def _steps(self) -> int:
+        return self._recorder.optimizer_steps or self._recorder.marks
+
+    def _facts(self) -> list[str]:
+        recorder = self._recorder
+        facts = []
+        if self._steps:
+            every = recorder.intervals
+            pace = f" of {describe_seconds(statistics.median(every))}" if every else ""
+            facts.append(f"{self._steps} step{'s' if self._steps > 1 else ''}{pace}")
+        if recorder.compilations:
+            count = len(recorder.compilations)
+            seconds = sum(program.seconds for program in recorder.compilations)
+            facts.append(
+                f"{count} graph{'s' if count > 1 else ''} compiled in {describe_seconds(seconds)}"
+            )
+            facts.append(
+                f"the largest has {max(program.size for program in recorder.compilations)} nodes"
+            )
+        elif recorder.started:
+            facts.append("nothing compiled")
+        if runtime.is_running() and (memory := runtime.device_memory()):
+            used, limit = (size / 2**30 for size in memory)
+            facts.append(f"{used:.1f} of {limit:.1f} GiB on the device")
+        return facts
+
+    def _at(self, place: Place | None) -> str:
+        if place is None:
+            return ""
+        source = self._places.source(place)
+        return f"{self._places.name(place)}: {source}" if source else self._places.name(place)
+
+    # -- programs
+
+    def _recompiled(self) -> Iterator[Finding]:
+        groups: dict[_Reason, list[Compilation]] = {}
+        for program in [*self._recorder.compilations, *self._recorder.variants]:
+            cause = program.cause
+            if cause.kind in ("other", "start") or (cause.kind == "hidden" and program.step <= 3):
+                continue
+            reason = _Reason(cause.kind, cause.place or program.place, cause.op)
+            groups.setdefault(reason, []).append(program)
+        for reason, programs in _without_followers(groups).items():
+            first, cause = programs[0], programs[0].cause
+            seconds = sum(program.seconds for program in programs)
+            steps = _steps([program.step for program in programs])
+            what, fix, at = self._why(cause, first, reason.place)
+            cost = describe_seconds(seconds) if seconds else "this kernel had it, a run compiles it"
+            yield Finding(
+                "recompiled",
+                f"recompiled at {steps} ({cost}): {what}",
+                self._at(at),
+                fix,
+                seconds,
+            )
+
+    def _why(
+        self, cause: Cause, program: Compilation, place: Place | None
+    ) -> tuple[str, str, Place | None]:
+        last = f"step {program.since}" if program.since != program.step else "earlier in this step"
+        since = f"at {last}" if program.since != program.step else last
+        if cause.kind == "shape" and cause.rows is not None:
+            now, before = cause.rows
+            return (
+                f"{now} rows, {before} {since} ({cause.now})",
+                "give every batch the same number of rows: `DataLoader(…, drop_last=True)`, or "
+                "`tpunb.training.shard(loader)`, which pads the last one and says what counts",
+                place,
+            )
+        if cause.kind == "shape":
+            return (
+                f"{cause.now}, {cause.before} {since}",
+                "pad to one length or to a few, and mask what was added: `pad_sequences` and "
+                "`masked_loss` of tpunb.training",
+                place,
+            )
+        if cause.kind == "dtype":
+            return f"{cause.now}, {cause.before} {since}", "convert it to one dtype", place
+        if cause.kind == "data":
+            return (
+                f"the size of {_called(cause.op)}'s result depends on the data: {cause.now}, "
+                f"{cause.before} {since}",
+                "keep the shape and mask: `torch.where(mask, x, 0)` instead of `x[mask]`",
+                place,
+            )
+        if cause.kind == "constant":
+            return (
+                f"{_called(cause.op)} was given {cause.now}, {cause.before} {since}: it is a "
+                "constant of the program",
+                "give it the same number at every step, or a tensor on the device "
+                "(`index_select` for an index, a mask for a length)",
+                place,
+            )
+        if cause.kind == "branch":
+            return self._branch(cause, since, place)
+        return (
+            f"no operation differs from {last}; other tensors were alive when the step ended",
+            "keep the same tensors at every step: a loss that is put into a list at some steps "
+            "only becomes one more result of the program (`loss.detach().clone()` after the sync)",
+            place,
+        )
+
+    def _branch(
+        self, cause: Cause, since: str, place: Place | None
+    ) -> tuple[str, str, Place | None]:
+        decides = self._places.branch(place) if place is not None else None
+        ran = "did not run" if cause.skipped else "ran"
+        if place is not None and decides is not None and decides.line != place.line:
+            what = f"line {place.line} {ran}, other than {since}"
+        else:
+            what = f"{_called(cause.op)} {ran}, other than {since}"
+        return (
+            what,
+            "do the same operations at every step (`torch.where`, a weight of 0), or accept one "
+            "program for each way if there are few",
+            decides or place,
+        )
+
+    def _endless(self) -> Iterator[Finding]:
+        """A training loop without a step marker."""
+        recorder = self._recorder
+        if recorder.used_xla and recorder.optimizer_steps > 2 and not recorder.marks:
+            stepped = max(self._gradients.optimizers.values(), key=lambda stats: stats.steps)
+            yield Finding(
+                "graph",
+                f"{recorder.optimizer_steps} steps without torch_xla.sync(): their operations "
+                "become one growing program",
+                self._at(stepped.place),
+                "call `torch_xla.sync()` after each step",
+                math.inf,
+            )
+
+    # -- values that leave the device
+
+    def _fallbacks(self) -> Iterator[Finding]:
+        for tally in self._recorder.fallbacks.values():
+            yield Finding(
+                "fallback",
+                f"{_called(tally.name)} ran on the CPU, {self._often(tally)} "
+                f"({describe_seconds(tally.seconds)}): XLA has no such operator, so its inputs are "
+                "computed and copied first",
+                self._at(tally.place),
+                "use operators that XLA has, or do this outside of the loop",
+                tally.seconds,
+            )
+
+    def _reads(self) -> Iterator[Finding]:
+        for tally in self._recorder.reads.values():
+            if self._steps < 3 or len(tally.steps) < _OFTEN * self._steps:
+                continue
+            name = _NAMES.get(tally.name, f".{tally.name}()")
+            yield Finding(
+                "read",
+                f"{name} reads a value from the device, {self._often(tally)}: the loop waited "
+                f"{describe_seconds(tally.seconds)} for it",
+                self._at(tally.place),
+                "keep it on the device: `tpunb.log(step, loss=loss)` reads it later without "
+                "waiting; or read it every 100 steps",
+                tally.seconds,
+            )
+
+    def _often(self, tally: LineStats) -> str:
+        if self._steps and len(tally.steps) >= _OFTEN * self._steps:
+            each = round(tally.count / len(tally.steps))
+            return "at every step" if each <= 1 else f"{each} times a step"
+        return f"{tally.count} time{'s' if tally.count > 1 else ''}"
+
+    # -- gradients and devices
+
+    def _devices(self) -> Iterator[Finding]:
+        for stepped in self._gradients.optimizers.values():
+            if not stepped.elsewhere:
+                continue
+            names = self._names(stepped.elsewhere)
+            known = {id(p) for model in self._gradients.models.values() for p in model.parameters()}
+            stale = known and not any(id(p) in known for p in stepped.elsewhere)
+            if stale:
+                title = (
+                    f"the optimizer changes {len(stepped.elsewhere)} parameters on the CPU that no "
+                    "model has: moving a model to an XLA device makes new ones"
+                )
+                fix = "make the optimizer after `model.to(device)`"
+            else:
+                title = f"on the CPU, not on the XLA device: {names}"
+                fix = "move the model before the optimizer is made: `model.to(torch_xla.device())`"
+            yield Finding("device", title, self._at(stepped.place), fix, math.inf)
+
+    def _gradient(self) -> Iterator[Finding]:
+        for stepped in self._gradients.optimizers.values():
+            away = {id(p) for p in stepped.elsewhere}
+            missing = [p for key, p in (stepped.without or {}).items() if key not in away]
+            if missing:
+                yield Finding(
+                    "gradients",
+                    f"no gradient at any step: {self._names(missing)}",
+                    self._at(stepped.place),
+                    "the loss does not depend on them (or `.detach()`, `.data`, `.item()` cut them "
+                    "off): use them, or leave them out of the optimizer",
+                    math.inf,
+                )
+
+    def _unreduced(self) -> Iterator[Finding]:
+        if self._gradients.reduces_by_itself():
+            return
+        for stepped in self._gradients.optimizers.values():
+            if not stepped.reduced and not stepped.elsewhere:
+                yield Finding(
+                    "reduction",
+                    "gradients are not reduced before this step: on several cores each would "
+                    "train a model of its own",
+                    self._at(stepped.place),
+                    "`xm.optimizer_step(optimizer)`, or DistributedDataParallel",
+                )
+
+    def _names(self, parameters: Sequence[object], most: int = 3) -> str:
+        names = [self._gradients.name(p) for p in parameters]  # type: ignore[arg-type]
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        return ", ".join(names[:most]) + more
+
+    def _not_finite(self) -> Iterator[Finding]:
+        first = self._finite.first if self._finite is not None else None
+        if first is not None:
+            yield Finding(
+                "nan",
+                f"NaN or infinity at step {first.step}, first in {first.what}",
+                self._at(first.place),
+                "look at what goes in there: a logarithm or division of 0, exp of a large number, "
+                "or a learning rate that is too high",
+                math.inf,
+            )
+
+
+class _Reason(NamedTuple):
+    """What programs compiled for one reason have in common."""
+
+    kind: str
+    place: Place | None
+    op: str
+
+
+def _without_followers(
+    groups: dict[_Reason, list[Compilation]],
+) -> dict[_Reason, list[Compilation]]:
+    """Count programs of other lines that are new for the same tensor shape with the first."""
+    kept: dict[_Reason, list[Compilation]] = {}
+    first: dict[tuple[int, ...], _Reason] = {}
+    for key, programs in groups.items():
+        if key.kind in ("shape", "data"):
+            leader = first.setdefault(tuple(sorted({program.step for program in programs})), key)
+            if leader != key:
+                kept[leader] = [*kept[leader], *programs]
+                continue
+        kept[key] = programs
+    return kept
+
+
+def _called(name: str) -> str:
+    if name.startswith("_") and not name.startswith("__"):
+        return "an operation"  # of torch's own, which nobody called
+    return {"__getitem__": "an index", "__pow__": "a power"}.get(name, f"{name.strip('_')}()")
+
+
+def _steps(steps: Sequence[int], most: int = 4) -> str:
+    distinct = sorted(set(steps))
+    shown = ", ".join(map(str, distinct[:most])) + (", …" if len(distinct) > most else "")
+    times = f", {len(steps)} times" if len(steps) > 1 else ""
+    return f"step{'s' if len(distinct) > 1 else ''} {shown}{times}"

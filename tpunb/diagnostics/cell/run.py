@@ -1,0 +1,274 @@
+"""`%%tpu_debug`: runs a cell in the kernel, on one core, and watches what XLA does with it."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import contextlib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
+from IPython.core.interactiveshell import InteractiveShell
+
+from tpunb.diagnostics.cell.frames import StepsDone
+from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
+from tpunb.diagnostics.cell.report import Report, ReportBuilder
+from tpunb.notebook.errors import ConversionError
+from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
+from tpunb.xla import private_names, runtime, spmd
+
+_spmd = False
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
+
+# torch creates its queues at the first backward pass of a process, one per device known then
+# (torch 2.9; tpunb.xla.runtime prevents the problem in ranks).
+_QUEUES = "device_ready_queues_"
+_BACKWARD_BEFORE_XLA = (
+    "%%tpu_debug: a backward pass on the CPU ran in this kernel before its XLA device was used, "
+    "so torch can no longer run one on XLA. Restart the kernel and use the XLA device first: "
+    "torch_xla.device() in a cell tagged tpu-skip. Runs of %%tpu_train are not affected."
+)
+
+
+def switched_spmd_on() -> bool:
+    """True if a %%tpu_debug cell has called `xr.use_spmd()`, which does not affect later runs."""
+    return _spmd
+
+
+@dataclass(frozen=True)
+class DebugOptions:
+    """The options of `%%tpu_debug`."""
+
+    report: Callable[[Report], object] | None = None
+    """Shows the report; None for no report."""
+    steps: int | None = None
+    """Stop after this many steps of the training loop."""
+    nan: bool = False
+    """Find the first number that is not finite."""
+    pdb: bool = False
+    """Open the debugger where an exception was raised."""
+    profile: Path | None = None
+    """Write an xprof trace into this folder."""
+
+
+def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = None) -> Any:
+    """Run a cell's source in the notebook's namespace; launchers call their function here.
+
+    Returns the value of a last expression. Tracebacks show the lines of the notebook and of
+    libraries, with line 1 for the line of the magic. Raises ConversionError for invalid syntax.
+    """
+    try:
+        from tpunb.xla import device_count, launchers
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torch_xla"):
+            raise
+        raise MissingPackageError(
+            error.name, "%%tpu_debug", f"`{INSTALL_XLA}` brings a matching pair"
+        ) from error
+    global _spmd
+    options = options or DebugOptions()
+    body, last = _compile(shell, cell)
+    before = spmd.is_on(os.environ)
+    no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
+    counting = device_count.counting_cores(1) if no_tpu else contextlib.nullcontext()
+    try:
+        traced = tracing(options.profile) if options.profile else contextlib.nullcontext()
+        with (
+            traced,
+            _reporting(shell, options),
+            launchers.calling_here(0),
+            counting,
+            _no_crash(no_tpu),
+        ):
+            exec(body, shell.user_ns)
+            return None if last is None else eval(last, shell.user_ns)
+    except StepsDone:
+        return None
+    except BaseException as error:
+        if options.pdb and isinstance(error, Exception):
+            open_debugger(shell, error, cell_files(shell))
+        _show_without_us(shell, error, body.co_filename)
+        if _QUEUES in str(error):
+            print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
+        raise
+    finally:
+        _spmd = _spmd or (spmd.is_on(os.environ) and not before)
+
+
+@contextlib.contextmanager
+def _reporting(shell: InteractiveShell, options: DebugOptions) -> Iterator[None]:
+    """A block after which the requested report is shown, also after an exception."""
+    if options.report is None and options.steps is None:
+        yield
+        return
+    report: Callable[[], Report | None] | None = None
+    good = False
+    try:
+        with watching(shell, steps=options.steps, nan=options.nan) as report:
+            yield
+        good = True
+    except StepsDone:
+        print(f"stopped after {options.steps} step{'s' if options.steps != 1 else ''} (--steps)")
+        good = True
+        raise
+    finally:
+        result = report() if report is not None and options.report is not None else None
+        if result is not None and options.report is not None and (good or result.findings):
+            options.report(result)
+
+
+def _no_crash(no_tpu: bool) -> contextlib.AbstractContextManager[None]:
+    """A block in which a late `xr.use_spmd()` raises instead of crashing the kernel."""
+    if no_tpu and "torch_xla" in sys.modules:
+        return spmd.spmd_prepared()
+    return contextlib.nullcontext()
+
+
+def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:
+    """Compile the cell's statements, and its last expression separately if it ends with one."""
+    number = shell.displayhook.prompt_count  # this cell's, in every IPython (see History)
+    empty = len(cell) - len(cell.lstrip())  # IPython drops empty lines at the top
+    body = "\n" * cell.count("\n", 0, empty) + shell.transform_cell(cell)
+    name = shell.compile.cache(f"%%tpu_debug\n{body}", number, raw_code=cell)
+    remember_cell(name, number)
+    flags = shell.compile.flags & _FUTURE  # the notebook's own __future__ imports
+    value = None
+    try:
+        tree = compile(f"\n{body}", name, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        if tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.rstrip().endswith(";"):
+            last = ast.Expression(tree.body.pop().value)
+            value = compile(last, name, "eval", flags, dont_inherit=True)
+        return compile(tree, name, "exec", flags, dont_inherit=True), value
+    except SyntaxError as error:
+        line = error.lineno or 1
+        text = (["", *body.split("\n")][line - 1 : line] or [""])[0]
+        raise ConversionError(f"invalid syntax: {error.msg}", number, line, text) from None
+
+
+def _show_without_us(shell: InteractiveShell, error: BaseException, filename: str) -> None:
+    """Make IPython show an exception without the frames of this package and of IPython.
+
+    IPython asks exceptions for `_render_traceback_` (7.34 to 9.18), also for `%tb`. `%debug` sees
+    all frames.
+    """
+    here = str(Path(__file__).parents[2])
+    frames: list[TracebackType] = []
+    tb = error.__traceback__
+    while tb is not None:
+        if frames or tb.tb_frame.f_code.co_filename == filename:
+            frames.append(tb)
+        tb = tb.tb_next
+    shown = None
+    for frame in reversed(frames):
+        if not frame.tb_frame.f_code.co_filename.startswith(here):
+            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    if shown is None or hasattr(type(error), "_render_traceback_"):
+        return
+
+    def render() -> list[str]:
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            type(error), error, shown, tb_offset=0
+        )
+        return lines
+
+    error.__dict__["_render_traceback_"] = render  # also where the class forbids attributes
+
+
+@contextlib.contextmanager
+def watching(
+    shell: InteractiveShell, *, steps: int | None = None, nan: bool = False
+) -> Iterator[Callable[[], Report | None]]:
+    """A block that is watched. Yields a function that returns its report, to call afterwards.
+
+    Watching begins when torch_xla is imported, maybe by the block itself.
+    """
+    from tpunb.xla.patching import Replacements
+
+    places = Places(shell)
+    stack = contextlib.ExitStack()
+    builders: list[ReportBuilder] = []
+
+    def begin(torch_xla: ModuleType) -> None:
+        if builders:
+            return
+        # Imported here: these need torch, which is imported by now.
+        from tpunb.diagnostics.cell.gradients import FiniteCheck, Gradients
+        from tpunb.diagnostics.cell.recorder import Recorder
+
+        recorder = Recorder(places.files, steps)
+        gradients = Gradients(recorder, places.files, shell.user_ns)
+        finite = FiniteCheck(recorder, gradients) if nan else None
+        builders.append(ReportBuilder(recorder, gradients, places, finite))
+        runtime.wrap_step_marker(recorder.wrap_marker, names.set)
+        xla_model = importlib.import_module("torch_xla.core.xla_model")
+        for name in private_names.REDUCING:
+            names.set(xla_model, name, gradients.reducing(getattr(xla_model, name)))
+        stack.enter_context(recorder)
+        stack.enter_context(gradients.watching())
+        if finite is not None:
+            stack.enter_context(finite.watching())
+
+    names = Replacements({"torch_xla": begin})
+    names.begin()
+    stack.callback(names.end)
+    with stack:
+        yield lambda: builders[0].report() if builders else None
+
+
+def open_debugger(shell: InteractiveShell, error: BaseException, files: Container[str]) -> None:
+    """Open IPython's debugger at the innermost notebook line of an exception (`--pdb`).
+
+    `files`: the names under which the notebook's cells were compiled. Prints a message if the
+    front end cannot ask for input.
+    """
+    frames: list[TracebackType] = []
+    tb = error.__traceback__
+    while tb is not None:
+        frames.append(tb)
+        tb = tb.tb_next
+    while frames and frames[-1].tb_frame.f_code.co_filename not in files:
+        frames.pop()
+    shown = None
+    for frame in reversed(frames):
+        if frame.tb_frame.f_code.co_filename in files:
+            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    if shown is None:
+        return
+    print(f"{type(error).__name__}: {error}")
+    debugger = shell.InteractiveTB.debugger_cls()
+    debugger.reset()
+    debugger.botframe = shown.tb_frame
+    try:
+        debugger.interaction(None, shown)
+    except StdinNotImplementedError:  # what ipykernel raises where a front end takes no input
+        print(
+            "--pdb: this front end takes no input (papermill, nbclient), so no debugger was opened"
+        )
+
+
+def new_profile_folder(runs: Path) -> Path:
+    """A folder for a trace, next to those of runs: 'runs/profile-20260131-120000'."""
+    return runs / time.strftime("profile-%Y%m%d-%H%M%S")
+
+
+@contextlib.contextmanager
+def tracing(folder: Path) -> Iterator[None]:
+    """A block that is traced into a folder (`--profile`); prints how to open the trace."""
+    profiler = importlib.import_module("torch_xla.debug.profiler")
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.start_trace(str(folder))
+    try:
+        yield
+    finally:
+        profiler.stop_trace()
+        print(f"trace: {folder}; to open it: pip install xprof, then xprof --logdir {folder}")

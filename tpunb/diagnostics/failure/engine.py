@@ -1,0 +1,302 @@
+"""Applies the table of rules to a log and to what else is known of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tpunb.diagnostics.failure.evidence import PossibleReasons
+from tpunb.diagnostics.failure.facts import Facts, exit_name
+from tpunb.diagnostics.failure.log import Log
+from tpunb.diagnostics.failure.rules import Line, Rule, Sign, rules
+from tpunb.runs.result import Causes, Diagnosis, Evidence
+from tpunb.runs.spec import RunState
+
+_MOST = 5
+"""Causes in an answer."""
+_LINES = 4
+"""Different lines of evidence for a cause."""
+_HITS = 64
+"""Matching lines that are considered as evidence."""
+_STEP_BACK = 0.4
+"""Factor on the confidence of a cause that another one explains."""
+_RUNNING = {"data", "step", "compile", "memory", "collective", "checkpoint"}
+"""Stages of a run that has started to train."""
+_CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"})
+"""Signals that a process gets for what it did itself."""
+_SURE = 0.7
+"""Causes of at least this confidence are ordered by time: the first in the log wins."""
+
+
+def diagnose(
+    text: str,
+    returncode: int | None = None,
+    *,
+    facts: Facts | None = None,
+    table: Sequence[Rule] | None = None,
+) -> list[Diagnosis]:
+    """The known causes that a log is evidence for, the most likely first.
+
+    A cause needs evidence in the exception that ended a rank, in a fatal line, or in how a process
+    ended. What only warns, or makes a run slow, is never the reason of a failure.
+
+    Args:
+        text: The log of one run, of all its ranks: colours, progress bars, the prefixes of
+            ranks, and the JSON in which Kaggle gives logs are understood.
+        returncode: How the process ended; negative or above 128 for a signal. With 0 nothing
+            is wrong, whatever the log says. None: unknown.
+        facts: What else is known; nothing by default.
+        table: The rules; those of this package by default.
+
+    Returns:
+        At most five, best first; empty if no cause is known (see `key_lines`).
+    """
+    facts = facts or Facts()
+    if returncode == 0 or facts.state == RunState.SUCCEEDED:
+        return []
+    seen = _Seen(text, returncode, facts)
+    used = rules() if table is None else table
+    matches = seen.matches(used)
+    if matches and all(match.rule.kind == "symptom" for match in matches) and seen.reasons.widen():
+        matches = seen.matches(used)
+    return Causes(_rank(matches, facts))
+
+
+@dataclass(frozen=True)
+class _Match:
+    rule: Rule
+    confidence: float
+    lines: tuple[int, ...]
+    first: int
+    """The first of the lines; beyond the last line of the log where no line is."""
+    crash: bool
+    """True if a process ended by itself: a fatal line, or a signal that it caused."""
+    evidence: tuple[Evidence, ...]
+
+
+class _Seen:
+    """All that is known of a run: its log, and how it ended."""
+
+    def __init__(self, text: str, returncode: int | None, facts: Facts) -> None:
+        recorded = "\n\n".join(facts.exceptions)
+        self.log = Log(f"{text}\n\n{recorded}" if recorded else text)
+        start = len(self.log.lines) - len(Log(recorded).lines) if recorded else None
+        self.reasons = PossibleReasons(self.log, start)
+        self.facts = facts
+        self.exits: dict[str, tuple[int, ...]] = {}
+        """Ranks by how they ended ('SIGKILL', '17'); no ranks for the run itself."""
+        if returncode:
+            self.exits[exit_name(returncode)] = ()
+        for rank, code in sorted(facts.exits.items()):
+            if code:
+                name = exit_name(code)
+                self.exits[name] = (*self.exits.get(name, ()), rank)
+        self.ended_by_itself = facts.state not in (RunState.HUNG, RunState.TIMED_OUT) and bool(
+            self.exits or self.reasons.exceptions or self.reasons.fatal
+        )
+
+    def matches(self, table: Sequence[Rule]) -> list[_Match]:
+        """All rules that hold."""
+        found = [match for rule in table if (match := self.match(rule)) is not None]
+        explained = {number for match in found for number in match.lines}
+        if self.reasons.unexplained(explained):
+            # It is shown anyway, and tells more than that others ended too.
+            found = [match for match in found if match.rule.kind != "symptom" or match.crash]
+        return found
+
+    def match(self, rule: Rule) -> _Match | None:
+        """The rule with all its evidence; None if there is none."""
+        if rule.kind == "slow" and self.ended_by_itself:
+            return None
+        best = 0.0
+        lines: set[int] = set()
+        ends: dict[str, None] = {}
+        beside: list[Evidence] = []
+        for sign in rule.signs:
+            matching = self.lines_of(sign, slow=rule.kind == "slow")
+            if (sign.lines and not matching) or not self.holds(sign):
+                continue
+            best = max(best, sign.confidence)
+            lines.update(matching)
+            ends.update(dict.fromkeys(name for name in self.exits if name in sign.exit))
+            if sign.report:
+                report = self.log.report
+                beside.append(
+                    Evidence(f"{report.compiles} compilations for {report.executions} executions")
+                )
+        if not best:
+            return None
+        beside += [
+            Evidence(f"ended with {n}" if n.isdigit() else f"ended by {n}", self.exits[n])
+            for n in ends
+        ]
+        ordered = tuple(sorted(lines))
+        evidence = [*_evidence(ordered, self.log), *dict.fromkeys(beside)]
+        first = ordered[0] if ordered else len(self.log.lines)
+        crash = not _CRASHES.isdisjoint(ends) or not self.reasons.fatal.isdisjoint(lines)
+        return _Match(rule, best, ordered, first, crash, tuple(evidence[:_LINES]))
+
+    def lines_of(self, sign: Sign, *, slow: bool) -> list[int]:
+        """The lines that may be a reason and match one of the sign's patterns."""
+        found = sorted({number for line in sign.lines for number in self.find(line)})
+        if sign.last:
+            found = [number for number in found if number == self.log.last]
+        kept: list[int] = []
+        for number in found:
+            if len(kept) == _HITS:
+                break
+            if not self.reasons.counts(number, notices_too=slow or sign.notices):
+                continue
+            body = self.log.body(number)
+            if not any(one.search(body) for one in sign.unless):
+                kept.append(number)
+        return kept
+
+    def find(self, line: Line) -> list[int]:
+        """The numbers of the lines that match all of these patterns."""
+        numbers = self.log.find(line.pattern)
+        return [n for n in numbers if all(one.search(self.log.body(n)) for one in line.others)]
+
+    def holds(self, sign: Sign) -> bool:
+        """True if every condition of the sign but that on its lines holds."""
+        if sign.exit and not sign.exit & set(self.exits):
+            return False
+        if any(getattr(self.facts, name) != value for name, value in sign.facts.items()):
+            return False
+        if not all(self.find(line) for line in sign.context):
+            return False
+        report = self.log.report if sign.report else None
+        return report is None or all(
+            report.share < bound if name == "share_below" else getattr(report, name) >= bound
+            for name, bound in sign.report.items()
+        )
+
+
+def _evidence(numbers: Sequence[int], log: Log) -> list[Evidence]:
+    """The lines; equal ones of several ranks are one."""
+    ranks: dict[str, list[int]] = {}
+    cells: dict[str, int | None] = {}
+    for number in numbers:
+        line = log.body(number).strip()
+        if line not in ranks:
+            if len(ranks) == _LINES:
+                continue
+            ranks[line], cells[line] = [], log.cell(number)
+        rank = log.rank(number)
+        if rank is not None and rank not in ranks[line]:
+            ranks[line].append(rank)
+    return [Evidence(_shortened(line), tuple(sorted(ranks[line])), cells[line]) for line in ranks]
+
+
+def _shortened(line: str, most: int = 400) -> str:
+    return line if len(line) <= most else line[: most - 2] + " …"
+
+
+def _rank(matches: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
+    """Causes that nothing explains first, the sure ones in order of time; then the others."""
+    names = {match.rule.id for match in matches}
+    causes = {match.rule.id for match in matches if match.rule.kind == "cause"}
+    explained = {
+        other
+        for match in matches
+        for other in match.rule.explains & names
+        if not (other in causes and match.rule.kind == "symptom")
+    }
+    # Two that explain each other: neither steps back.
+    explained -= {
+        a.rule.id
+        for a in matches
+        for b in matches
+        if a.rule.id in b.rule.explains and b.rule.id in a.rule.explains
+    }
+
+    kinds = {match.rule.kind for match in matches}
+    reached = max((match.first for match in matches if match.rule.stage in _RUNNING), default=-1)
+
+    def weight(match: _Match) -> float:
+        behind = {
+            "cause": False,
+            "symptom": "cause" in kinds,
+            "slow": bool(kinds & {"cause", "symptom"}),
+        }[match.rule.kind]
+        if match.rule.stage == "install" and match.first < reached:
+            behind = True  # it was fixed: the run got further
+        if match.rule.stage in ("install", "start") and facts.stage == "step":
+            behind = True  # the run itself has recorded that it got further
+        return match.confidence * (_STEP_BACK if behind or match.rule.id in explained else 1)
+
+    def order(match: _Match) -> tuple[float, int, float]:
+        sure = min(weight(match), _SURE)
+        return (-sure, match.first, -match.confidence)
+
+    ordered = sorted(matches, key=order)[:_MOST]
+    answers: list[Diagnosis] = []
+    ceiling = 1.0
+    for match in ordered:
+        ceiling = min(ceiling, weight(match))
+        answers.append(
+            Diagnosis(
+                match.rule.id,
+                match.rule.cause,
+                " ".join(match.rule.steps(facts.platform)),
+                match.evidence,
+                round(ceiling, 2),
+                match.rule.source,
+                match.rule.steps(facts.platform),
+            )
+        )
+    if answers and (observed := facts.observations(ordered[0].rule.stage)):
+        evidence = (*map(Evidence, observed), *answers[0].evidence)
+        answers[0] = replace(answers[0], evidence=evidence)
+    return answers
+
+
+# Where no rule matches: the lines that say most
+
+_EXCEPTION = re.compile(
+    r"^\s*(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)"
+    r"|Exception|StopIteration|Empty|Killed)(?::|$|\s*$)"
+    r"|^(?:[a-z_]\w*\.)+[A-Z]\w+(?<!Warning): "
+)
+_FATAL = re.compile(
+    r"^F\d{4} |^\S+ \S+: F |\bCheck fail(?:ed|ure)\b|terminate called|what\(\): "
+    r"|Segmentation fault|SIGSEGV|SIGABRT|SIGBUS|core dumped|\bFatal\b|\bpanic\b"
+    r"|^\*\*\* Aborted|\b[A-Z_]*(?:EXHAUSTED|INTERNAL|UNAVAILABLE|PRECONDITION|UNKNOWN): "
+)
+_KILLED = re.compile(r"^(?:.*: )?Killed(?:\s+\S+)?$|exit(?:ed)? (?:with )?(?:code|status) [1-9]")
+_LONGEST = 400
+"""Characters of a line that are read."""
+_SCANNED = 20_000
+"""Lines at the end of a log that are read: the end is where it failed."""
+
+
+def key_lines(text: str, most: int = 8) -> list[str]:
+    """The lines of a failed run's log that say most about its end, in their order.
+
+    For a failure that no rule knows: exceptions and fatal lines of native code come before lines
+    that mention an error; without any of these, the last lines.
+    """
+    log = Log(text)
+    start = max(0, len(log.lines) - _SCANNED)
+    weights: dict[str, tuple[int, int]] = {}
+    for number in range(start, len(log.lines)):
+        line = log.body(number)[:_LONGEST].rstrip()
+        weight = _weight(line)
+        if weight and line.strip() not in weights:
+            weights[line.strip()] = (weight, number)
+    # The best; among equals the first, which is closest to the cause.
+    best = sorted(weights.items(), key=lambda item: (-item[1][0], item[1][1]))[:most]
+    if best:
+        return [_shortened(line, 300) for line, _ in sorted(best, key=lambda item: item[1][1])]
+    last = [line.strip() for line in log.lines[start:] if line.strip()]
+    return [_shortened(line, 300) for line in last[-most:]]
+
+
+def _weight(line: str) -> int:
+    if _EXCEPTION.search(line) or _FATAL.search(line):
+        return 3
+    if _KILLED.search(line):
+        return 2
+    lowered = line.lower()
+    return 1 if "error" in lowered or "failed" in lowered else 0

@@ -1,0 +1,103 @@
+"""Diagnoses a failed run from its folder, or a log file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tpunb.diagnostics.failure.engine import diagnose
+from tpunb.diagnostics.failure.facts import Facts
+from tpunb.machine import machine, tpu, tpu_users
+from tpunb.machine.metadata import Metadata
+from tpunb.machine.platform import find_platform
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import Diagnosis, Failure, RunResult
+from tpunb.runs.spec import FailureKind
+from tpunb.utils import files
+
+_JUST_NOW = 60.0
+"""Seconds after a run's end in which whoever holds its device may have held it during the run."""
+MAX_BYTES = 20_000_000
+"""Bytes of a log that are read, at its end: failures come last."""
+
+
+def diagnose_run(result: RunResult) -> list[Diagnosis]:
+    """The known causes of a run's failure, the likeliest first."""
+    return diagnose(
+        read_end(RunDir(result.dir).log), result.returncode, facts=observed_facts(result)
+    )
+
+
+def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:
+    """The known causes in a log. For a run's own log, how the run ended counts too."""
+    path = path.resolve()
+    run = RunDir(path.parent)
+    result = state.read_result(run) if path.name == run.log.name else None
+    if result is not None and returncode is None:
+        return diagnose_run(result)
+    return diagnose(read_end(path), returncode, facts=Facts(platform=_platform()))
+
+
+def observed_facts(result: RunResult) -> Facts:
+    """What the run itself has recorded."""
+    run = RunDir(result.dir)
+    at_work = run.metrics.exists() or run.checkpoints.exists()
+    return Facts(
+        state=result.state,
+        exits={
+            failure.rank: failure.exitcode
+            for failure in result.failures
+            if failure.rank is not None and failure.exitcode is not None
+        },
+        stage="step" if at_work else None,
+        exceptions=_exceptions(result),
+        platform=_platform(),
+        device=result.device,
+        oom_killed=any(failure.kind is FailureKind.OUT_OF_MEMORY for failure in result.failures)
+        or None,
+        memory_peak=sum(result.peak_memory) or None,
+        memory_limit=result.memory_limit or None,
+        device_holder=_holder(result),
+    )
+
+
+def _exceptions(result: RunResult) -> tuple[str, ...]:
+    """The exceptions that ended ranks, as a log shows them; of lost peers only if nothing else."""
+    for kind in (FailureKind.EXCEPTION, FailureKind.PEER_LOST):
+        if failures := [failure for failure in result.failures if failure.kind is kind]:
+            return tuple(map(_as_logged, failures))
+    return ()
+
+
+def _as_logged(failure: Failure) -> str:
+    last = f"{failure.type}: {failure.message}"
+    text = failure.traceback.rstrip()
+    if last.partition("\n")[0] not in text:
+        text = f"{text}\n{last}".lstrip()
+    prefix = "" if failure.rank is None else f"[{failure.rank}] "
+    return "\n".join(f"{prefix}{line}" for line in text.splitlines())
+
+
+def _platform() -> str | None:
+    """Where this process runs, for fixes that differ; None on any machine of one's own."""
+    root = machine.root_of(os.environ)
+    name = find_platform(os.environ, root, Metadata(), tpu.on_the_bus(root)[0]).name
+    return {"colab": "colab", "kaggle": "kaggle", "local": None}.get(name, "gcp")
+
+
+def _holder(result: RunResult) -> str | None:
+    """Who else holds the TPU on which a run has just failed."""
+    if result.device != "TPU" or time.time() - result.ended > _JUST_NOW:
+        return None
+    holders = tpu_users.find_tpu_users(machine.root_of(os.environ)).holders
+    return ", ".join(holder.describe() for holder in holders) or None
+
+
+def read_end(path: Path) -> str:
+    """The last `MAX_BYTES` of a file as text; '' if there is no file."""
+    try:
+        return files.read_end(path, MAX_BYTES).decode("utf-8", "replace")
+    except (FileNotFoundError, PermissionError):
+        return ""

@@ -1,0 +1,374 @@
+"""The ranks' output as the cell shows it: whole lines with their ranks, folded and rate-limited.
+
+A front end is slow, and a Jupyter server drops what comes faster than about 1 MB or 1,000
+messages a second (jupyter_server's iopub_data_rate_limit, iopub_msg_rate_limit), without
+saying how much. So less than that is sent, and the lines left out are counted where they are
+missing. Nothing is lost: run.log has every line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tpunb.display.output_budget import MOST, NEWEST, OutputBudget
+from tpunb.display.progress import strip_times
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import Failure, RunResult
+from tpunb.runs.spec import RunState
+from tpunb.utils.ansi import Lines, strip_ansi
+from tpunb.utils.text import fold, name_ranks
+
+RATE = 300_000
+"""Bytes that are written in any one second, at most …"""
+RESERVE = 50_000
+"""… of which this many are reserved for the end of the run: half of them for lines, half for the
+last lines of the rank that failed."""
+WINDOW = 1.0
+SETTLE = 0.05
+"""Seconds that lines wait for equal lines of other ranks."""
+PATIENCE = 1.0
+"""Seconds after which an unfinished line is shown as it is."""
+LAST_LINES = 20
+"""Lines of a failed rank's stderr that are shown, whatever else was left out."""
+_FEW = 32
+"""Up to this many ranks, lines are folded before they are cut: equal ones take less room."""
+_PREFIX = 8
+"""Bytes that the rank and the line end add to a line; an estimate is enough."""
+
+
+@dataclass
+class _Source:
+    """One stream of one rank."""
+
+    lines: Lines = field(default_factory=Lines)
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    count: int = 0
+    """Lines so far."""
+    unseen: int = 0
+    """Some of the first `unseen` lines may not have been shown."""
+    since: float | None = None
+    """When the unfinished line began."""
+
+    def feed(self, text: str, now: float, head: int, tail: int) -> tuple[list[str], int]:
+        """The new lines that may be shown, and how many were skipped.
+
+        Of long text only the first `head` characters and the last `tail` are looked at.
+        """
+        lines: list[str] = []
+        passed = 0
+        if len(text) > head + tail:
+            # More than can ever be shown: only line ends are counted, which is fast.
+            first = text.find("\n", head) + 1
+            start = text.find("\n", len(text) - tail) + 1
+            if 0 < first < start:
+                lines = self.lines.feed(text[:first])
+                passed = text.count("\n", first, start)
+                if not head:
+                    passed, lines = passed + len(lines), []
+                text = text[start:]
+        lines += self.lines.feed(text)
+        self.count += passed + len(lines)
+        self.last.extend(lines[-LAST_LINES:])
+        if not self.lines.unfinished():
+            self.since = None
+        elif self.since is None or lines:
+            self.since = now
+        return lines, passed
+
+    def rest(self) -> list[str]:
+        """The unfinished line as the last one."""
+        lines = self.lines.rest()
+        self.count += len(lines)
+        self.last.extend(lines)
+        return lines
+
+    def last_lines(self) -> list[str]:
+        """The last lines, if any of them may not have been shown."""
+        return list(self.last) if self.unseen > max(0, self.count - LAST_LINES) else []
+
+
+@dataclass
+class _Pending:
+    """The newest lines of a rank that have not been shown yet."""
+
+    lines: list[str] = field(default_factory=list)
+    size: int = 0
+    left_out: int = 0
+    """How many older lines were dropped."""
+
+    def cut(self, most: int) -> int:
+        """Drop the oldest lines until at most `most` bytes are left. Returns how many went."""
+        start, total = len(self.lines), 0
+        while start and total + (size := _size(self.lines[start - 1])) <= most:
+            start, total = start - 1, total + size
+        self.lines, self.size = self.lines[start:], total
+        self.left_out += start
+        return start
+
+
+class LogView:
+    """Takes text as it comes and writes lines when they are due. Times are in seconds."""
+
+    def __init__(
+        self, logs: frozenset[int], budget: OutputBudget, *, interval: float = 0.125
+    ) -> None:
+        self._logs = logs
+        self._budget = budget
+        self._interval = interval
+        self._sources: dict[tuple[int | None, str], _Source] = {}
+        self._notes: list[str] = []
+        self._pending: dict[int, _Pending] = {}
+        self._since: float | None = None
+        """When the oldest pending line came; None if none is pending."""
+        self._written: deque[tuple[float, int]] = deque()
+        """Times and bytes of the writes within the window; the newest always stays."""
+
+    def feed(self, rank: int | None, stream: str, text: str, now: float) -> None:
+        """Take text of a rank.
+
+        Text of preludes, and of ranks outside `logs`, is shown only if they fail.
+        """
+        shown = rank in self._logs and stream != "prelude"
+        if not shown and stream == "stdout":
+            return
+        source = self._sources.setdefault((rank, stream), _Source())
+        budget = self._budget
+        head, tail = (budget.room or 0, MOST) if budget.is_limited else (0, RATE)
+        lines, passed = source.feed(text, now, head, tail)
+        if rank is None or not shown:
+            source.unseen = source.count
+        elif lines or passed:
+            self._keep(rank, lines, passed, now)
+
+    def note(self, text: str, now: float) -> None:
+        """Take a line of tpunb's own, which is never left out."""
+        self._notes.append(text)
+        self._since = now if self._since is None else self._since
+
+    def flush(self, now: float) -> None:
+        """Write what is due. Call it often; it costs little when nothing is due."""
+        if self._since is None or now - self._since < SETTLE:
+            return
+        if self._written and now - self._written[-1][0] < self._interval:
+            return
+        allowed = RATE - RESERVE - self._used(now)
+        pending = sum(lines.size for lines in self._pending.values())
+        # What does not fit now may fit once the window is free.
+        if self._budget.is_limited or pending <= allowed or allowed == RATE - RESERVE:
+            self._emit(allowed, now)
+
+    @property
+    def count(self) -> int:
+        """How many lines the shown ranks have written."""
+        return sum(
+            source.count
+            for (rank, stream), source in self._sources.items()
+            if rank in self._logs and stream != "prelude"
+        )
+
+    def unfinished(self, now: float) -> dict[int, list[str]]:
+        """Unfinished lines of each rank, progress bars among them, without colours."""
+        lines: dict[int, list[str]] = {}
+        for (rank, stream), source in self._sources.items():
+            if rank is None or rank not in self._logs or stream == "prelude":
+                continue
+            if source.since is not None and (source.lines.is_bar or now - source.since >= PATIENCE):
+                text = strip_ansi(source.lines.unfinished())
+                if text.strip():
+                    lines.setdefault(rank, []).append(text)
+        return lines
+
+    def finish(self, now: float, failure: Failure | None = None) -> None:
+        """Write the last lines, and those of the rank that failed first."""
+        for (rank, stream), source in self._sources.items():
+            if (lines := source.rest()) and rank in self._logs and stream != "prelude":
+                assert rank is not None
+                # Bars of the ranks differ in their times only: without these they fold.
+                self._keep(rank, [strip_times(line) for line in lines], 0, now)
+        self._emit(RATE - RESERVE // 2 - self._used(now), now)
+        if failure is not None:
+            self._budget.write_always(self._last_lines(failure))
+
+    def _keep(self, rank: int, lines: list[str], passed: int, now: float) -> None:
+        pending = self._pending.setdefault(rank, _Pending())
+        self._since = now if self._since is None else self._since
+        if self._budget.is_limited:
+            pending.lines += lines
+            del pending.lines[self._budget.most_lines : -NEWEST]
+            return
+        if passed:
+            pending.cut(0)
+            pending.left_out += passed
+            self._hide(rank)
+        pending.lines += lines
+        pending.size += _size("\n".join(lines)) + _PREFIX * (len(lines) - 1)
+        if pending.size > 2 * RATE and pending.cut(RATE):
+            self._hide(rank)
+
+    def _hide(self, rank: int) -> None:
+        """Note that lines of a rank are left out; of which stream is not known."""
+        if source := self._sources.get((rank, "stderr")):
+            source.unseen = source.count
+
+    def _used(self, now: float) -> int:
+        """Bytes that were written within the last second."""
+        while self._written and now - self._written[0][0] >= WINDOW:
+            if len(self._written) == 1:
+                return 0
+            self._written.popleft()
+        return sum(size for _, size in self._written)
+
+    def _emit(self, most: int, now: float) -> None:
+        """Write all pending lines; where the output has no limit, at most `most` bytes of them."""
+        notes = "".join(f"{note}\n" for note in self._notes)
+        if self._budget.is_limited:
+            lines = self._limited()
+            self._budget.write_always(notes)
+        else:
+            lines, left_out = self._take(most)
+            if total := sum(left_out.values()):
+                what = "1 line" if total == 1 else f"{total:,} lines"
+                notes += f"[{name_ranks(left_out)}] … {what} left out here; all are in run.log\n"
+            lines = notes + lines
+        self._budget.add(lines)
+        if self._budget.room == 0:  # only the newest lines of all ranks can be seen
+            for rank in self._pending:
+                self._hide(rank)
+        self._written.append((now, len(lines.encode())))
+        self._notes, self._pending, self._since = [], {}, None
+
+    def _limited(self) -> str:
+        """The first pending lines, as many as may fit, and the newest."""
+        # For few ranks, as many lines as can be seen if all fold; else a share for each.
+        share = max(1, NEWEST // max(1, len(self._pending)))
+        each = NEWEST if len(self._pending) <= _FEW else share
+        while True:
+            for pending in self._pending.values():
+                del pending.lines[self._budget.most_lines : -each]
+            lines = self._folded()
+            if each <= share or lines.count("\n") <= self._budget.most_lines + NEWEST:
+                return lines
+            each = max(share, each // 2)
+
+    def _take(self, most: int) -> tuple[str, dict[int, int]]:
+        """Pending lines as text of at most `most` bytes; how many are left out of each rank."""
+        share = most
+        while len((lines := self._folded()).encode()) > most:
+            sizes = {rank: pending.size for rank, pending in self._pending.items()}
+            for rank, room in _shares(sizes, share).items():
+                if self._pending[rank].cut(room):
+                    self._hide(rank)
+            share = share * 3 // 4
+        return lines, {rank: w.left_out for rank, w in self._pending.items() if w.left_out}
+
+    def _folded(self) -> str:
+        written = {rank: pending.lines for rank, pending in self._pending.items()}
+        return "".join(f"[{name_ranks(ranks)}] {line}\n" for line, ranks in fold(written))
+
+    def _last_lines(self, failure: Failure) -> str:
+        rank = failure.rank
+        source = self._sources.get((rank, "stderr"))
+        if source is not None and (lines := source.last_lines()):
+            return f"the last lines that rank {rank} wrote to stderr:\n" + "".join(
+                f"[{rank}] {line}\n" for line in lines
+            )
+        # What was written before an exception adds little to its traceback.
+        prelude = self._sources.get((rank, "prelude"))
+        if source is None and prelude is not None and not failure.traceback:
+            return "the last lines that the prelude wrote:\n" + "".join(
+                f"{line}\n" for line in prelude.last_lines()
+            )
+        return ""
+
+
+def _size(text: str) -> int:
+    """Bytes of a line with its rank and line end, or of several without theirs."""
+    return _PREFIX + (len(text) if text.isascii() else len(text.encode()))
+
+
+def _shares(sizes: Mapping[int, int], budget: int) -> dict[int, int]:
+    """Bytes for each rank: those that need little get it all, the others share evenly."""
+    shares: dict[int, int] = {}
+    for rank in sorted(sizes, key=sizes.__getitem__):
+        shares[rank] = min(sizes[rank], budget // (len(sizes) - len(shares)))
+        budget -= shares[rank]
+    return shares
+
+
+# Tracebacks, taken out of what ranks wrote: the end of the run shows the first
+
+
+@dataclass
+class _ExpectedTraceback:
+    """The traceback that one rank prints, and how much of it has come."""
+
+    failure: Failure
+    held: str = ""
+    """Text that may be its beginning."""
+    seen: bool = False
+
+
+class TracebackFilter:
+    """Takes the tracebacks that ended ranks out of what they wrote; run.log keeps them.
+
+    A rank describes its end in `error.json` before it prints it (`worker.rank`), so the text to
+    look for is known before its first byte is read.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._attempt = 0
+        self._ranks: dict[int, _ExpectedTraceback] = {}
+
+    def failure(self, rank: int) -> Failure | None:
+        """The failure that a rank has reported; None if it has reported none."""
+        if rank not in self._ranks:
+            failure = self._run.read_error(self._attempt, rank)
+            if failure is None:
+                return None
+            self._ranks[rank] = _ExpectedTraceback(failure)
+        return self._ranks[rank].failure
+
+    def remove(self, rank: int, text: str) -> str:
+        """A rank's text on standard error, without the traceback that ended it."""
+        failure = self.failure(rank)
+        if failure is None or (expected := self._ranks[rank]).seen:
+            return text
+        traceback = failure.traceback
+        text = expected.held + text
+        before, middle, after = text.partition(traceback)
+        if middle:
+            expected.seen, expected.held = True, ""
+            return before + after
+        start = _beginning(traceback, text)
+        expected.held = text[start:]
+        return text[:start]
+
+    def begin(self, attempt: int) -> Iterator[tuple[int, str]]:
+        """Another attempt begins. Yields what was taken out of the ranks of the last one."""
+        if attempt != self._attempt:
+            yield from self._rest(None)
+            self._attempt = attempt
+
+    def end(self, result: RunResult) -> Iterator[tuple[int, str]]:
+        """The run is over. Yields what was taken out and is not shown with the first failure."""
+        yield from self._rest(result.failure if result.state == RunState.FAILED else None)
+
+    def _rest(self, shown: Failure | None) -> Iterator[tuple[int, str]]:
+        for rank, expected in self._ranks.items():
+            text = expected.failure.traceback if expected.seen else expected.held
+            if shown is None or not expected.failure.is_like(shown):
+                yield rank, text
+        self._ranks = {}
+
+
+def _beginning(traceback: str, text: str) -> int:
+    """Where in a text the traceback may begin that goes on behind it; its length if nowhere."""
+    start = text.find(traceback[:1], max(len(text) - len(traceback) + 1, 0))
+    while start >= 0:
+        if traceback.startswith(text[start:]):
+            return start
+        start = text.find(traceback[:1], start + 1)
+    return len(text)

@@ -1,0 +1,171 @@
+"""A run in its cell: a status that is updated in place, and the ranks' output below it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tpunb.display import formatters, html, output_budget
+from tpunb.display.front_end import FrontEnd, ReplacedOutput, current_front_end
+from tpunb.display.log_view import LogView, TracebackFilter
+from tpunb.display.output_budget import OutputBudget
+from tpunb.display.status import Status
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Event, Note, Output, RankEnded, RanksStarted
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunSpec, RunState
+from tpunb.utils import terminal
+
+# Ten messages a second in all: lines are either written, or the newest are replaced.
+LINES_EVERY = 0.125
+NEWEST_EVERY = 0.25
+STATUS_EVERY = 0.5
+BATCH_EVERY = 2.0
+"""Seconds between two updates where nobody is watching …"""
+BATCH_LINES_EVERY = 10.0
+"""… and between two writes, each of which becomes an output of its own in the file."""
+TERMINAL_EVERY = 10.0
+"""Seconds between two status lines in a terminal, if only numbers have changed."""
+
+
+class RunView:
+    """Shows the events of one run. Never waits; calls the front end in the caller's thread."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: RunDir,
+        *,
+        logs: frozenset[int],
+        front: FrontEnd | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        age: float = 0.0,
+        stop: str = html.STOP,
+    ) -> None:
+        """Show a run.
+
+        Args:
+            spec: The run's spec.
+            run: Its folder.
+            logs: The ranks whose output is shown.
+            front: The front end; the running cell's by default.
+            clock: Seconds from any origin.
+            age: Seconds since the run began, where it is not followed from its start.
+            stop: Label of the button that interrupts the cell.
+        """
+        self._front = current_front_end() if front is None else front
+        self._clock = clock
+        self._run = run
+        batch = self._front.batch
+        cost = output_budget.MESSAGE if batch else 0
+        self._budget = OutputBudget(self._front.write, room=self._front.room, message=cost)
+        every = BATCH_LINES_EVERY if batch else LINES_EVERY
+        self._log = LogView(logs, self._budget, interval=every)
+        self._newest: tuple[float, list[str]] = (-math.inf, [])
+        """When the newest lines were last shown, and those lines."""
+        self._tracebacks = TracebackFilter(run)
+        self._status = Status(spec, relative_path(run.path), clock=clock, age=age, stop=stop)
+        self._due = self._published = -math.inf
+        self._content: tuple[str, ...] = ()
+        self._state: tuple[str, ...] = ()
+
+    def show(self, event: Event) -> None:
+        """Take in an event. A later `tick` shows what it changed, once that is due."""
+        if isinstance(event, Output):
+            text = event.text
+            if event.rank is not None and event.stream == "stderr":
+                text = self._tracebacks.remove(event.rank, text)
+            self._log.feed(event.rank, event.stream, text, self._clock())
+        elif isinstance(event, Note):
+            self._log.note(event.text, self._clock())
+        else:
+            if isinstance(event, RanksStarted):
+                self._feed(self._tracebacks.begin(event.attempt))
+            self._status.show(event)
+            if isinstance(event, RankEnded) and event.exitcode:
+                self._status.blame(self._tracebacks.failure(event.rank))
+
+    def _feed(self, tracebacks: Iterator[tuple[int, str]]) -> None:
+        for rank, text in tracebacks:
+            self._log.feed(rank, "stderr", text, self._clock())
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether the card shows everything about a failure, so that its error can be a line.
+
+        A terminal has no card; where nobody is watching, the program that runs the notebook reads
+        the error alone.
+        """
+        return self._front.publish is not None and not self._front.batch
+
+    def tick(self) -> None:
+        """Show what is due. Call it about 20 times a second.
+
+        Call it after all events that were read together, not between them, so that equal lines
+        of their ranks fold.
+        """
+        now = self._clock()
+        if now >= self._due:
+            every = BATCH_EVERY if self._front.batch else STATUS_EVERY
+            # Counted from when it was due, not from now, or each update would come a bit later.
+            changed = self._publish(now)
+            since = self._due if now - self._due < every else now
+            self._due = since + every if changed else now + every / 4
+        self._log.flush(now)
+        if now - self._newest[0] >= (BATCH_EVERY if self._front.batch else NEWEST_EVERY):
+            self._show_newest(now)
+
+    def finish(self, result: RunResult) -> None:
+        """Show the last lines and how the run ended."""
+        now = self._clock()
+        self._feed(self._tracebacks.end(result))
+        self._log.finish(now, None if result.state == RunState.SUCCEEDED else result.failure)
+        self._show_newest(now)
+        self._status.end(result, traceback=self.tells_all, link=self._front.links)
+        self._publish(now)
+        if isinstance(self._front.publish, ReplacedOutput):
+            formatters.note_card(result.dir)
+
+    def leave(self, text: str) -> None:
+        """Show pending lines, and `text` as the run's state: it is no longer followed."""
+        now = self._clock()
+        self._log.finish(now)
+        self._show_newest(now)
+        self._status.leave(text)
+        self._publish(now)
+
+    def _show_newest(self, now: float) -> None:
+        """Replace the newest lines, once the budget is spent, if there are new ones."""
+        if self._front.newest is None or not self._budget.newest:
+            return
+        log = f"{relative_path(self._run.path)}/run.log"
+        head = f"… the newest of {self._log.count:,} lines ({log} has all, %tpu_logs searches it):"
+        lines = [head, *self._budget.newest]
+        if lines != self._newest[1]:
+            self._front.newest(head, lines[1:])
+            self._newest = now, lines
+
+    def _publish(self, now: float) -> bool:
+        """Show the status; False if it has not changed."""
+        if self._status.running:
+            self._status.unfinished = self._log.unfinished(now)
+        content, state = self._status.content(), self._status.state()
+        if content == self._content:
+            return False
+        if self._front.publish is not None:
+            card = self._status.html(stop=self._front.stops)
+            bundle = {"text/html": card, "text/plain": self._status.text()}
+            self._front.publish(bundle)
+        elif state != self._state or now - self._published >= TERMINAL_EVERY:
+            self._front.write(terminal.coloured(self._status.line()) + "\n")
+        else:
+            return False
+        self._published, self._content, self._state = now, content, state
+        return True
+
+
+def relative_path(path: Path) -> str:
+    """The path, relative to the working directory if it is below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,1 +1,0 @@
-"""What comes back from a run into the kernel."""

@@ -1,0 +1,189 @@
+"""`--bg`: a handle to a run that continues while other cells run."""
+
+from __future__ import annotations
+
+import html
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tpunb.display.front_end import FrontEnd, SharedOutput, current_front_end
+from tpunb.display.run_view import RunView
+from tpunb.kernel import panel
+from tpunb.kernel.launcher import Run
+from tpunb.runs import last_run, returns, state
+from tpunb.runs.events import Note
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunState, StopOrigin
+from tpunb.utils.ansi import strip_ansi
+
+LINES = 10
+"""Newest lines that the handle shows below the status."""
+LONGEST = 200
+"""Characters of such a line."""
+
+
+class _HandleOutput:
+    """The one output of a handle: status and newest lines. Its thread prints nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._output = SharedOutput(name)
+        self._notes: deque[str] = deque(maxlen=LINES)
+        self._lines: Sequence[str] = ()
+        self.show = self._output.show
+
+    def front_end(self) -> FrontEnd:
+        """A front end that shows everything here."""
+        return FrontEnd(self.write, self.publish, newest=self.newest, room=0)
+
+    def write(self, text: str) -> None:
+        """Keep lines of tpunb's own; they are shown when the status is published next."""
+        self._notes.extend(strip_ansi(line)[:LONGEST] for line in text.splitlines())
+
+    def newest(self, head: str, lines: Sequence[str]) -> None:
+        """Keep the newest lines of ranks."""
+        self._lines = [strip_ansi(line)[:LONGEST] for line in lines[-LINES:]]
+
+    def publish(self, bundle: dict[str, str]) -> None:
+        """Replace what is shown, wherever it is."""
+        lines = "\n".join([*self._notes, *self._lines])
+        style = "margin:0;padding:0 0 0 11px;white-space:pre-wrap;opacity:0.7"
+        below = f'<pre style="{style}">{html.escape(lines)}</pre>'
+        self._output(
+            {
+                "text/plain": "\n".join(filter(None, [bundle["text/plain"], lines])),
+                "text/html": bundle["text/html"] + (below if lines else ""),
+            }
+        )
+
+
+class BackgroundRun:
+    """A run in the background, which ends with the kernel.
+
+    Shown in a notebook, it is the run's live status. No variable of the notebook changes until
+    `wait` is called.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        logs: frozenset[int],
+        notes: tuple[str, ...],
+        raises: bool,
+        bind: Callable[[RunResult], None],
+        ended: Callable[[RunResult], None],
+    ) -> None:
+        """`bind` is called with the result and its values, in the thread that calls `wait`.
+
+        `ended` is called in the thread that follows the run. `raises`: `wait` raises the error
+        of a run that has failed.
+        """
+        self.dir = run.dir.path
+        self._run = run
+        self._raises = raises
+        self._bind = bind
+        self._ended = ended
+        self._over = threading.Event()
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        self._collected = threading.Lock()
+        self._output = _HandleOutput(run.dir.id)
+        self._view = RunView(run.spec, run.dir, logs=logs, front=self._output.front_end())
+        for note in notes:
+            self._view.show(Note(note))
+        self._view.tick()
+        self._live = current_front_end().publish is not None
+        self._panel = panel.BackgroundPanel(run.spec, run.dir)
+        self._show()
+        threading.Thread(target=self._follow, name=f"tpunb-{run.dir.id}", daemon=True).start()
+
+    @property
+    def id(self) -> str:
+        """The run's id, as %tpu_runs lists it."""
+        return self._run.dir.id
+
+    @property
+    def state(self) -> RunState:
+        """How the run stands now, or how it has ended."""
+        return self._result.state if self._result else state.run_state(self._run.dir)
+
+    @property
+    def result(self) -> RunResult | None:
+        """How it ended, with the values of `--returns` in `.returns`; None while it is running."""
+        return self._collect() if self._over.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> RunResult:
+        """Wait for the end, and bring the values of `--returns` into the notebook.
+
+        Raises the run's error if it has failed, unless it was started with `--no-raise`, and
+        TimeoutError if it has not ended within `timeout` seconds. The run continues then, and also
+        when the waiting is interrupted.
+        """
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"run {self.id} has not ended within {timeout:g} s; it continues")
+        result = self._collect()
+        self._bind(result)
+        if self._raises:
+            result.raise_for_failure()
+        return result
+
+    def stop(self) -> RunResult:
+        """Stop the run as the interrupt key stops a cell, and wait until it has ended.
+
+        A second call while ranks save skips what is left of the grace period.
+        """
+        if not self._over.is_set():
+            hurry = self.state is RunState.STOPPING
+            reason = "stopped with .stop()"
+            state.request_stop(self._run.dir, reason, origin=StopOrigin.HANDLE, now=hurry)
+        self._over.wait()
+        return self._collect()
+
+    def _follow(self) -> None:
+        """Follow the run, in a thread: it must not print or touch the notebook's variables."""
+        try:
+            try:
+                for event in self._run.events():
+                    for shown in (self._view, self._panel.panel):
+                        shown.tick() if event is None else shown.show(event)
+            finally:
+                self._panel.panel.end()
+            result = self._run.result()
+            self._ended(result)
+            last_run.result = self._result = result
+            self._view.finish(result)
+            panel.show_result(result)
+        except BaseException as error:  # raised by `wait`: a thread has nobody to raise it to
+            self._error = error
+        finally:
+            self._over.set()
+
+    def _collect(self) -> RunResult:
+        """The result with the values of `--returns`, which are read once."""
+        with self._collected:
+            if self._result is None:
+                assert self._error is not None
+                raise self._error
+            if not (self._result.returns or self._result.returns_failed):
+                whole = returns.collect_returns(self._result, self._run.spec)
+                if last_run.result is self._result:
+                    last_run.result = whole
+                self._result = whole
+            return self._result
+
+    def __repr__(self) -> str:
+        """The run's state and the handle's methods."""
+        return f"BackgroundRun {self.id}: {self.state} (.wait() .stop() .result .state)"
+
+    def _ipython_display_(self) -> None:
+        """Show the live status here too; as text in a terminal, which cannot replace outputs."""
+        if self._live:
+            self._show()
+        else:
+            print(repr(self))
+
+    def _show(self) -> None:
+        if self._live:
+            self._output.show()
+            self._panel.show()

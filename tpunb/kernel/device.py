@@ -1,0 +1,91 @@
+"""The kernel's own XLA device: the CPU, unless the user asks for the TPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from tpunb.runs.spec import Device
+from tpunb.xla import runtime
+
+_chosen = False
+"""PJRT_DEVICE is what `choose_device` has set."""
+_cell_that_took_it: int | None = None
+"""The cell in which the kernel's own XLA runtime was started; 0: one that is not known."""
+_ENVIRON = Path("/proc/self/environ")
+"""What this process was started with."""
+
+
+def user_set_pjrt_device(executed: Iterable[str]) -> bool:
+    """True if the user chose PJRT_DEVICE (in the environment, or in one of the executed cells).
+
+    False if tpunb set it, or torch_xla, whose import always does: to TPU where it finds one
+    (2.9, runtime.py).
+    """
+    if "PJRT_DEVICE" not in os.environ or _chosen:
+        return False
+    if "torch_xla" not in sys.modules or b"PJRT_DEVICE=" in _ENVIRON.read_bytes():
+        return True
+    return any("PJRT_DEVICE" in text or "set_device_type" in text for text in executed)
+
+
+def watch_device(shell: InteractiveShell) -> None:
+    """Notice in which cell the kernel takes its XLA device."""
+    global _cell_that_took_it
+    if runtime.is_running():
+        _cell_that_took_it = 0
+    shell.events.register("post_run_cell", _note_cell)
+
+
+def unwatch_device(shell: InteractiveShell) -> None:
+    """Undo `watch_device`."""
+    shell.events.unregister("post_run_cell", _note_cell)
+
+
+def _note_cell(result: Any) -> None:
+    global _cell_that_took_it
+    if _cell_that_took_it is None and result is not None and runtime.is_running():
+        _cell_that_took_it = result.execution_count or 0
+
+
+def cell_that_took_device() -> int | None:
+    """The number of the cell in which the kernel took its XLA device; None if it has not, or did
+    before tpunb was loaded.
+    """
+    return _cell_that_took_it or None
+
+
+def choose_device(wanted: Device | None = None, *, set_by_user: bool = False) -> str | None:
+    """Choose the kernel's own XLA device: without `wanted` as chosen before, or the CPU.
+
+    Chips are exclusive: a kernel that holds the TPU blocks every run, so it is the CPU unless
+    the user asks for the TPU. `set_by_user`: PJRT_DEVICE is the user's choice, which stays.
+    Returns what to tell the user; None if nothing has changed that could.
+    """
+    global _chosen
+    now = os.environ.get("PJRT_DEVICE")
+    if (now == wanted) if wanted is not None else (set_by_user or _chosen):
+        return None
+    if set_by_user:
+        return f"the kernel still uses XLA on {now}, as PJRT_DEVICE says in this notebook"
+    if runtime.is_running():
+        if wanted is None:
+            return None
+        since = f" since cell [{_cell_that_took_it}]" if _cell_that_took_it else ""
+        return (
+            f"the kernel still uses XLA on {now}: it is in use{since}. "
+            f"Restart the kernel, then ask for the {wanted} first"
+        )
+    wanted = wanted or "CPU"
+    os.environ["PJRT_DEVICE"] = wanted
+    _chosen = True
+    if now == wanted:
+        return None
+    if wanted == "CPU":
+        return "the kernel uses XLA on CPU, so that runs can take a TPU (PJRT_DEVICE=CPU)"
+    return "the kernel uses XLA on TPU (PJRT_DEVICE=TPU)"

@@ -1,0 +1,200 @@
+"""The magics: options in, result out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+
+from tpunb import data
+from tpunb.data import DataOptions
+from tpunb.diagnostics import cell as debug
+from tpunb.display import formatters, front_end
+from tpunb.kernel import completion, options
+from tpunb.kernel.background import BackgroundRun
+from tpunb.kernel.options import (
+    AttachOptions,
+    DebugOptions,
+    HelpShown,
+    LogsOptions,
+    MagicParser,
+    RunsOptions,
+    SetupOptions,
+    StopOptions,
+    TrainOptions,
+)
+from tpunb.kernel.session import Session
+from tpunb.runs import directory, listing, logs
+from tpunb.runs.result import RunResult
+from tpunb.utils import terminal
+
+_Options = TypeVar("_Options")
+
+
+def _line(
+    parser: MagicParser[_Options],
+) -> Callable[[Callable[[TpuMagics, _Options], Any]], Callable[..., Any]]:
+    """A line magic whose method gets its options; `%tpu_setup?` shows the parser's help."""
+
+    def decorate(method: Callable[[TpuMagics, _Options], Any]) -> Callable[..., Any]:
+        def magic(self: TpuMagics, line: str) -> Any:
+            try:
+                return method(self, parser.parse_line(line, self.session.shell.user_ns))
+            except HelpShown:
+                return None
+
+        return _documented(line_magic, magic, method.__name__, parser)
+
+    return decorate
+
+
+def _cell(
+    parser: MagicParser[_Options],
+) -> Callable[[Callable[[TpuMagics, _Options, str], Any]], Callable[..., Any]]:
+    """A cell magic whose method gets its options and the cell's body.
+
+    IPython refuses a cell magic without a body, `%%tpu_train --help` too, and points to the
+    line magic of that name: there is one, for --help.
+    """
+
+    def decorate(method: Callable[[TpuMagics, _Options, str], Any]) -> Callable[..., Any]:
+        name = method.__name__
+
+        def magic(self: TpuMagics, line: str, cell: str | None = None) -> Any:
+            try:
+                parsed = parser.parse_line(line, self.session.shell.user_ns)
+            except HelpShown:
+                return None
+            if cell is None:
+                raise UsageError(
+                    f"%{name}: write %%{name} (two %) into a cell's first line, code below it"
+                )
+            return method(self, parsed, cell)
+
+        return _documented(line_cell_magic, magic, name, parser)
+
+    return decorate
+
+
+def _documented(
+    kind: Callable[..., Any], magic: Callable[..., Any], name: str, parser: MagicParser[Any]
+) -> Callable[..., Any]:
+    magic.__name__, magic.__doc__ = name, parser.format_help()
+    registered: Callable[..., Any] = kind(magic)
+    return registered
+
+
+def _named(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """IPython's `line_magic(name)`, whose types are for functions only."""
+    decorate: Any = line_magic
+    registered: Callable[[Callable[..., None]], Callable[..., None]] = decorate(name)
+    return registered
+
+
+@magics_class
+class TpuMagics(Magics):
+    """What `%load_ext tpunb` brings."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.session = Session(shell)
+
+    @_line(options.SETUP)
+    def tpu_setup(self, chosen: SetupOptions) -> None:
+        self.session.setup(chosen)
+
+    @_line(options.DATA)
+    def tpu_data(self, chosen: DataOptions) -> None:
+        data.run(chosen, print)
+
+    @_cell(options.TRAIN)
+    def tpu_train(self, chosen: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
+        return self.session.train(chosen, cell)
+
+    @_cell(options.DEBUG)
+    def tpu_debug(self, chosen: DebugOptions, cell: str) -> Any:
+        if change := self.session.choose_device():
+            print(change)
+        runs = self.session.defaults.runs
+        wanted = debug.DebugOptions(
+            report=None
+            if chosen.no_report
+            else lambda report: front_end.show_bundle(report.bundle()),
+            steps=chosen.steps,
+            nan=chosen.nan,
+            pdb=chosen.pdb,
+            profile=debug.new_profile_folder(runs) if chosen.profile else None,
+        )
+        return debug.run_cell(self.session.shell, cell, wanted)
+
+    @_named("%tpu_train")
+    def _train_below_the_first_line(self, line: str) -> None:
+        _refuse_below_the_first_line("%%tpu_train")
+
+    @_named("%tpu_debug")
+    def _debug_below_the_first_line(self, line: str) -> None:
+        _refuse_below_the_first_line("%%tpu_debug")
+
+    @_line(options.RUNS)
+    def tpu_runs(self, chosen: RunsOptions) -> None:
+        table = listing.format_table(self.session.defaults.runs, whole=chosen.whole)
+        print(terminal.coloured(table))
+
+    @_line(options.LOGS)
+    def tpu_logs(self, chosen: LogsOptions) -> None:
+        run = directory.find_run(self.session.defaults.runs, chosen.run)
+        print(logs.read_for_cell(run, chosen.search()), end="")
+
+    @_line(options.STOP)
+    def tpu_stop(self, chosen: StopOptions) -> None:
+        self.session.stop(chosen.run)
+
+    @_line(options.ATTACH)
+    def tpu_attach(self, chosen: AttachOptions) -> RunResult | None:
+        return self.session.attach(chosen)
+
+
+def _refuse_below_the_first_line(magic: str) -> NoReturn:
+    """IPython takes `%%tpu_train` below other lines for the line magic `%tpu_train` of `%`."""
+    raise UsageError(
+        f"{magic} must be the first line of its cell: move it above everything else, comments too"
+    )
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext tpunb.kernel.magics`. Loading it again changes nothing."""
+    if _loaded(shell) is None:
+        magics = TpuMagics(shell)
+        shell.register_magics(magics)
+        completion.register_completers(shell, lambda: magics.session.defaults.runs)
+        formatters.register_formatters(shell)
+
+
+def load_session(shell: InteractiveShell) -> Session:
+    """What the magics share, which are loaded if they are not."""
+    load_ipython_extension(shell)
+    magics = _loaded(shell)
+    assert magics is not None
+    return magics.session
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """`%unload_ext tpunb.kernel.magics`: its processes end; the magics are gone."""
+    magics = _loaded(shell)
+    if magics is not None:
+        magics.session.close()
+        formatters.unregister_formatters(shell)
+        completion.unregister_completers(shell)
+        for kind in ("line", "cell"):
+            table = shell.magics_manager.magics[kind]
+            for name in [n for n in table if getattr(table[n], "__self__", None) is magics]:
+                del table[name]
+        del shell.magics_manager.registry[TpuMagics.__name__]
+
+
+def _loaded(shell: InteractiveShell) -> TpuMagics | None:
+    magics: TpuMagics | None = shell.magics_manager.registry.get(TpuMagics.__name__)
+    return magics

@@ -1,0 +1,501 @@
+"""The options of the magics, and those that the command line shares with them."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import keyword
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from tpunb.data import HELP, DataOptions
+from tpunb.runs import listing, logs
+from tpunb.runs.spec import Device, Profile
+from tpunb.utils.options import (
+    OptionParser,
+    add_options,
+    argument,
+    build_options,
+    declarations,
+    flag,
+    join_lists,
+    option,
+    parse_count,
+    parse_duration,
+    parse_rank_list,
+    warn,
+)
+
+_Options = TypeVar("_Options")
+
+Cores = int | Literal["all"]
+
+RESULT = "value"
+"""What a call by `tpunb.launch` is assigned to, and its name in `RunResult.returns`."""
+
+LAST = "last"
+"""Of `--resume`: the latest run of this notebook that has a checkpoint."""
+
+COMMON = "common options"
+FAILURE = "failures and stops"
+BACKGROUND = "background and afterwards"
+ADVANCED = "advanced"
+
+
+def cores(text: str) -> Cores:
+    """A number of cores, or 'all'. The machine decides later which numbers it can run."""
+    if text == "all":
+        return "all"
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of cores (or 'all')")
+    return int(text)
+
+
+def _idle(text: str) -> float:
+    """Seconds. A number without a unit meant minutes, and does so for one more release."""
+    if text.replace(".", "", 1).isdecimal():
+        warn(f"--idle {text} means minutes until the next release, then seconds: write {text}m")
+        text += "m"
+    seconds = parse_duration(text)
+    if seconds < 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is shorter than a minute")
+    return seconds
+
+
+def _variable(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
+    return text
+
+
+def _variables(text: str) -> tuple[str, ...]:
+    """Variable names, with commas between them."""
+    return tuple(_variable(name.strip()) for name in text.split(",") if name.strip())
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def _step_count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
+    return int(text)
+
+
+def _profile(text: str) -> Profile:
+    """RANKS or RANKS:FIRST-LAST, as in 0,3:10-20."""
+    match = re.fullmatch(r"(\d+(?:,\d+)*)(?::(\d+)-(\d+))?", text, re.ASCII)
+    if match is not None:
+        ranks = tuple(map(int, match[1].split(",")))
+        profile = Profile(ranks, int(match[2] or 5), int(match[3] or 10))
+        if 1 <= profile.first <= profile.last:
+            return profile
+    raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST (0,3:5-10)")
+
+
+# What several magics and commands have, with one meaning.
+
+
+def run_argument(default: str) -> Any:
+    """RUN."""
+    return argument("RUN", help=f"run id, or any part of it (default: {default})")
+
+
+def _cores_option(help: str) -> Any:
+    return option("--cores", type=cores, metavar="N|all", help=help, group=COMMON)
+
+
+def _ranks_option(group: str, old_name: str) -> Any:
+    return option(
+        "--ranks",
+        type=parse_rank_list,
+        default="all",
+        metavar="all|none|LIST",
+        help="show only the lines of these ranks, e.g. 0,3-5 (default: all)",
+        group=group,
+        old_name=old_name,
+    )
+
+
+def _out_option(group: str) -> Any:
+    return option(
+        "--out",
+        type=_variable,
+        metavar="VAR",
+        help="also assign the RunResult to this variable (it is the cell's value and "
+        "tpunb.last_run)",
+        group=group,
+    )
+
+
+def _no_raise_flag(group: str) -> Any:
+    return flag("--no-raise", help="a failed run does not fail the cell", group=group)
+
+
+def _stop_when_done_flag(when: str) -> Any:
+    return flag(
+        "--stop-when-done",
+        help=f"shut this TPU VM down (with gcloud) {when}: once no run is active, no cell runs "
+        "and nobody uses the TPU, after a countdown",
+        group=BACKGROUND,
+    )
+
+
+def _idle_option() -> Any:
+    return option(
+        "--idle",
+        type=_idle,
+        metavar="TIME",
+        help="with --stop-when-done: … once that has been so for this long, e.g. 30m",
+        group=BACKGROUND,
+    )
+
+
+@dataclass(frozen=True)
+class SetupOptions:
+    """Options of `%tpu_setup`."""
+
+    cores: Cores | None = _cores_option("ranks of later runs that do not say how many")
+    notebook: str | None = option(
+        "--notebook",
+        metavar="PATH",
+        help="this notebook's file, if it is not found (also: the variable TPUNB_NOTEBOOK)",
+        group=COMMON,
+    )
+    runs: str | None = option(
+        "--runs", metavar="DIR", help="where run folders go (default: ./runs)", group=COMMON
+    )
+    json: bool = flag("--json", help="print the environment as JSON", group=COMMON)
+    stop_when_done: bool = _stop_when_done_flag("after any later run")
+    idle: float | None = _idle_option()
+    keep_running: bool = flag(
+        "--keep-running", help="cancel --stop-when-done, whoever gave it", group=BACKGROUND
+    )
+    kernel: str | None = option(
+        "--kernel",
+        choices=("cpu", "tpu"),
+        help="the XLA device of the kernel itself (default: cpu, so that runs can take the TPU)",
+        group=ADVANCED,
+    )
+    ahead: bool = flag(
+        "--ahead",
+        help="from now on run each cell in the background as well, once it has run here, so that "
+        "the first run starts at once",
+        group=ADVANCED,
+    )
+    no_warm: bool = flag(
+        "--no-warm", help="do not preload torch_xla in the background", group=ADVANCED
+    )
+
+    @property
+    def kernel_device(self) -> Device | None:
+        """The device that `--kernel` asks for."""
+        return None if self.kernel is None else "TPU" if self.kernel == "tpu" else "CPU"
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `%%tpu_train`."""
+
+    cores: Cores | None = _cores_option(
+        "ranks, one for each core (default: all chips of this machine; 4 rehearsal cores without "
+        "a TPU)"
+    )
+    name: str | None = option(
+        "--name",
+        metavar="NAME",
+        help="part of the run's id (default: the notebook's name)",
+        group=COMMON,
+    )
+    returns: tuple[str, ...] = option(
+        "--returns",
+        type=_variables,
+        default=(),
+        metavar="a,b",
+        help="copy these variables of rank 0 back into the notebook",
+        group=COMMON,
+    )
+    out: str | None = _out_option(COMMON)
+    env: tuple[tuple[str, str], ...] = option(
+        "--env",
+        type=_assignment,
+        repeatable=True,
+        metavar="K=V",
+        help="set an environment variable of the ranks (repeatable)",
+        group=COMMON,
+    )
+    ranks: str = _ranks_option(COMMON, old_name="--logs")
+    dry_run: bool = flag(
+        "--dry-run", help="show the plan and the script, run nothing", group=COMMON
+    )
+    timeout: float | None = option(
+        "--timeout",
+        type=parse_duration,
+        metavar="TIME",
+        help="stop the run after this long: 90 or 90s, 5m, 9h (default: no limit)",
+        group=FAILURE,
+    )
+    hang_timeout: float = option(
+        "--hang-timeout",
+        type=parse_duration,
+        default=300.0,
+        metavar="TIME",
+        help="call the run hung after this long without activity from any rank (default: 5m; 0: "
+        "off)",
+        group=FAILURE,
+    )
+    grace: float = option(
+        "--grace",
+        type=parse_duration,
+        default=15.0,
+        metavar="TIME",
+        help="time to save after a stop (default: 15s)",
+        group=FAILURE,
+    )
+    retries: int = option(
+        "--retries",
+        type=parse_count,
+        default=0,
+        metavar="N",
+        help="start the ranks again up to N times after a failure; tpunb.load() gives them their "
+        "last checkpoint (default: 0)",
+        group=FAILURE,
+    )
+    resume: str | None = option(
+        "--resume",
+        metavar="RUN",
+        alone=LAST,
+        help="continue from the last checkpoint of this run (id or any part of it, folder, or "
+        "URL; alone or `last`: this notebook's latest run that has one): tpunb.load() returns it",
+        group=FAILURE,
+    )
+    no_raise: bool = _no_raise_flag(FAILURE)
+    background: bool = flag(
+        "--bg",
+        help="return a handle at once (.state .result .wait() .stop()), which --out binds; "
+        ".wait() brings the values of --returns; the run ends with the kernel",
+        group=BACKGROUND,
+        exclusive=True,
+    )
+    detach: bool = flag(
+        "--detach",
+        help="return at once; the run outlives the kernel, and %%tpu_attach follows it from any "
+        "other",
+        group=BACKGROUND,
+        exclusive=True,
+    )
+    stop_when_done: bool = _stop_when_done_flag("when this run has ended")
+    idle: float | None = _idle_option()
+    cold: bool = flag(
+        "--cold",
+        help="start from nothing: neither the preloaded torch_xla nor what was kept of the prelude",
+        group=ADVANCED,
+        old_name="--fresh",
+    )
+    replay: bool = flag(
+        "--replay",
+        help="take everything from the cells, nothing from the kernel, and compare nothing",
+        group=ADVANCED,
+    )
+    replicate: bool = flag(
+        "--replicate",
+        help="every rank runs the prelude itself, as under torchrun",
+        group=ADVANCED,
+    )
+    profile: Profile | None = option(
+        "--profile",
+        type=_profile,
+        metavar="RANKS:FIRST-LAST",
+        help="write a trace of these ranks and steps for xprof into the run folder, e.g. 0,3:5-10",
+        group=ADVANCED,
+    )
+
+    caller: ClassVar[str] = "%%tpu_train"
+    """What the user called, for errors."""
+
+    def written(self, option: str) -> str:
+        """An option as the user wrote it, for errors."""
+        return f"{self.caller} --{option}"
+
+
+@dataclass(frozen=True)
+class LaunchOptions(TrainOptions):
+    """Options of `tpunb.launch`: those of a train cell that it has as arguments."""
+
+    caller: ClassVar[str] = "tpunb.launch"
+    returns: tuple[str, ...] = (RESULT,)
+
+    def written(self, option: str) -> str:
+        """An option as the user wrote it, for errors."""
+        return f"{self.caller}({option}=)"
+
+
+@dataclass(frozen=True)
+class DebugOptions:
+    """Options of `%%tpu_debug`."""
+
+    no_report: bool = flag("--no-report", help="do not report what XLA did with the cell")
+    steps: int | None = option(
+        "--steps", type=_step_count, metavar="N", help="stop its training loop after N steps"
+    )
+    pdb: bool = flag("--pdb", help="open the debugger at an exception")
+    profile: bool = flag("--profile", help="write a trace of the cell for xprof")
+    nan: bool = flag("--nan", help="find the first module and step whose numbers are not finite")
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """Options of `%tpu_runs` and `tpunb runs`."""
+
+    whole: bool = flag("--all", help=f"all runs, not only the {listing.NEWEST} newest")
+
+
+@dataclass(frozen=True)
+class LogsOptions:
+    """Options of `%tpu_logs` and `tpunb logs`."""
+
+    run: str | None = run_argument("the latest")
+    ranks: str = _ranks_option("", old_name="--rank")
+    stream: str | None = option(
+        "--stream",
+        choices=("stdout", "stderr", "prelude"),
+        help="only what was written there",
+    )
+    level: str | None = option(
+        "--level",
+        choices=("warning", "error"),
+        help="only warnings and errors, or only errors with their tracebacks",
+    )
+    grep: re.Pattern[str] | None = option(
+        "--grep",
+        type=logs.parse_pattern,
+        metavar="PATTERN",
+        help="only lines that match this regular expression; case-insensitive unless the pattern "
+        "has capitals",
+    )
+    context: int = option(
+        "--context",
+        type=parse_count,
+        default=0,
+        metavar="N",
+        help="with --grep or --level: also N lines before and after each",
+    )
+    tail: int | None = option("--tail", type=parse_count, metavar="N", help="only the last N lines")
+
+    def search(self) -> logs.Search:
+        """Which lines are asked for."""
+        return logs.Search(self.ranks, self.stream, self.level, self.grep, self.context, self.tail)
+
+
+@dataclass(frozen=True)
+class StopOptions:
+    """Options of `%tpu_stop` and `tpunb stop`."""
+
+    run: str | None = run_argument("the latest active run")
+
+
+@dataclass(frozen=True)
+class AttachOptions:
+    """Options of `%tpu_attach`."""
+
+    run: str | None = run_argument("the latest active run")
+    out: str | None = _out_option("")
+    ranks: str = _ranks_option("", old_name="--logs")
+    no_raise: bool = _no_raise_flag("")
+
+
+class HelpShown(Exception):  # noqa: N818 (not an error)
+    """The user asked for help and has got it: there is nothing else to do."""
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        print(parser.format_help())
+        raise HelpShown
+
+
+_LISTS = ("--returns", "--ranks")
+_BRACES = re.compile(r"\{([A-Za-z_]\w*)[\w.]*\}")
+_DOLLAR = re.compile(r"^\$([A-Za-z_]\w*)$")
+
+
+class MagicParser(OptionParser, Generic[_Options]):
+    """Parses the option line of a magic; what is wrong is a UsageError, as for any magic."""
+
+    def __init__(self, name: str, options: type[_Options], description: str) -> None:
+        super().__init__(prog=name, description=description, add_help=False, allow_abbrev=False)
+        self.options = options
+        grouped = any(declared.group == COMMON for _, declared in declarations(options))
+        place = self.add_argument_group(COMMON) if grouped else self
+        place.add_argument(
+            "-h",
+            "--help",
+            action=_Help,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="show this and do nothing",
+        )
+        add_options(self, options)
+
+    def error(self, message: str) -> Any:
+        """Raise UsageError; IPython shows it in one line."""
+        from IPython.core.error import UsageError
+
+        raise UsageError(message)
+
+    def parse_line(self, line: str, user_ns: Mapping[str, object]) -> _Options:
+        """Parse an option line in which IPython has filled in `{name}` and `$name`.
+
+        Raises UsageError for anything that is not an option or its value. IPython fills in all
+        of a line or nothing, so what is left of `{name}` is a name that `user_ns` does not know.
+        """
+        from IPython.core.error import UsageError
+
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"{self.prog}: {error} in: {line}") from None
+        for word in words:
+            for name in [*_BRACES.findall(word), *_DOLLAR.findall(word)]:
+                if name not in user_ns and not hasattr(builtins, name):
+                    raise UsageError(f"{self.prog}: {word}: the notebook has no variable {name!r}")
+        try:
+            return build_options(self.options, self.parse_args(join_lists(words, _LISTS)))
+        except UsageError as error:
+            magic = self.prog.replace("%%", "%")
+            raise UsageError(f"{self.prog}: {error} ({magic} --help lists the options)") from None
+
+
+SETUP = MagicParser(
+    "%tpu_setup", SetupOptions, "Show the environment, set defaults, preload torch_xla."
+)
+TRAIN = MagicParser(
+    "%%tpu_train", TrainOptions, "Run this notebook up to this cell, and this cell on every core."
+)
+DEBUG = MagicParser(
+    "%%tpu_debug", DebugOptions, "Run this cell in the kernel, on one core, and say what XLA did."
+)
+RUNS = MagicParser("%tpu_runs", RunsOptions, "List the runs, newest first.")
+LOGS = MagicParser("%tpu_logs", LogsOptions, "Show or search the log of a run.")
+STOP = MagicParser(
+    "%tpu_stop",
+    StopOptions,
+    "Stop a run, whoever started it, as the interrupt key does: with time to save. Waits until it "
+    "has ended. Stopping it again skips the rest of that time.",
+)
+ATTACH = MagicParser(
+    "%tpu_attach",
+    AttachOptions,
+    "Follow a run from its first line to its end, whoever started it, and take its result. "
+    "Interrupting only detaches; the run continues (%tpu_stop ends it).",
+)
+DATA = MagicParser("%tpu_data", DataOptions, f"{HELP.capitalize()}.")
+
+PARSERS: tuple[MagicParser[Any], ...] = (SETUP, TRAIN, DEBUG, RUNS, LOGS, STOP, ATTACH, DATA)

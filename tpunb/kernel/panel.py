@@ -1,0 +1,452 @@
+"""The panel below the card: a chart to zoom into, and the log by rank, with a search.
+
+Its ipywidgets (7.7 or 8) are created once a front end has answered during the run, and removed
+when it ends, so a saved notebook holds no widget. But a page that is opened again during a run
+gets no update of any output, and may have been saved with the panel: the run's last card takes
+its place then, which the front end asks the kernel for.
+
+Clicks may arrive in another thread, in which nothing can be shown: they are only noted there, and
+the thread that follows the run handles them at its next `tick`.
+
+This module is the only one that uses a private name of ipykernel: `BaseComm._reply_subshell_for`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tpunb.display.chart import chart_html
+from tpunb.display.formatters import result_card
+from tpunb.display.front_end import (
+    FrontEnd,
+    ReplacedOutput,
+    SharedOutput,
+    current_front_end,
+)
+from tpunb.display.run_view import RunView, relative_path
+from tpunb.kernel.launcher import Attached, Run
+from tpunb.runs import logs, state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Event, Metric
+from tpunb.runs.metrics import MetricSeries
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunSpec, RunState, StopOrigin
+from tpunb.utils.ansi import strip_ansi
+
+PROBE_AFTER = (0.0, 0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each probe of the front end: a page that is still loading its support for widgets
+drops the first ones."""
+PROBES = len(PROBE_AFTER)
+UPDATE_EVERY = 0.5
+"""Seconds between two updates without a click."""
+LINES = 200
+"""The newest lines of the log that are shown …"""
+LONGEST = 300
+"""… and the characters of each."""
+KEPT = 4
+"""Runs whose last card is kept for pages that were saved with their panel."""
+_LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visible"
+"""Without it, front ends let `pre` scroll by itself, and show its oldest lines."""
+NO_CLICKS = "<i>ipykernel 6 hears clicks only after the cell; --bg has search, ranks and zoom</i>"
+_LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
+
+
+_VERSION = tuple(map(int, version("ipykernel").split(".")[:2]))
+_SUBSHELLS = (7, 0)
+"""The first ipykernel that handles messages of widgets while a cell runs."""
+
+
+class Clicks(Enum):
+    """When the kernel hears clicks in the panel of a cell."""
+
+    AT_ONCE = auto()
+    AFTER_THE_CELL = auto()
+    NEVER = auto()
+
+
+def clicks_heard(front: FrontEnd) -> Clicks:
+    """When clicks in the panel of the running cell reach the kernel.
+
+    The cell has the main thread, which handles messages of widgets. From ipykernel 7 on,
+    JupyterLab and Notebook 7 send them to a subshell, another thread. On ipykernel 6 they wait
+    until the cell has ended.
+    """
+    if front.publish is None or front.batch:
+        return Clicks.NEVER
+    if _VERSION < _SUBSHELLS:
+        return Clicks.AFTER_THE_CELL
+    return Clicks.AT_ONCE if front.stops else Clicks.NEVER
+
+
+def _has_ipywidgets() -> bool:
+    # It takes half a second to import: %tpu_setup does it in the background.
+    return "ipywidgets" in sys.modules
+
+
+def _answer_in_subshell(widget: Any) -> None:
+    """Let messages to a widget arrive in the subshell, whoever wrote to its comm last.
+
+    ipykernel 7.4 sends them to the thread that did (`BaseComm._reply_subshell_for`), for widgets
+    that a cell has made the main thread, which is busy. Checked on 7.0 and 7.3, which have no such
+    name and need nothing, and on 7.4.
+    """
+    comm = widget.comm
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, default: default
+
+
+@contextmanager
+def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
+    """A block in which the running cell has the panel of its run, where it can be used."""
+    front = front or current_front_end()
+    clicks = clicks_heard(front) if _has_ipywidgets() else Clicks.NEVER
+    panel = Panel(spec, run, clicks=clicks, restores=front.stops)
+    try:
+        yield panel
+    finally:
+        panel.end()
+
+
+def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
+    """Show a run in the running cell until it has ended; yields after each event or pause."""
+    if isinstance(run, Attached) and clicks_heard(current_front_end()) is not Clicks.NEVER:
+        importlib.import_module("ipywidgets")  # nothing waits for it: the run continues by itself
+    with open_panel(run.spec, run.dir) as panel:
+        view.tick()
+        if panel.is_open:
+            panel.reserve_place()  # right below the card: lines come before the front end answers
+        for event in run.events():
+            for shown in (view, panel):
+                shown.tick() if event is None else shown.show(event)
+            yield
+
+
+class BackgroundPanel:
+    """The panel of a run in the background: the kernel is free to hear clicks.
+
+    Before and after, a line that says where the log is holds its place.
+    """
+
+    def __init__(self, spec: RunSpec, run: RunDir) -> None:
+        """In the thread of a cell."""
+        self._output = SharedOutput(f"{run.id}-panel")
+        front = current_front_end()
+        clicks = Clicks.NEVER
+        if front.publish is not None and not front.batch and _has_ipywidgets():
+            clicks = Clicks.AT_ONCE  # while the kernel is idle, any front end's
+            self._output(_log_line(run))
+        self.panel = Panel(
+            spec,
+            run,
+            clicks=clicks,
+            restores=front.stops,
+            output=self._output,
+            stop=partial(_press_stop, run),
+        )
+        self.show = self._output.show
+
+
+def _log_line(run: RunDir) -> dict[str, Any]:
+    return {"text/plain": f"log: {relative_path(run.log)} (%tpu_logs searches it)"}
+
+
+def _press_stop(run: RunDir) -> None:
+    """A press while the run is being stopped already skips the rest of its grace period."""
+    now = state.run_state(run) is RunState.STOPPING
+    state.request_stop(run, "stopped with its button", origin=StopOrigin.HANDLE, now=now)
+
+
+class _Probe:
+    """Finds out whether a front end shows widgets: it has to make two numbers equal."""
+
+    def __init__(self) -> None:
+        import ipywidgets
+
+        asked, self.answer = ipywidgets.IntText(value=1), ipywidgets.IntText(value=0)
+        link = ipywidgets.jsdlink((asked, "value"), (self.answer, "value"))
+        self._widgets = (asked, self.answer, link)
+        for widget in self._widgets:
+            _answer_in_subshell(widget)
+
+    def is_answered(self) -> bool:
+        return bool(self.answer.value == 1)
+
+    def close(self) -> None:
+        _close(self._widgets)
+
+
+def _close(widgets: Iterable[Any]) -> None:
+    """Remove widgets from kernel and front end, with the parts that each has created."""
+    for widget in widgets:
+        for part in ("layout", "style"):
+            if hasattr(widget, part):
+                getattr(widget, part).close()
+        widget.close()
+
+
+class Panel:
+    """The panel of one run.
+
+    Clicks.AT_ONCE          probing --answered--> widgets --end--> line with the log's path
+                               |
+                               +--no answer to the last probe, or end--> nothing
+    Clicks.AFTER_THE_CELL   widgets without controls --end--> line with the log's path
+    Clicks.NEVER            nothing
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: RunDir,
+        *,
+        clicks: Clicks = Clicks.AT_ONCE,
+        restores: bool = False,
+        output: Callable[[dict[str, Any]], None] | None = None,
+        stop: Callable[[], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Show nothing yet.
+
+        Args:
+            spec: The run's spec.
+            run: Its folder.
+            clicks: When the kernel hears clicks.
+            restores: A page that is opened again asks for the widgets it was saved with.
+            output: Where it is shown; below the cell's other outputs by default.
+            stop: Called by its button, which it has only then: that of a cell is in the card.
+            clock: Seconds from any origin.
+        """
+        self._spec, self._run, self._clock = spec, run, clock
+        self._probes_left = PROBES if clicks is Clicks.AT_ONCE else 0
+        self._probes: list[_Probe] = []
+        self._probed = self._updated = -1.0
+        self._widgets: _Widgets | None = None
+        self._clicks, self._restores = clicks, restores
+        self._output = output or ReplacedOutput()
+        self._stop = stop
+        self._series = MetricSeries(spec.world_size)
+
+    def show(self, event: Event) -> None:
+        """Take in an event; metrics are for the chart."""
+        if isinstance(event, Metric) and event.step is not None and self.is_open:
+            self._series.add(event)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is shown, or may still be."""
+        display_only = self._clicks is Clicks.AFTER_THE_CELL
+        return bool(self._probes_left or self._probes or self._widgets or display_only)
+
+    def reserve_place(self) -> None:
+        """Reserve its place below what the cell has shown until now, with a line that stays."""
+        self._output(_log_line(self._run))
+
+    def tick(self) -> None:
+        """Do what is due. Call it often, in the thread of the cell."""
+        now = self._clock()
+        if self._widgets is None:
+            self._open(now)
+        elif self._widgets.changed or now - self._updated >= UPDATE_EVERY:
+            self._updated = now
+            self._widgets.update(self._series)
+
+    def _open(self, now: float) -> None:
+        display_only = self._clicks is Clicks.AFTER_THE_CELL
+        if display_only or any(probe.is_answered() for probe in self._probes):
+            self._close_probes()
+            self._widgets = _Widgets(
+                self._spec, self._run, controls=not display_only, stop=self._stop
+            )
+            self._output(self._widgets.bundle())
+        elif self._probes_left and now - self._probed >= PROBE_AFTER[-self._probes_left]:
+            self._probed = now
+            self._probes_left -= 1
+            self._probes.append(_Probe())
+
+    def _close_probes(self) -> None:
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
+
+    def end(self) -> None:
+        """Remove the widgets. A line that says where the log is stands in their place."""
+        self._close_probes()
+        self._clicks, self._probes_left = Clicks.NEVER, 0
+        if self._widgets is not None:
+            self._output(_log_line(self._run))
+            self._widgets.close(restores=self._restores)
+            self._widgets = None
+
+
+class _Widgets:
+    """The widgets of a panel.
+
+    Without `controls` there are two tabs, which the front end changes by itself, of the chart of
+    the first metric and of the log of all ranks.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: RunDir,
+        *,
+        controls: bool,
+        stop: Callable[[], object] | None = None,
+    ) -> None:
+        import ipywidgets as w
+
+        self._run, self._controls = run, controls
+        self._live: logs.LiveLog | None = None
+        self._search_shown: logs.Search | None = None
+        self.changed = True
+        self._search = w.Text(
+            placeholder="search: a regular expression",
+            continuous_update=False,
+            layout=w.Layout(width="320px"),
+        )
+        ranks = range(spec.world_size)
+        self._level = w.Dropdown(options=_LEVELS, value="", layout=w.Layout(width="180px"))
+        self._rank = w.Dropdown(
+            options=[("all ranks", "all"), *((f"rank {n}", str(n)) for n in ranks)],
+            value="all",
+            layout=w.Layout(width="120px"),
+        )
+        self._metric = w.Dropdown(options=[], layout=w.Layout(width="240px"))
+        self._log_scale = w.Checkbox(description="log scale", indent=False)
+        self._zoom = w.FloatRangeSlider(
+            value=(0, 100),
+            min=0,
+            max=100,
+            step=1,
+            description="zoom",
+            readout_format=".0f",
+            continuous_update=False,
+        )
+        self._log, self._chart = w.HTML(), w.HTML()
+        of_log = [*[self._rank] * (spec.world_size > 1), self._search, self._level]
+        of_chart = [self._metric, self._log_scale, self._zoom]
+        rows = [w.HBox(of, layout=w.Layout(flex_flow="row wrap")) for of in (of_log, of_chart)]
+        log = w.VBox([rows[0], self._log] if controls else [self._log])
+        drawn = w.VBox([rows[1], self._chart] if controls else [self._chart])
+        self._tabs = w.Tab([drawn, log], layout=w.Layout(max_width="876px"))
+        for index, title in enumerate(("chart", "log")):
+            self._tabs.set_title(index, title)
+        self._tabs.selected_index = 0  # the log's lines stand below
+        above = [] if controls else [w.HTML(NO_CLICKS)]
+        if controls and stop is not None:
+            button = w.Button(description="Stop", tooltip="with time to save; again: without")
+            _answer_in_subshell(button)
+            button.on_click(lambda _: stop())
+            above.append(button)
+        self._root = w.VBox([*above, self._tabs])
+        self._last = w.HTML()
+        inputs = (
+            self._tabs,
+            self._search,
+            self._level,
+            self._rank,
+            self._metric,
+            self._log_scale,
+            self._zoom,
+        )
+        for widget in inputs:
+            _answer_in_subshell(widget)
+            widget.observe(self._note, ["value", "selected_index"])
+        self._all = [
+            *inputs,
+            self._log,
+            self._chart,
+            log,
+            drawn,
+            *above,
+            *rows,
+        ]
+
+    def _note(self, change: Any) -> None:
+        self.changed = True
+
+    def bundle(self) -> dict[str, Any]:
+        """The output that a front end replaces by the widgets."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._root.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the log, live"}
+
+    def update(self, series: MetricSeries) -> None:
+        """Show what is new, in the open tab; in both where changes of tabs are not heard."""
+        self.changed = False
+        if not self._controls or self._tabs.selected_index:
+            self._update_log()
+        if not self._controls or not self._tabs.selected_index:
+            self._draw(series)
+
+    def _update_log(self) -> None:
+        text = self._search.value
+        try:
+            pattern = logs.parse_pattern(text) if text else None
+        except argparse.ArgumentTypeError as error:
+            self._log.value = f"<i>{escape(str(error))}</i>"
+            return
+        search = logs.Search(
+            ranks=self._rank.value, level=self._level.value or None, pattern=pattern
+        )
+        if new := self._live is None or search != self._search_shown:
+            self._close_log()
+            self._live, self._search_shown = logs.LiveLog(self._run, search, LINES), search
+        assert self._live is not None
+        if self._live.read() or new:
+            lines = "\n".join(strip_ansi(line)[:LONGEST] for line in self._live.newest)
+            # The newest line is at the bottom, and stays in sight when it is replaced.
+            style = "display:flex;flex-direction:column-reverse;max-height:300px;overflow:auto"
+            text = escape(lines) or "<i>no line yet</i>"
+            self._log.value = f'<div style="{style}"><pre style="{_LINES}">{text}</pre></div>'
+
+    def _draw(self, series: MetricSeries) -> None:
+        if series.names != self._metric.options:
+            chosen = self._metric.value
+            self._metric.options = series.names
+            self._metric.value = chosen if chosen in series.names else series.names[0]
+        name = self._metric.value
+        if name is None:
+            self._chart.value = "<i>tpunb.log(step=…, loss=…) in the train cell draws here</i>"
+            return
+        drawn = series.values(name)
+        first, last = (round(share / 100 * len(drawn)) for share in self._zoom.value)
+        self._chart.value = chart_html(drawn[first:last], name, log=self._log_scale.value)
+
+    def _close_log(self) -> None:
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def close(self, *, restores: bool) -> None:
+        self._close_log()
+        if restores:
+            self._root.children = (self._last,)
+            _kept.append((self._run.path, self._last, self._root))
+            while len(_kept) > KEPT:
+                _close(_kept.popleft()[1:])
+        else:
+            self._all += [self._root, self._last]
+        _close(self._all)
+
+
+_kept: deque[tuple[Path, Any, Any]] = deque()
+"""A run's folder, the widget with its last card, and the box around that."""
+
+
+def show_result(result: RunResult) -> None:
+    """Show how a run has ended to pages that were opened again and would show its panel."""
+    for path, last, _ in _kept:
+        if path == result.dir:
+            last.value = result_card(result)

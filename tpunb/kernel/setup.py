@@ -1,0 +1,85 @@
+"""`%tpu_setup` in a kernel: its report, and the checks before a run begins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from json import dumps
+
+from tpunb.display import front_end
+from tpunb.display.doctor import report_card, report_text
+from tpunb.kernel import device
+from tpunb.machine import machine, tpu_users
+from tpunb.machine.doctor import Report
+from tpunb.utils.errors import INSTALL_XLA, DeviceBusyError, MissingPackageError
+
+PRELOADING, PRELOADED = "preloading in the background", "preloaded"
+_LOOK, _MOST_LOOKS = 0.5, 240
+"""Seconds between two looks whether it is; after so many, the card stays as it is."""
+_LEAVING = 0.5
+"""Seconds in which ranks of a run that has just ended are gone."""
+
+
+def show_report(
+    report: Report,
+    *,
+    preload: str,
+    json: bool,
+    preloaded: Callable[[], bool] = lambda: False,
+) -> None:
+    """Show the environment in the cell that runs now.
+
+    `preload`: how that stands, if it does. Once `preloaded` is true, the card says so.
+    """
+    kernel = os.environ.get("PJRT_DEVICE", "CPU")
+    if json:
+        values = {**report.to_json(), "runs": report.room.runs, "kernel_device": kernel}
+        print(dumps(values, indent=1))
+        return
+    leaves = ", so runs can take the TPU" if kernel == "CPU" else ""
+
+    def bundle(preload: str) -> dict[str, str]:
+        rows = [("kernel", f"uses XLA on {kernel}{leaves}")]
+        rows += [("torch_xla", preload)] if preload else []
+        return {"text/html": report_card(report, rows), "text/plain": report_text(report, rows)}
+
+    publish = front_end.show_bundle(bundle(preload))
+    if publish is None or not preload or preload == PRELOADED:
+        return
+
+    def update() -> None:
+        for _ in range(_MOST_LOOKS):
+            time.sleep(_LOOK)
+            if preloaded():
+                publish(bundle(PRELOADED))
+                return
+
+    threading.Thread(target=update, name="tpunb-setup-card", daemon=True).start()
+
+
+def require_free_tpu(env: Mapping[str, str]) -> None:
+    """Raise DeviceBusyError if a process has the TPU that does not take turns with runs."""
+    root = machine.root_of(env)
+    for wait in (_LEAVING, 0):
+        holders = [holder for holder in tpu_users.find_tpu_users(root).holders if not holder.living]
+        if not holders:
+            return
+        time.sleep(wait)
+    holder = holders[0]
+    cell = device.cell_that_took_device() if holder.kind == "own_kernel" else None
+    since = "" if cell is None else f" since cell [{cell}]"
+    raise DeviceBusyError(f"{holder.describe()}{since}", holder.fix())
+
+
+def require_xla(purpose: str) -> None:
+    """Raise MissingPackageError if torch or torch_xla is not installed."""
+    for package in missing_xla():
+        raise MissingPackageError(package, purpose, f"`{INSTALL_XLA}` brings a matching pair")
+
+
+def missing_xla() -> list[str]:
+    """Which of torch and torch_xla are not installed. Looks, without importing them."""
+    return [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]

@@ -1,0 +1,243 @@
+"""The kernel's end of the pipes to a supervisor (tpunb.worker.supervisor)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from tpunb.runs import protocol
+from tpunb.runs.protocol import (
+    Broken,
+    Leaving,
+    Message,
+    MessageReader,
+    Preload,
+    Ready,
+    RunFinished,
+    StartRun,
+    StopRun,
+)
+from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.utils import cpus, env_vars, processes
+from tpunb.utils.files import PACKAGE_ROOT
+
+_SUPERVISOR = (
+    "import sys; sys.path[0] = sys.argv.pop(1); "
+    "from tpunb.worker.supervisor import main; main.main()"
+)
+_ROUNDS = 50
+"""In which what is left behind is killed, 0.02 s each: a process may be forked in the meantime."""
+_TAIL = 3000
+"""Bytes that are kept of what a supervisor has written before it failed."""
+
+_connected: weakref.WeakSet[SupervisorProcess] = weakref.WeakSet()
+detached: list[SupervisorProcess] = []
+"""Of detached runs: still children of this process, which has to take note of their end."""
+
+
+def _close_in_child() -> None:
+    """In a process that the kernel forks: the lifeline is the kernel's alone.
+
+    A DataLoader worker of the kernel that outlives it would keep the pipe open.
+    """
+    for supervisor in _connected:
+        supervisor.close_pipes()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class SupervisorProcess:
+    """A supervisor with its fork server. Its standard input is the lifeline: closed, it ends all.
+
+    `env` is the complete environment of the fork server, which begins to import torch and
+    torch_xla at once; `ready` turns True when it has.
+    """
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the supervisor)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SUPERVISOR, PACKAGE_ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,  # the interrupt key signals the kernel's whole group
+            cwd="/",  # no module of the notebook's folder may stand in for a standard one
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._reader = MessageReader(self._process.stdout.fileno())
+        self._mutex = threading.RLock()  # runs in the background are followed by threads
+        self.ready = False
+        self.broken = ""
+        """Why no run can be started any more; empty while one can."""
+        self._runs: set[str] = set()
+        self._marks = {f"{env_vars.SUPERVISOR}={self._process.pid}-{time.time_ns()}"}
+        """In the environment of all that it starts."""
+        self._folders: set[Path] = set()
+        """Of preludes that run ahead, which it removes."""
+        _connected.add(self)
+        marked = {**env, **dict(mark.split("=", 1) for mark in self._marks)}
+        self._send(Preload(marked, list(sys.path), sorted(cpus.allowed_cpus())))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        """True while a run goes on, or waits."""
+        return bool(self._runs)
+
+    @property
+    def has_exited(self) -> bool:
+        return self._process.poll() is not None
+
+    def has_finished(self, folder: Path) -> bool:
+        """Whether a run has ended, as the supervisor says, or because it has itself ended."""
+        with self._mutex:
+            self.poll()
+            if self.has_exited:
+                self.poll()  # its last messages
+                self._runs.clear()
+            return str(folder) not in self._runs
+
+    def run(
+        self,
+        folder: Path,
+        env: dict[str, str],
+        *,
+        device: str | None = None,
+        detached: bool = False,
+    ) -> None:
+        """Have what is in a run folder run, after those that were ordered before.
+
+        `device` names what only one run of this user on this machine may use. A run that is
+        `detached` outlives this process; the supervisor ends with it, and takes no other.
+        """
+        self._runs.add(str(folder))
+        self._marks.add(f"{env_vars.RUN}={folder}")
+        self._send(StartRun(str(folder), env, device, detached))
+
+    def run_ahead(self, folder: Path, env: dict[str, str]) -> None:
+        """Have only the prelude in a run folder run, and the folder removed."""
+        self._folders.add(folder)
+        self._marks.add(f"{env_vars.RUN}={folder}")
+        self._send(StartRun(str(folder), env, ahead=True))
+
+    def stop(
+        self,
+        folder: Path,
+        cause: StopCause,
+        reason: str,
+        *,
+        origin: StopOrigin | None = None,
+        now: bool = False,
+    ) -> None:
+        """Begin the shutdown sequence of a run; `now` skips what is left of the grace period."""
+        self._send(StopRun(str(folder), cause, reason, origin, now))
+        self._process.send_signal(signal.SIGCONT)  # a stopped one (SIGSTOP) would not hear it
+
+    def _send(self, message: Message) -> None:
+        assert self._process.stdin is not None
+        with self._mutex:
+            try:
+                self._process.stdin.write(protocol.encode_message(message))
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                self._on_exit()
+
+    def poll(self) -> None:
+        """Take in the messages since the last call; does not wait."""
+        with self._mutex:
+            assert self._process.stdout is not None
+            if self._process.stdout.closed:
+                return
+            while messages := self._reader.read():
+                for message in messages:
+                    self._on_message(message)
+            if self._reader.closed and self.has_exited:
+                self._on_exit()
+                self._clean_up()
+
+    def _on_message(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            self.ready = True
+        elif isinstance(message, RunFinished):
+            self._runs.discard(message.dir)
+        elif isinstance(message, Broken):
+            output = message.output or f"exit code {message.code}"
+            self.broken = f"the fork server has ended: {output}"
+        elif isinstance(message, Leaving):
+            self.broken = f"the supervisor has ended: {message.reason}"
+
+    def _clean_up(self) -> None:
+        """Do what a supervisor that was killed has left undone, once.
+
+        Its runner and ranks end with it, but not what they have started.
+        """
+        if not self._process.returncode:
+            self._marks.clear()
+        for _ in range(_ROUNDS):
+            if not self._marks or not (left := processes.with_variables(self._marks)):
+                break
+            for process in left:
+                processes.send_signal(process, signal.SIGKILL)
+            time.sleep(0.02)
+        self._marks.clear()
+        name = protocol.IMPORT_FILES.format(self.pid)
+        for folder in (*self._folders, *Path(tempfile.gettempdir()).glob(f"{name}*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._folders.clear()
+
+    def _on_exit(self) -> None:
+        if not self.broken:
+            code = self._process.poll()
+            self.broken = f"the supervisor has ended (exit code {code})"
+            if code is None or code >= 0:  # a signal came from outside: nothing explains it
+                self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
+                said = self._stderr.read().decode("utf-8", "replace").strip()
+                self.broken = f"{self.broken}\n{said}".strip()
+        self._runs.clear()
+
+    def close_pipes(self) -> None:
+        """Close this process's ends of the pipes, and nothing else."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, with something unread
+            self._process.stdin.close()
+        self._process.stdout.close()
+
+    def detach(self) -> None:
+        """Leave a supervisor whose run is detached to itself."""
+        with self._mutex:
+            self.close_pipes()
+            self._stderr.close()
+            self._runs.clear()
+        detached.append(self)
+        detached[:] = [supervisor for supervisor in detached if not supervisor.has_exited]
+
+    def close(self, wait: float = 60.0) -> None:
+        """Close the lifeline and wait until the supervisor has ended everything below it.
+
+        Raises subprocess.TimeoutExpired if that takes longer than `wait` seconds.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._mutex:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:  # it ended before, with something unread
+                self.poll()
+        self._process.wait(wait)
+        with self._mutex:
+            self._process.stdout.close()
+            self._stderr.close()
+            self._runs.clear()

@@ -1,0 +1,416 @@
+"""`--stop-when-done`: stops this TPU VM when nothing uses it any more.
+
+`AutoStop.order` writes an order and starts a process for it, the watcher, because the kernel may
+be gone by then. Once a second it looks again:
+
+    waiting ── nothing uses the machine ──> counting ── the countdown is over ──> stopped | failed
+       ^                                       │
+       └── a run, a cell, a process with the TPU
+    waiting, counting ── the order is gone, or a person has stopped the run ──> kept
+
+Kernels and watcher meet in a folder of the user's:
+
+    order.json      what is to be stopped, and when; removing or replacing it ends its watcher
+    status.json     what the watcher waits for, or how many seconds are left
+    kernels/<pid>   of each kernel in which tpunb is loaded; locked while a cell runs
+    watcher.log     the output of watchers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from tpunb.machine import machine, metadata, tpu_users
+from tpunb.runs import directory, state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import StopCause
+from tpunb.utils.errors import SetupError
+from tpunb.utils.files import PACKAGE_ROOT, write_json
+
+COUNTDOWN = 60.0
+"""Seconds in which everybody can see it coming, and cancel."""
+INTERVAL = 1.0
+"""Seconds between two looks of the watcher."""
+TRIES = 3
+"""How often gcloud is asked to stop the machine."""
+KEEP = "Keep it: %tpu_setup --keep-running (in a terminal: tpunb keep)"
+_ELSEWHERE = {
+    "kaggle": "a Kaggle session: it costs quota, and ends with «Stop session», or with a batch run",
+    "colab": "a Colab runtime: `from google.colab import runtime; runtime.unassign()` ends it",
+    "gke": "a container of GKE: its machine goes when the job or node pool does",
+    "vertex": "a machine of Vertex AI: a job ends by itself, a workbench is stopped on its page",
+}
+
+# --- The machine ---
+
+
+@dataclass(frozen=True)
+class TpuVm:
+    """A TPU VM of one host."""
+
+    name: str
+    zone: str
+    project: str
+    accelerator_type: str
+    address: str
+    """In its network, where no other machine has it."""
+
+    def check(self) -> None:
+        """Raise SetupError unless Google Cloud has this machine under this name and can stop it.
+
+        `projects.locations.nodes.stop` «is only available with single TPU nodes» (Cloud TPU API,
+        reference), and a spot VM cannot be started again (Cloud TPU, Manage TPU Spot VMs).
+        """
+        node: dict[str, Any] = json.loads(self._gcloud("describe", "--format=json"))
+        addresses = [endpoint.get("ipAddress") for endpoint in node.get("networkEndpoints", [])]
+        accelerator_type, scheduling = node.get("acceleratorType"), node.get("schedulingConfig", {})
+        delete = (
+            "Send results away (`%tpu_data DIR --upload gs://…`), then `gcloud compute tpus tpu-vm "
+            f"delete {self.name} --zone={self.zone} --project={self.project}` from elsewhere"
+        )
+        if len(addresses) > 1:
+            raise _refused(
+                f"this is one of {len(addresses)} hosts of a TPU slice, and Google Cloud can only "
+                f"delete those, disks and all, not stop them. {delete}"
+            )
+        if addresses != [self.address] or accelerator_type != self.accelerator_type:
+            raise _refused(
+                f"Google Cloud has another machine under the name {self.name} in {self.zone}: "
+                f"{accelerator_type} at {', '.join(map(str, addresses))}, and not this "
+                f"{self.accelerator_type} at {self.address}"
+            )
+        if scheduling.get("spot") or scheduling.get("preemptible"):
+            raise _refused(
+                "this is a spot VM, which cannot be started again once it is stopped: results on "
+                f"its disk would be lost. {delete}"
+            )
+        if node.get("state") != "READY":
+            raise _refused(f"{self.name} is {node.get('state')}, and not READY")
+
+    def stop(self) -> None:
+        """Stop it; its disks stay. Raises SetupError if gcloud cannot."""
+        self._gcloud("stop", "--async")
+
+    def _gcloud(self, verb: str, *options: str) -> str:
+        gcloud = shutil.which("gcloud")
+        if gcloud is None:
+            raise _refused("gcloud is not installed, or not on PATH")
+        words = ["compute", "tpus", "tpu-vm", verb, self.name, f"--zone={self.zone}"]
+        words += [f"--project={self.project}", "--quiet", *options]
+        try:
+            done = subprocess.run(
+                [gcloud, *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=120,  # it is slow to start
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            message = " ".join((getattr(error, "stderr", None) or str(error)).split())[-600:]
+            raise _refused(
+                f"`gcloud {' '.join(words)}` failed: {message}. The machine's service account "
+                "needs the role TPU Admin, and the machine the scope cloud-platform"
+            ) from None
+        return done.stdout
+
+
+def find_tpu_vm(env: Mapping[str, str]) -> TpuVm:
+    """The TPU VM that this process runs on, as its own metadata server names it.
+
+    Raises SetupError if it is none, or none that can be stopped. Asks Google Cloud: some seconds.
+    """
+    here = machine.detect_machine(env, patience=metadata.PATIENT)
+    if here.platform in _ELSEWHERE:
+        raise _refused(f"this is {_ELSEWHERE[here.platform]}")
+    if here.platform != "gcp-tpu-vm":
+        raise _refused(
+            "this is not known to be a TPU VM of Google Cloud "
+            f"({here.kind}; metadata server: {here.metadata.state})"
+        )
+    keys = ("NODE_ID", "ZONE", "CONSUMER_PROJECT_ID", "ACCELERATOR_TYPE")
+    values = [here.metadata.tpu_env.get(key, "") for key in keys]
+    values.append(here.metadata.values.get("ip", ""))
+    # A machine of Compute Engine has a tpu-env too, with the number 0 for a name.
+    if not all(values) or values[0] == "0":
+        raise _refused(
+            "its metadata server does not name it as a TPU VM. If Compute Engine made this "
+            "machine, `gcloud compute instances stop` stops it"
+        )
+    vm = TpuVm(*values)
+    vm.check()
+    return vm
+
+
+def _refused(reason: str) -> SetupError:
+    return SetupError(f"--stop-when-done stops nothing here: {reason}")
+
+
+# --- The order ---
+
+
+class StopPhase(str, Enum):
+    """What the watcher does."""
+
+    WAITING = "waiting"
+    COUNTING = "counting"
+    STOPPED = "stopped"
+    KEPT = "kept"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StopStatus:
+    """What the watcher does, and why."""
+
+    phase: StopPhase
+    reason: str = ""
+    """What it waits for, why the machine is kept, or what has failed."""
+    seconds_left: float = 0.0
+    """Of the countdown."""
+
+    @property
+    def ended(self) -> bool:
+        """The watcher has ended."""
+        return self.phase not in (StopPhase.WAITING, StopPhase.COUNTING)
+
+    def describe(self, vm: TpuVm) -> str:
+        """The line that the cell shows."""
+        minutes, seconds = divmod(round(self.seconds_left), 60)
+        left = f"{minutes}:{seconds:02d}"
+        return (
+            f"TPU VM {vm.name} "
+            + {
+                StopPhase.WAITING: f"will be stopped; waiting: {self.reason}. {KEEP}",
+                StopPhase.COUNTING: f"will be stopped in {left}, unless a cell runs. {KEEP}",
+                StopPhase.STOPPED: "is being stopped; its disks stay, and cost a little",
+                StopPhase.FAILED: f"IS STILL RUNNING, AND COSTS: {self.reason}",
+                StopPhase.KEPT: "is kept running" + (f": {self.reason}" if self.reason else ""),
+            }[self.phase]
+        )
+
+
+@dataclass(frozen=True)
+class StopOrder:
+    """What is to be stopped, and when."""
+
+    vm: TpuVm
+    runs: str
+    """The folder of runs: while any of them is active, nothing is stopped."""
+    since: float
+    """When it was given, in seconds since the epoch."""
+    run: str | None = None
+    """The folder of the run that it waits for; None: any that ends after it was given."""
+    idle: float | None = None
+    """Seconds for which nothing may have happened; None: a run has ended, and a countdown."""
+    countdown: float = COUNTDOWN
+
+
+def order_stop(order: StopOrder) -> subprocess.Popen[bytes]:
+    """Write the order, in the place of an earlier one, and start its watcher."""
+    folder = _folder()
+    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # fails if it is another user's
+    (folder / "status.json").unlink(missing_ok=True)
+    write_json(folder / "order.json", asdict(order))
+    code = "import sys; sys.path[0] = sys.argv[1]; from tpunb.machine import auto_stop as a; "
+    with open(folder / "watcher.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", code + "a.main()", PACKAGE_ROOT, json.dumps(asdict(order))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,  # it outlives the kernel, and no interrupt key reaches it
+        )
+
+
+def keep_running() -> str:
+    """Cancel the order; what to tell the user."""
+    try:
+        (_folder() / "order.json").unlink()
+    except FileNotFoundError:
+        return "no shutdown is scheduled"
+    return "this machine is kept running"
+
+
+def read_order() -> StopOrder | None:
+    """The order, if there is one."""
+    try:
+        return _parse_order((_folder() / "order.json").read_bytes())
+    except (FileNotFoundError, TypeError):  # TypeError: of another version of tpunb
+        return None
+
+
+def _parse_order(text: str | bytes) -> StopOrder:
+    values = json.loads(text)
+    return StopOrder(**{**values, "vm": TpuVm(**values["vm"])})
+
+
+def read_status() -> StopStatus | None:
+    """What the watcher has seen; None if it has not looked yet."""
+    try:
+        values = json.loads((_folder() / "status.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    return StopStatus(**{**values, "phase": StopPhase(values["phase"])})
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpunb" / "stop"
+
+
+# --- The kernel ---
+
+
+class AutoStop:
+    """One kernel's part: shows the watcher when a cell runs, and the cell what the watcher does."""
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    def begin_cell(self, info: Any = None) -> None:
+        """Lock this kernel's file, if there is an order. A lock ends with the kernel."""
+        if self._file is None and read_order() is not None:  # another notebook's, perhaps
+            self._file = open(_folder() / "kernels" / str(os.getpid()), "w")  # noqa: SIM115
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def end_cell(self, result: Any = None) -> None:
+        """Unlock it."""
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """This kernel does not count any more. Its order stays, for when the kernel is gone."""
+        if self._file is not None:
+            Path(self._file.name).unlink(missing_ok=True)
+            self._file.close()
+
+    def order(self, order: StopOrder, show: Callable[[str], None], *, live: bool) -> None:
+        """Give an order in a running cell, and `show` there what comes of it.
+
+        `live`: a line that is shown takes the place of the one before. Else it is two lines: that
+        the machine will be stopped, and what has become of that.
+        """
+        watcher = order_stop(order)
+        self.begin_cell()
+        show(StopStatus(StopPhase.WAITING, "this cell runs").describe(order.vm))
+
+        def follow() -> None:
+            while watcher.poll() is None:
+                time.sleep(INTERVAL)
+                if live and (status := read_status()) is not None:
+                    show(status.describe(order.vm))
+            status = read_status()
+            if status is None or not status.ended:  # cancelled
+                status = StopStatus(StopPhase.KEPT)
+            show(status.describe(order.vm))
+
+        threading.Thread(target=follow, name="tpunb-auto-stop", daemon=True).start()
+
+
+# --- The watcher ---
+
+
+def watch(order: StopOrder, clock: Callable[[], float] = time.monotonic) -> Iterator[StopStatus]:
+    """Look at the machine each time the next status is asked for; stop it when it is time.
+
+    Ends when the order is gone, with the status after which there is nothing more to do.
+    """
+    stop_at, failures = None, 0
+    while read_order() == order:
+        result = state.read_result(RunDir(order.run)) if order.run else None
+        if result is not None and result.stop and result.stop.cause is StopCause.USER:
+            by_hand = f"run {result.dir.name} was {result.reason}: whoever did that decides"
+            yield StopStatus(StopPhase.KEPT, by_hand)
+            return
+        if reason := reason_to_wait(order):
+            stop_at = None
+            yield StopStatus(StopPhase.WAITING, reason)
+            continue
+        now = clock()
+        if stop_at is None:
+            stop_at = now + max(order.idle or 0.0, order.countdown)
+        if now < stop_at:
+            yield StopStatus(StopPhase.COUNTING, seconds_left=stop_at - now)
+            continue
+        try:
+            order.vm.check()
+            if read_order() == order and not reason_to_wait(order):  # gcloud is slow
+                order.vm.stop()
+                yield StopStatus(StopPhase.STOPPED)
+                return
+        except SetupError as error:
+            failures += 1
+            stop_at = now + order.countdown
+            if failures >= TRIES:
+                yield StopStatus(StopPhase.FAILED, str(error))
+                return
+
+
+def carry_out(order: StopOrder) -> None:
+    """Watch until the end; write what is seen."""
+    for status in watch(order):
+        if status.ended:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            print(when, order.vm.name, status.phase.value, status.reason, flush=True)
+        with contextlib.suppress(OSError):  # a full disk must not keep the machine running
+            write_json(_folder() / "status.json", asdict(status))
+        if status.ended and read_order() == order:
+            keep_running()
+        time.sleep(0 if status.ended else INTERVAL)
+
+
+def reason_to_wait(order: StopOrder) -> str:
+    """What still uses the machine, in words; '' if nothing does."""
+    runs = directory.list_runs(Path(order.runs)) + ([RunDir(order.run)] if order.run else [])
+    ended = False
+    for run in runs:
+        if state.run_state(run).active:
+            return f"run {run.id} is active"
+        result = state.read_result(run)
+        ended |= result is not None and result.ended >= order.since
+    if order.idle is None and order.run is None and not ended:
+        return "no run has ended since"
+    kernels = dict(_kernels())
+    if busy := [pid for pid in kernels if kernels[pid]]:
+        return f"a cell runs in a notebook (process {busy[0]})"
+    for user in tpu_users.find_tpu_users(machine.root_of(os.environ)).holders:
+        # Kernels that show their cells are idle; a rank that was left behind is no use.
+        if user.pid not in kernels and (user.kind != "run" or user.living):
+            return f"{user.describe()} has the TPU"
+    return ""
+
+
+def _kernels() -> Iterator[tuple[int, bool]]:
+    """Living kernels, and whether a cell runs in each."""
+    for path in (_folder() / "kernels").iterdir():
+        with contextlib.suppress(FileNotFoundError), open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield int(path.name), True
+                continue
+            if Path(f"/proc/{path.name}").exists():
+                yield int(path.name), False
+            else:
+                path.unlink()
+
+
+def main() -> None:
+    """The watcher's process; its last argument is the order."""
+    carry_out(_parse_order(sys.argv[-1]))

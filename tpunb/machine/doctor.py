@@ -1,0 +1,202 @@
+"""The report of `tpunb doctor` and `%tpu_setup`: all facts about a set-up, and its problems.
+
+Takes no TPU, imports neither torch nor torch_xla, and waits for nobody longer than
+`metadata.QUICK`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpunb.machine import (
+    hardware,
+    machine,
+    metadata,
+    packages,
+    prices,
+    resources,
+    tpu,
+    tpu_users,
+)
+from tpunb.machine.machine import Machine
+from tpunb.machine.metadata import Metadata
+from tpunb.machine.packages import InstalledPackages
+from tpunb.machine.problem import Problem
+from tpunb.machine.resources import Room
+from tpunb.machine.tpu_users import TpuUsers
+from tpunb.runs.spec import Price
+
+# In the order in which each library looks: kaggle 2.2.5, google-auth, huggingface_hub, wandb.
+_VARIABLES: dict[str, tuple[str, ...]] = {
+    "Kaggle": ("KAGGLE_API_V1_TOKEN", "KAGGLE_API_TOKEN", "KAGGLE_KEY"),
+    "Google Cloud": ("GOOGLE_APPLICATION_CREDENTIALS",),
+    "Hugging Face": ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    "Weights & Biases": ("WANDB_API_KEY",),
+}
+_FILES: dict[str, tuple[str, ...]] = {
+    "Kaggle": (
+        ".kaggle/access_token",
+        ".kaggle/access_token.txt",
+        ".kaggle/kaggle.json",
+        ".config/kaggle/kaggle.json",
+        ".kaggle/credentials.json",
+    ),
+    "Google Cloud": (".config/gcloud/application_default_credentials.json",),
+    "Hugging Face": (".cache/huggingface/token",),
+    "Weights & Biases": (),
+}
+
+
+@dataclass(frozen=True)
+class Credential:
+    """One that was found."""
+
+    service: str
+    place: str
+    """The variable's name, or the file's path."""
+    open_to_others: bool = False
+    """A file that other users of this machine can read."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found."""
+
+    machine: Machine
+    cores: int
+    """Ranks of a run that does not say how many."""
+    holding: TpuUsers
+    packages: InstalledPackages
+    room: Room
+    credentials: tuple[Credential, ...]
+    problems: tuple[Problem, ...]
+    """The problems that must be fixed, in order."""
+    advice: tuple[Problem, ...]
+    """What is good to know."""
+    price: Price | None = None
+    """What this machine costs an hour, where it is known."""
+
+    def with_problem(self, problem: Problem | None) -> Report:
+        """The same with one more problem, if there is one."""
+        return self if problem is None else replace(self, problems=(*self.problems, problem))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `tpunb doctor --json` prints."""
+        here, made = self.machine, self.machine.made
+        return {
+            "platform": here.platform,
+            "kind": here.kind,
+            "device": here.device,
+            "chips": here.chips,
+            "cores": self.cores,
+            "accelerator_type": here.accelerator_type,
+            "generation": here.generation,
+            "cores_per_chip": made.cores if made is not None else None,
+            "devices_per_chip": here.devices_per_chip if here.chips else None,
+            "hbm_per_chip_gib": made.hbm if made is not None else None,
+            "workers": here.workers,
+            "worker": here.worker,
+            "spot": here.spot,
+            "processors": here.processors,
+            "memory": {"free": self.room.memory, "needed": self.room.needed},
+            "disk": {"runs": self.room.runs, "free": self.room.disk, "shm": self.room.shm},
+            "compile_cache": {"folder": self.room.cache, "size": self.room.cached},
+            "seconds_left": self.room.left,
+            "price": asdict(self.price) if self.price is not None else None,
+            "metadata_server": here.metadata.state,
+            "held_by": [
+                {"pid": user.pid, "kind": user.kind, "user": user.user, "command": user.command}
+                for user in self.holding.holders
+            ],
+            "credentials": [{"service": c.service, "place": c.place} for c in self.credentials],
+            "versions": self.packages.main_versions(),
+            "problems": [problem.to_json() for problem in self.problems],
+            "advice": [problem.to_json() for problem in self.advice],
+            "signs": list(here.signs),
+        }
+
+
+def inspect_machine(
+    env: Mapping[str, str],
+    *,
+    runs: Path,
+    cores: int | None = None,
+    root: Path | None = None,
+    path: Sequence[str] | None = None,
+    python: tuple[int, ...] = (),
+    imported: Mapping[str, Any] | None = None,
+    answers: Metadata | None = None,
+) -> Report:
+    """Look at everything. `cores`: what was chosen, if it was. `imported`: the kernel's modules.
+    `answers`: of the metadata server, if it was asked before.
+
+    `root`, `path` and `python` are those of another machine and interpreter, for tests.
+    """
+    root = machine.root_of(env) if root is None else root
+    asked = None
+    if answers is None:  # it answers while the rest is looked at
+        asked = metadata.MetadataRequest(env, root, tpu.on_the_bus(root)[0])
+    have = packages.read_installed(path, python)
+    holding = tpu_users.find_tpu_users(root)
+    credentials = find_credentials(env)
+    if asked is not None:
+        answers = asked.answers()
+    here = machine.machine_from_metadata(env, root, answers or Metadata())
+    chosen = cores or here.default_cores
+    began = resources.session_began(root)
+    room = resources.measure_resources(here, env, root, runs, chosen, began)
+
+    def all_problems() -> Iterator[Problem]:
+        yield from hardware.hardware_problems(here, holding, env, root, chosen)
+        if path is None:
+            yield from packages.half_installed(here, have)
+        yield from packages.package_problems(have, here, env, imported)
+        yield from resources.resource_problems(room, chosen)
+        yield from credential_problems(credentials)
+
+    problems = tuple(all_problems())
+    return Report(
+        here,
+        chosen,
+        holding,
+        have,
+        room,
+        tuple(credentials),
+        tuple(problem for problem in problems if problem.must),
+        tuple(problem for problem in problems if not problem.must),
+        prices.price_of(here),
+    )
+
+
+def find_credentials(env: Mapping[str, str]) -> list[Credential]:
+    """Those that libraries would use, the first of each service."""
+    home = Path(env.get("HOME", "~")).expanduser()
+    credentials = (_credential(service, env, home) for service in _VARIABLES)
+    return [credential for credential in credentials if credential is not None]
+
+
+def _credential(service: str, env: Mapping[str, str], home: Path) -> Credential | None:
+    for name in _VARIABLES[service]:
+        if env.get(name):
+            return Credential(service, name)
+    for name in _FILES[service]:
+        path = home / name
+        if path.is_file():
+            return Credential(service, str(path), bool(path.stat().st_mode & 0o077))
+    return None
+
+
+def credential_problems(credentials: list[Credential]) -> Iterator[Problem]:
+    """Files that others can read."""
+    for credential in credentials:
+        place = credential.place
+        if credential.open_to_others:
+            yield Problem(
+                "credentials-open",
+                f"{place} ({credential.service}) can be read by other users of this machine.",
+                f"`chmod 600 {place}`",
+                must=False,
+            )

@@ -1,0 +1,276 @@
+"""The environment of a run: the kernel's, with what must be added or removed, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpunb.machine import tpu
+from tpunb.machine.machine import Machine
+from tpunb.runs.spec import THREAD_VARIABLES, Device
+from tpunb.utils import env_vars, secrets
+from tpunb.xla import spmd
+
+_RANK_VARIABLES = (
+    "CPU_NUM_DEVICES",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PJRT_LOCAL_PROCESS_COUNT",
+    "PJRT_LOCAL_PROCESS_RANK",
+    "RANK",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "WORLD_SIZE",
+)
+# Of one process and its chip: torch_xla keeps what is set (os.environ.setdefault), so every
+# rank would have the same one. 2.9, _internal/tpu.py.
+_CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_PORT")
+_WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
+"""Beside one of those: what torch_xla has set in a kernel that used the TPU itself."""
+_PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Each process would pin its threads to the same processors, the first ones."""
+RETIRED = (
+    "COLAB_TPU_ADDR",
+    "TPU_IP_ADDRESS",
+    "XRT_DEVICE_MAP",
+    "XRT_HOST_ORDINAL",
+    "XRT_LOCAL_WORKER",
+    "XRT_MESH_SERVICE_ADDRESS",
+    "XRT_MULTI_PROCESSING_DEVICE",
+    "XRT_SHARD_ORDINAL",
+    "XRT_SHARD_WORLD_SIZE",
+    "XRT_TPU_CONFIG",
+    "XRT_WORKERS",
+)
+"""Variables of XRT and of TPU nodes, which torch_xla has not read since 2.0 or so."""
+
+_AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_")
+"""Prefixes of variables that are read when the interpreter starts or torch is imported.
+
+Not those of XLA, PJRT and libtpu: they are read when a rank starts the runtime. Importing
+torch_xla or scikit-learn in the kernel sets some (XLA_FLAGS, KMP_INIT_AT_FORK), which must not
+cost a warm fork server.
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between the kernel's environment and that of a run."""
+
+    name: str
+    value: str | None
+    """None: removed."""
+    reason: str
+
+
+def environment_changes(
+    env: Mapping[str, str], device: Device, machine: Machine | None = None
+) -> list[Change]:
+    """What a run's environment must have, or must not have, on this device.
+
+    `machine`: the one that the run is on; what a TPU needs besides is only known of one.
+    """
+    changes = [
+        Change("PJRT_DEVICE", device, "the device of the ranks"),
+        Change("PYTHONUNBUFFERED", "1", "what child processes print is seen at once"),
+    ]
+    changes += [
+        Change(name, None, "left from another launcher; every rank gets its own")
+        for name in _RANK_VARIABLES
+        if name in env
+    ]
+    changes += [
+        Change(name, None, "of TPU nodes and XRT, which are gone")
+        for name in RETIRED
+        if name in env
+    ]
+    changes += [
+        Change(name, None, "it would pin all ranks to the same processors")
+        for name in _PINNING
+        if name in env
+    ]
+    if env.get("TPU_PROCESS_ADDRESSES") == "local":
+        for name in ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"):
+            if name in env:
+                changes.append(Change(name, None, "torch_xla would keep it in every rank"))
+    if device == "TPU":
+        of_one = [name for name in _CHIP_VARIABLES if name in env]
+        of_one += [name for name in _WITH_ONE_CHIP if of_one and name in env]
+        changes += [
+            Change(name, None, "of one process; every rank gets its own chip") for name in of_one
+        ]
+        if machine is not None:
+            left = {name: value for name, value in env.items() if name not in of_one}
+            changes += _on_a_tpu(left, machine)
+    changes += _of_libraries(env)
+    return [change for change in changes if env.get(change.name) != change.value]
+
+
+def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[Change]:
+    for name, value in tpu_topology(env, machine).items():
+        yield Change(name, value, "no metadata server says how the chips lie; from the PCI bus")
+    if env_vars.XLA_CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
+        folder = cache_folder(env, machine)
+        yield Change(
+            env_vars.XLA_CACHE,
+            str(folder),
+            "what was compiled once is not compiled again (off: =off)",
+        )
+
+
+def _of_libraries(env: Mapping[str, str]) -> Iterator[Change]:
+    if "inline" in env.get("MPLBACKEND", "") or "ipympl" in env.get("MPLBACKEND", ""):
+        yield Change("MPLBACKEND", "Agg", "a rank has no notebook to draw into")
+    if "TQDM_MININTERVAL" not in env:  # tqdm reads it since 4.66; its own default is 0.1
+        yield Change("TQDM_MININTERVAL", "0.5", "ranks' bars are shown so often, and logged")
+
+
+def needs_topology(env: Mapping[str, str], machine: Machine) -> bool:
+    """Whether torch_xla would ask a metadata server that cannot tell it how the chips lie."""
+    if not machine.chips:
+        return False
+    if env.get("TPU_SKIP_MDS_QUERY"):
+        return not all(
+            any(name in env for name in names)
+            for names in (
+                ("TPU_ACCELERATOR_TYPE",),
+                ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
+                ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
+                ("CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"),
+            )
+        )
+    return "ACCELERATOR_TYPE" not in machine.metadata.tpu_env
+
+
+def tpu_topology(env: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    """The variables to add where torch_xla cannot know how the chips lie; {} if it can."""
+    if not needs_topology(env, machine) or machine.workers > 1:
+        return {}
+    known = tpu.topology_variables(machine.accelerator_type, machine.chips)
+    return {name: value for name, value in known.items() if not env.get(name)}
+
+
+def cache_folder(env: Mapping[str, str], machine: Machine) -> Path:
+    """Where compiled programs are kept: they fit one generation of TPU, and are the user's."""
+    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
+    return Path(base) / "tpunb" / "xla" / machine.generation.replace(" ", "-")
+
+
+def run_environment(
+    env: Mapping[str, str],
+    device: Device,
+    extra: Mapping[str, str] | None = None,
+    machine: Machine | None = None,
+) -> dict[str, str]:
+    """A new dict: the environment of a run. `extra` is what the person asked for (`--env`)."""
+    made = dict(env)
+    for change in environment_changes(env, device, machine):
+        if change.value is None:
+            del made[change.name]
+        else:
+            made[change.name] = change.value
+    made.update(extra or {})
+    return made
+
+
+def fork_server_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """A run's environment for the fork server: with all processors for OpenMP and BLAS libraries.
+
+    Its own run's numbers are given to them in the run's processes, so that a later run of the
+    same fork server may have others.
+    """
+    return {name: value for name, value in env.items() if name not in THREAD_VARIABLES}
+
+
+def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that a warm fork server cannot change any more."""
+    return {name: value for name, value in env.items() if name.startswith(_AT_IMPORT)}
+
+
+def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """For `env.json`: what may be a secret is left out."""
+    return {name: secrets.kept_value(name, value) for name, value in sorted(env.items())}
+
+
+# --- One process that drives all cores, in torch_xla's SPMD mode ---
+
+_DEVICES = "CPU_NUM_DEVICES"
+"""How many devices a process has on CPU: read by torch_xla when its runtime starts."""
+
+
+@dataclass(frozen=True)
+class SpmdEnvironment:
+    """How such a run is started."""
+
+    why: str
+    """What shows that it is one: 'cell [3] calls use_spmd()'."""
+    cores: int
+    """How many the process drives."""
+    changes: tuple[Change, ...]
+    """What its environment must have, or must not have, beside the kernel's."""
+    env: Mapping[str, str]
+    """Its environment."""
+
+
+def spmd_environment(
+    kernel: Mapping[str, str],
+    asked: Mapping[str, str],
+    machine: Machine,
+    cores: int,
+    cells: str | None,
+) -> SpmdEnvironment | None:
+    """How a run is started that is one of SPMD; None for one with a process for each core.
+
+    `kernel` is the kernel's environment, `asked` what `--env` gives, which decides where it
+    names XLA_USE_SPMD; `cells`: what the run's cells show.
+    """
+    why = _why(kernel, asked, cells)
+    if why is None:
+        return None
+    if machine.device == "TPU" and machine.devices_per_chip > 1:
+        cores = (
+            machine.chips * machine.devices_per_chip
+        )  # --cores counts ranks, of which it has one
+    found = {change.name: change for change in environment_changes(kernel, machine.device, machine)}
+    if machine.device == "CPU":
+        found[_DEVICES] = Change(_DEVICES, str(cores), "SPMD: the cores that one process drives")
+    elif cores > 1:
+        # Kaggle sets them for what a notebook there is: one process with all chips.
+        for name in ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"):
+            found.pop(name, None)
+    if why == cells:  # those cells shall find it off, as they did in the kernel
+        found[spmd.VARIABLE] = Change(spmd.VARIABLE, None, "the cells of the run set it themselves")
+    changes = [change for change in found.values() if kernel.get(change.name) != change.value]
+    values = {**kernel, **{change.name: change.value for change in changes}, **asked}
+    env = {name: value for name, value in values.items() if value is not None}
+    return SpmdEnvironment(why, cores, tuple(changes), env)
+
+
+def _why(kernel: Mapping[str, str], asked: Mapping[str, str], cells: str | None) -> str | None:
+    if spmd.VARIABLE in asked:
+        on = spmd.is_on(asked)
+        return f"--env {spmd.VARIABLE}={asked[spmd.VARIABLE]}" if on else None
+    if cells is None and spmd.is_on(kernel):
+        return f"{spmd.VARIABLE} is set in the kernel's environment"
+    return cells
+
+
+def refused_variables(asked: Mapping[str, str], machine: Machine) -> str | None:
+    """Why variables of `--env` cannot be had; None if they can."""
+    if machine.device == "CPU" and asked.get(_DEVICES, "1") != "1":
+        return (
+            f"{_DEVICES}={asked[_DEVICES]}: a rank of a rehearsal has one device, and the process "
+            "of a notebook that uses SPMD as many as --cores says. Several devices in a rank, "
+            "which torch_xla drives from threads as on a TPU v2 or v3, are not rehearsed"
+        )
+    return None

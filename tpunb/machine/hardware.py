@@ -1,0 +1,194 @@
+"""Problems with the device: a TPU that is missing, incomplete or in use by somebody else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tpunb.machine import environment, tpu
+from tpunb.machine.machine import Machine
+from tpunb.machine.problem import Problem
+from tpunb.machine.tpu_users import TpuUsers
+
+_DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+
+
+def hardware_problems(
+    machine: Machine, holding: TpuUsers, env: Mapping[str, str], root: Path, cores: int
+) -> Iterator[Problem]:
+    """All of them, those first without which nothing runs. `cores`: ranks of a run."""
+    yield from _device(machine, env)
+    if machine.device == "TPU" and machine.chips:
+        yield from _files(machine, root)
+        yield from _held(holding)
+        yield from _slice(machine, cores)
+        yield from _topology(machine, env)
+    yield from _variables(env)
+
+
+def _device(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+    wanted = env.get("PJRT_DEVICE", "")
+    if wanted not in ("", "CPU", "TPU"):
+        yield Problem(
+            "pjrt-device",
+            f"PJRT_DEVICE is {wanted}; runs of tpunb use a TPU, or the CPU for rehearsals.",
+            "unset it, or set it to TPU or CPU",
+            must=False,
+        )
+    if wanted == "TPU" and not machine.chips:
+        yield Problem(
+            "no-tpu",
+            "PJRT_DEVICE is TPU, and there is no TPU on this machine's PCI bus.",
+            _get_a_tpu(machine) or "unset PJRT_DEVICE: then runs are rehearsals on the CPU",
+        )
+    elif wanted == "CPU" and machine.chips:
+        yield Problem(
+            "tpu-not-used",
+            f"this machine has {machine.chips} TPU chips, and PJRT_DEVICE=CPU keeps runs off them.",
+            "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU",
+            must=False,
+        )
+    elif not machine.chips and (how := _get_a_tpu(machine)):
+        yield Problem(
+            "no-tpu-runtime",
+            f"{machine.kind}: there is no TPU here, so runs are rehearsals on the CPU.",
+            how,
+            must=False,
+        )
+
+
+def _get_a_tpu(machine: Machine) -> str:
+    return {
+        "colab": "for a TPU: Runtime > Change runtime type > v5e-1 TPU or v6e-1 TPU",
+        "kaggle": "for a TPU: Settings > Accelerator > TPU v5e-8 (the session restarts)",
+    }.get(machine.platform, "")
+
+
+def _files(machine: Machine, root: Path) -> Iterator[Problem]:
+    """Chips on the bus need device files, which a container may not have been given."""
+    files = tpu.device_files(root)
+    if not files:
+        yield Problem(
+            "no-device-files",
+            f"{machine.chips} TPU chips are on the PCI bus, and neither /dev/accel* nor "
+            "/dev/vfio/* is here: this container was not given them.",
+            "start the container with `--privileged --net=host` (GKE: request `google.com/tpu` "
+            "in the pod's resources)",
+        )
+        return
+    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        yield Problem(
+            "device-files-closed",
+            f"{closed[0]} and {len(closed) - 1} more cannot be opened by this user.",
+            f"`sudo chmod a+rw {' '.join(map(str, closed))}`, or run as a user who may",
+        )
+
+
+def _held(holding: TpuUsers) -> Iterator[Problem]:
+    for holder in holding.holders:
+        if not (holder.kind == "run" and holder.living):
+            yield Problem("tpu-held", f"the TPU is held by {holder.describe()}.", holder.fix())
+    living = [holder for holder in holding.holders if holder.kind == "run" and holder.living]
+    for name in sorted({holder.name for holder in living}):
+        first = next(holder for holder in living if holder.name == name)
+        yield Problem(
+            "tpu-in-use",
+            f"run {Path(name).name} is using the TPU; the next run waits for it.",
+            first.fix(),
+            must=False,
+        )
+    if holding.lock == "forbidden" and not holding.holders:
+        unseen = (
+            f" ({holding.unreadable} processes of other users cannot be looked into from here)"
+            if holding.unreadable
+            else ""
+        )
+        yield Problem(
+            "lock-file",
+            f"{holding.lock_file} belongs to {holding.lock_user} and cannot be opened, so libtpu "
+            f"takes the TPU for in use, whether or not it is{unseen}.",
+            f"see who has it, `sudo lsof -w /dev/accel* /dev/vfio/*`; if nobody has, `sudo rm "
+            f"{holding.lock_file}`",
+        )
+
+
+def _slice(machine: Machine, cores: int) -> Iterator[Problem]:
+    parsed = tpu.parse_accelerator_type(machine.accelerator_type)
+    if machine.devices_per_chip > 1:
+        yield Problem("two-devices", f"{machine.why_one_rank()}.", "`--cores 1`", must=False)
+    if machine.generation == "v7x":
+        yield Problem(
+            "v7x",
+            "torch_xla 2.9 knows TPU v7x by name only; Google's own PyTorch for it is torch_tpu.",
+            "expect trouble, or use a TPU v4, v5e, v5p or v6e",
+            must=False,
+        )
+    if machine.workers > 1 and cores > 1:
+        yield Problem("pod", f"{machine.why_this_host_alone()}.", "`%tpu_setup --cores 1`")
+    elif machine.workers == 1 and parsed is not None and parsed[1] > machine.chips:
+        yield Problem(
+            "chips-missing",
+            f"a {machine.accelerator_type} has {parsed[1]} chips, and this machine shows "
+            f"{machine.chips}: this is one host of several, and the names of the others are not "
+            "set, or a container with only some of the chips.",
+            "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID on every host, or give the container "
+            "all chips",
+        )
+
+
+def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+    """The metadata server does not give the topology: runs get it from tpunb, if it is known."""
+    if not environment.needs_topology(env, machine):
+        return
+    state = machine.metadata.state
+    why = (
+        "has no tpu-env (404)"
+        if state == "answers"
+        else {
+            "stalls": "does not answer in time",
+            "refuses": "refuses connections",
+            "unknown name": "has no address here",
+            "not Google's": "is something else",
+        }.get(state, "was not asked")
+    )
+    if environment.tpu_topology(env, machine):
+        yield Problem(
+            "metadata",
+            f"the metadata server, which torch_xla asks for the TPU's topology, {why}. Runs "
+            f"get it from their environment instead ({machine.accelerator_type}, one host).",
+            "nothing, for runs; for other programs set TPU_SKIP_MDS_QUERY=1 and the variables "
+            "that `%%tpu_train --dry-run` lists",
+            must=False,
+        )
+    else:
+        yield Problem(
+            "topology",
+            f"the metadata server {why}, and the variables TPU_ACCELERATOR_TYPE, TPU_HOST_BOUNDS, "
+            "TPU_CHIPS_PER_HOST_BOUNDS and TPU_WORKER_ID do not say how the chips lie: torch_xla "
+            "fails with 'Failed to get TPU metadata', or waits.",
+            "start the container with --net=host, or set TPU_SKIP_MDS_QUERY=1 and those variables",
+        )
+
+
+def _variables(env: Mapping[str, str]) -> Iterator[Problem]:
+    for name in _DOWNCASTS:
+        if env.get(name, "0") not in ("", "0"):
+            yield Problem(
+                "downcast",
+                f"{name} is set: torch_xla computes in bfloat16 where the types still say "
+                "float32, and will stop doing so in a later release.",
+                "unset it; `model.to(torch.bfloat16)` or torch.autocast('xla', "
+                "dtype=torch.bfloat16) say what is meant",
+                must=False,
+            )
+    retired = sorted(name for name in environment.RETIRED if name in env)
+    if retired:
+        yield Problem(
+            "retired-variables",
+            f"{', '.join(retired)}: read by torch_xla before 2.0 only. Runs do not get "
+            f"{'them' if len(retired) > 1 else 'it'}.",
+            "take them out of the notebook; PJRT_DEVICE=TPU is what counts, and it is set for runs",
+            must=False,
+        )

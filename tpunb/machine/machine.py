@@ -1,0 +1,187 @@
+"""`Machine`: platform, device and cores, from files and variables; nothing here touches a TPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpunb.machine import metadata, tpu
+from tpunb.machine.metadata import Metadata
+from tpunb.machine.platform import find_platform
+from tpunb.machine.tpu import GENERATIONS, Generation
+from tpunb.runs.spec import Device
+from tpunb.utils import cpus, env_vars
+
+REHEARSAL_CORES = 4
+RANK_MEMORY = 250 * 2**20
+"""Bytes that a rehearsal rank needs at least, with torch_xla's runtime started (measured)."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found."""
+
+    platform: str
+    """See `platform.Platform.name`."""
+    device: Device
+    """What ranks will run on."""
+    chips: int
+    """TPU chips of this host; 0 without a TPU."""
+    generation: str
+    """'v5e', …; empty without a TPU."""
+    processors: int
+    memory: int
+    """Bytes that are free for new processes."""
+    kind: str = "this machine"
+    """The platform more exactly, for people."""
+    signs: tuple[str, ...] = ()
+    """What says where we are."""
+    accelerator_type: str = ""
+    """'v5litepod-16': the whole slice that this host is a part of; empty if nobody says it."""
+    workers: int = 1
+    """Hosts of the slice."""
+    worker: int = 0
+    """This host's number among them."""
+    spot: bool | None = None
+    """Whether the machine may be taken away at any time; None: nobody says."""
+    metadata: Metadata = field(default_factory=Metadata)
+    """What the metadata server has said."""
+
+    @property
+    def made(self) -> Generation | None:
+        """What is known of this generation; None without a TPU, or where two are possible."""
+        return GENERATIONS.get(self.generation)
+
+    @property
+    def devices_per_chip(self) -> int:
+        """Devices that torch_xla finds in a process with one chip."""
+        if self.generation == tpu.V2_OR_V3:
+            return 2
+        return self.made.devices if self.made is not None else 1
+
+    @property
+    def default_cores(self) -> int:
+        """Ranks of a run that does not say how many."""
+        if self.device == "CPU":
+            return REHEARSAL_CORES
+        return max(1, self.chips) if self.devices_per_chip == 1 else 1
+
+    @property
+    def most_rehearsal_cores(self) -> int:
+        """Ranks that fit into memory, however slowly they run."""
+        return max(REHEARSAL_CORES, min(256, self.memory // RANK_MEMORY))
+
+    def check_cores(self, cores: int) -> str | None:
+        """Why this many ranks cannot run here and what can; None if they can."""
+        if cores < 1:
+            return f"{cores} cores: at least 1 is needed"
+        if self.device == "TPU" and cores > 1 and self.devices_per_chip > 1:
+            return f"{cores} cores: {self.why_one_rank()}"
+        if self.device == "TPU" and cores > 1 and self.workers > 1:
+            return f"{cores} cores: {self.why_this_host_alone()}"
+        if self.device == "TPU" and cores not in (1, self.chips):
+            return (
+                f"{cores} cores: this TPU has {self.chips} chips, and torch_xla runs on 1 "
+                f"or on all of them (--cores 1 or --cores all)"
+            )
+        if self.device == "CPU" and cores > self.most_rehearsal_cores:
+            free = self.memory / 2**30
+            return (
+                f"{cores} cores: at most {self.most_rehearsal_cores} rehearsal ranks fit into "
+                f"the {free:.0f} GiB that are free here (each needs at least "
+                f"{RANK_MEMORY / 2**30:.2f} GiB). A TPU host has 1, 4 or 8 cores."
+            )
+        return None
+
+    def why_one_rank(self) -> str:
+        """Why a run on this generation of TPU has one rank only."""
+        return (
+            f"a TPU {self.generation} gives each process {self.devices_per_chip} devices, which "
+            "torch_xla drives from threads of one process. A rank of tpunb is a process with one "
+            "device, as under torchrun, which torch_xla does not support here either. Use "
+            "--cores 1 (one core of the TPU), a rehearsal on CPU (PJRT_DEVICE=CPU), or a TPU v4, "
+            "v5e, v5p or v6e"
+        )
+
+    def why_this_host_alone(self) -> str:
+        """Why ranks on all chips of a host of several would never meet."""
+        return (
+            f"this is host {self.worker} of the {self.workers} of a {self.accelerator_type}. Its "
+            "chips start together with those of the other hosts only, and tpunb starts ranks on "
+            "this one. Use --cores 1 (one chip), or a slice of one host"
+        )
+
+
+def root_of(env: Mapping[str, str]) -> Path:
+    """Where this machine's files are: / unless the environment names another platform."""
+    return Path(env.get(env_vars.ROOT, "/"))
+
+
+def detect_machine(
+    env: Mapping[str, str], root: Path | None = None, patience: float = metadata.QUICK
+) -> Machine:
+    """Look at this machine. `env` is the environment of the person's session.
+
+    PJRT_DEVICE, where a person has set it, decides between TPU and CPU. A metadata server, if
+    there can be one, is waited for `patience` seconds.
+    """
+    root = root_of(env) if root is None else root
+    return machine_from_metadata(env, root, metadata.read_all(env, root, patience))
+
+
+def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata) -> Machine:
+    """What this machine is, with the `answers` of its metadata server."""
+    count, generation = tpu.on_the_bus(root)
+    wanted = env.get("PJRT_DEVICE", "")
+    device: Device = "TPU" if wanted == "TPU" or (count and wanted != "CPU") else "CPU"
+    named = _accelerator_type(env, answers)
+    if (parsed := tpu.parse_accelerator_type(named)) is not None and count:
+        generation = parsed[0].name  # of v2 and v3 the bus cannot say which
+    platform = find_platform(env, root, answers, count)
+    hosts = [host for host in _hosts(env, answers) if host]
+    number = env.get("TPU_WORKER_ID") or answers.values.get("agent-worker-number", "0")
+    spot = answers.values.get("preemptible")
+    return Machine(
+        platform=platform.name,
+        device=device,
+        chips=count,
+        generation=generation,
+        processors=len(cpus.allowed_cpus()),
+        memory=_free_memory(root),
+        kind=platform.kind,
+        signs=platform.signs,
+        accelerator_type=named or tpu.type_of(generation, count),
+        workers=max(1, len(hosts)),
+        worker=int(number) if number.isdecimal() else 0,
+        spot=None if spot is None else spot.upper() == "TRUE",
+        metadata=answers,
+    )
+
+
+def _accelerator_type(env: Mapping[str, str], answers: Metadata) -> str:
+    return (
+        env.get("TPU_ACCELERATOR_TYPE")
+        or answers.values.get("accelerator-type")
+        or answers.tpu_env.get("ACCELERATOR_TYPE", "")
+    )
+
+
+def _hosts(env: Mapping[str, str], answers: Metadata) -> list[str]:
+    if "TPU_WORKER_HOSTNAMES" in env:
+        return env["TPU_WORKER_HOSTNAMES"].split(",")
+    return answers.values.get("worker-network-endpoints", "").split(",")
+
+
+def _free_memory(root: Path) -> int:
+    """MemAvailable, or what a container's limit leaves of it."""
+    free = 0
+    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    group = root / "sys/fs/cgroup"
+    try:
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):  # no cgroup of version 2 here, or no limit ('max')
+        return free

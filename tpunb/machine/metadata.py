@@ -1,0 +1,111 @@
+"""`Metadata`: what the metadata server of Google's machines answers about this one.
+
+All questions are asked at once, and none is waited for longer than `patience`: there are
+machines on which the server's name is known and nobody answers.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tpunb.machine import tpu
+from tpunb.utils.metadata_server import NAME, metadata_host, read_metadata
+
+QUICK = 0.25
+"""Seconds. The server is on the same host, and answers in a few thousandths."""
+PATIENT = 1.0
+"""Seconds that a run waits before it is told to do without."""
+KEYS = (
+    "instance/attributes/accelerator-type",
+    "instance/attributes/agent-worker-number",
+    "instance/attributes/cluster-name",
+    "instance/attributes/tpu-env",
+    "instance/attributes/worker-network-endpoints",
+    "instance/machine-type",
+    "instance/network-interfaces/0/ip",
+    "instance/scheduling/preemptible",
+    "instance/zone",
+)
+State = Literal["not asked", "answers", "stalls", "refuses", "unknown name", "not Google's"]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What was answered."""
+
+    state: State = "not asked"
+    values: Mapping[str, str] = field(default_factory=dict)
+    """By the last part of the key; what the server does not have (404) is left out."""
+
+    @property
+    def tpu_env(self) -> dict[str, str]:
+        """The attribute `tpu-env`: lines of KEY: 'value'. {} where there is none."""
+        pairs = (line.partition(":") for line in self.values.get("tpu-env", "").splitlines())
+        return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs if value.strip()}
+
+
+def read_all(env: Mapping[str, str], root: Path, patience: float = QUICK) -> Metadata:
+    """Ask, and wait `patience` seconds for the answers."""
+    return MetadataRequest(env, root, tpu.on_the_bus(root)[0]).answers(patience)
+
+
+class MetadataRequest:
+    """Asked from now on, in the background."""
+
+    def __init__(self, env: Mapping[str, str], root: Path, count: int) -> None:
+        """`count`: TPU chips on the PCI bus.
+
+        Nobody is asked on a machine that has nothing of Google's: no name is looked up.
+        """
+        self._host = metadata_host(env, root) or (NAME if count else "")
+        self._began = time.monotonic()
+        self._values: dict[str, str] = {}
+        self._failed: list[Exception] = []
+        self._left = len(KEYS) if self._host else 0
+        self._done = threading.Condition()
+        if self._host:
+            for key in KEYS:
+                # A name that is looked up in vain can take longer than any time-out.
+                threading.Thread(
+                    target=self._ask, args=[key], name="tpunb-metadata", daemon=True
+                ).start()
+
+    def answers(self, patience: float = QUICK) -> Metadata:
+        """What has been answered `patience` seconds after the questions were asked."""
+        if not self._host:
+            return Metadata()
+        with self._done:
+            self._done.wait_for(
+                lambda: not self._left or self._failed,
+                max(0.0, self._began + patience - time.monotonic()),
+            )
+            state: State = "stalls" if self._left else "answers"
+            return Metadata(_state(self._failed[0]) if self._failed else state, dict(self._values))
+
+    def _ask(self, key: str) -> None:
+        value, failed = None, None
+        try:
+            value = read_metadata(self._host, key, PATIENT)
+        except (OSError, ValueError) as error:
+            failed = error
+        with self._done:
+            if value is not None:
+                self._values[key.rpartition("/")[2]] = value
+            if failed is not None:
+                self._failed.append(failed)
+            self._left -= 1
+            self._done.notify_all()
+
+
+def _state(error: Exception) -> State:
+    if isinstance(error, TimeoutError):
+        return "stalls"
+    if isinstance(error, socket.gaierror):
+        return "unknown name"
+    return "refuses" if isinstance(error, OSError) else "not Google's"

@@ -1,0 +1,447 @@
+"""Checks the installed packages: which versions belong together, and the command that fixes them.
+
+Read from the packages' metadata. Only `import_problem` imports them, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tpunb.machine.machine import Machine
+from tpunb.machine.problem import Problem
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A torch_xla, and the releases that it works with."""
+
+    torch_xla: str
+    torch: str
+    torchvision: str
+    torchaudio: str
+    libtpu: str
+    jax: str
+    """For Pallas kernels."""
+    pythons: tuple[tuple[int, int], tuple[int, int]]
+    """The first and the last for which there are wheels."""
+
+
+# torch_xla and libtpu, jax, Python: the metadata and the wheels of torch_xla on PyPI (extras
+# [tpu] and [pallas]); torchvision and torchaudio: their requirements of torch. The newest first.
+# Colab's TPU runtime has the first pair (googlecolab/backend-info a724079), Kaggle's the second
+# (Kaggle/docker-python 78aaa43, which holds libtpu back at 0.0.17 after installing jax).
+PAIRS = (
+    Pair("2.9.0", "2.9.0", "0.24.0", "2.9.0", "0.0.21", "0.7.1", ((3, 10), (3, 13))),
+    Pair("2.8.0", "2.8.0", "0.23.0", "2.8.0", "0.0.17", "0.6.2", ((3, 10), (3, 13))),
+)
+OF_KAGGLE = PAIRS[1]
+SHOWN = ("torch", "torch_xla", "libtpu", "ipykernel", "tpunb")
+WATCHED = (
+    *SHOWN,
+    "ipython",
+    "jax",
+    "jaxlib",
+    "libtpu-nightly",
+    "numpy",
+    "protobuf",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-tpu",
+    "torch_tpu",
+    "torch_xla_cuda_plugin",
+    "torchaudio",
+    "torchvision",
+    "transformers",
+)
+"""What can be in each other's way."""
+
+
+@dataclass(frozen=True)
+class InstalledPackages:
+    """The packages of an interpreter, as far as they matter here."""
+
+    python: tuple[int, ...]
+    versions: dict[str, str]
+    requires: dict[str, tuple[str, ...]]
+    """What those that are there say they need."""
+
+    def release(self, name: str) -> tuple[int, ...] | None:
+        """The numbers of a version, '2.9.0+cpu' as (2, 9, 0); None if it is not there."""
+        return release_numbers(self.versions[name]) if name in self.versions else None
+
+    def main_versions(self) -> dict[str, str]:
+        """For people: what a run depends on most."""
+        python = {"python": ".".join(map(str, self.python))}
+        return python | {name: self.versions[name] for name in SHOWN if name in self.versions}
+
+
+def read_installed(
+    path: Sequence[str] | None = None, python: tuple[int, ...] = ()
+) -> InstalledPackages:
+    """Look at the packages of this interpreter, or at those in the folders of `path`."""
+    versions: dict[str, str] = {}
+    requires: dict[str, tuple[str, ...]] = {}
+    folders = list(sys.path if path is None else path)
+    for name in WATCHED:
+        # The first on the path is the one that is imported.
+        for distribution in metadata.distributions(name=name, path=folders):
+            versions[name] = distribution.version
+            requires[name] = tuple(distribution.requires or ())
+            break
+    return InstalledPackages(python or tuple(sys.version_info[:3]), versions, requires)
+
+
+def release_numbers(version: str) -> tuple[int, ...]:
+    """The release of a version: '2.9.0+cpu' and '2.9.0rc1' are (2, 9, 0); () for no version."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version).release
+    except InvalidVersion:
+        return ()
+
+
+def pair_of(torch_xla: tuple[int, ...] | None) -> Pair | None:
+    """The row of the table for a release of torch_xla, whatever its last number is."""
+    for pair in PAIRS:
+        if torch_xla is not None and torch_xla[:2] == release_numbers(pair.torch_xla)[:2]:
+            return pair
+    return None
+
+
+def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
+    """The pair to install: Kaggle's own there, elsewhere the newest for this Python."""
+    for pair in (OF_KAGGLE,) if platform == "kaggle" else PAIRS:
+        if pair.pythons[0] <= python[:2] <= pair.pythons[1]:
+            return pair
+    return None
+
+
+def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPackages) -> str:
+    """The command that installs a pair here, all of it at once, with what depends on it."""
+    wanted = [f"torch=={pair.torch}"]
+    for name, version in (("torchvision", pair.torchvision), ("torchaudio", pair.torchaudio)):
+        if name in have.versions:
+            wanted.append(f"{name}=={version}")
+    wanted.append(f"'torch_xla[tpu]=={pair.torch_xla}'" if tpu else f"torch_xla=={pair.torch_xla}")
+    if platform == "kaggle" and tpu:
+        wanted.append(f"libtpu=={pair.libtpu}")
+    # Wheels for the CPU, as Colab's and Kaggle's TPU images have them: a tenth of the size of those
+    # with CUDA. pip finds them in an index of their own only; uv knows it by its name.
+    there = "--system" if platform in ("colab", "kaggle") else "--python python3"
+    install = f"uv pip install {there} --torch-backend=cpu"
+    return " ".join(["pip install uv && " + install, *wanted])
+
+
+def restart_step(platform: str) -> str:
+    """How to restart, on this platform, the kernel that has imported the old packages."""
+    return {
+        "colab": "Runtime > Restart session",
+        "kaggle": "Run > Restart & clear cell outputs",
+    }.get(platform, "restart the kernel")
+
+
+def restart_hint(platform: str) -> str:
+    """The same as the end of a list of steps."""
+    return f"then {restart_step(platform)}"
+
+
+def unmet_requirement(requirement: str, have: InstalledPackages) -> str | None:
+    """The part of a requirement that what is installed does not meet; None if all is well.
+
+    Requirements of extras, of other machines, and of packages that are not watched are skipped.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        parsed = Requirement(requirement)
+    except InvalidRequirement:
+        return None
+    python = ".".join(map(str, have.python[:2]))
+    if parsed.marker and not parsed.marker.evaluate({"extra": "", "python_version": python}):
+        return None
+    version = have.versions.get(parsed.name.replace("-", "_")) or have.versions.get(parsed.name)
+    if version is None or parsed.specifier.contains(version, prereleases=True):
+        return None
+    clauses = sorted(parsed.specifier, key=str)
+    failed = next(clause for clause in clauses if not clause.contains(version, prereleases=True))
+    return f"{parsed.name}{failed}"
+
+
+# --- What is wrong with them ---
+
+
+def package_problems(
+    have: InstalledPackages,
+    machine: Machine,
+    env: Mapping[str, str],
+    imported: Mapping[str, Any] | None = None,
+) -> Iterator[Problem]:
+    """What is wrong with the installed packages.
+
+    `imported`: the modules of the kernel, which may be older than the files.
+    """
+    pair = best_pair(machine.platform, have.python)
+    if pair is None:
+        yield _python(have, machine)
+        return
+    mismatches = list(_pair(have, machine))
+    yield from mismatches
+    if not mismatches:
+        yield from _libtpu(have, machine, env)
+    yield from _plugins(have, machine, env)
+    yield from _tensorflow(have, machine)
+    yield from _requirements(have, machine)
+    if imported is not None:
+        yield from _imported(have, machine, imported)
+
+
+def half_installed(machine: Machine, have: InstalledPackages) -> Iterator[Problem]:
+    """Packages of which pip knows and that are not there: an upgrade was cut short."""
+    for name in ("torch", "torch_xla"):
+        if name in have.versions and importlib.util.find_spec(name) is None:
+            yield Problem(
+                "half-installed",
+                f"pip lists {name} {have.versions[name]}, and there is no module {name}: an "
+                "installation was cut short, or removed by hand.",
+                reinstall_hint(machine, have),
+            )
+
+
+def reinstall_hint(machine: Machine, have: InstalledPackages) -> str:
+    """The fix for packages whose files are broken."""
+    return f"`{_command(have, machine)} --force-reinstall`, {restart_hint(machine.platform)}"
+
+
+def _python(have: InstalledPackages, machine: Machine) -> Problem:
+    pair = OF_KAGGLE if machine.platform == "kaggle" else PAIRS[0]
+    first, last = (".".join(map(str, python)) for python in pair.pythons)
+    return Problem(
+        "python",
+        f"this is Python {'.'.join(map(str, have.python[:2]))}; torch_xla {pair.torch_xla} has "
+        f"wheels for Python {first} to {last}.",
+        f"make an environment with one of those, e.g. `python{last} -m venv`, and in it "
+        f"`{_command(have, machine)}`",
+    )
+
+
+def _pair(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
+    """The releases of torch and torch_xla must be the same: they are compiled together."""
+    fix = f"`{_command(have, machine)}`, {restart_hint(machine.platform)}"
+    torch, xla = have.release("torch"), have.release("torch_xla")
+    if torch is None or xla is None:
+        missing = " and ".join(name for name in ("torch", "torch_xla") if name not in have.versions)
+        yield Problem(
+            "torch-xla-missing",
+            f"{missing} {'are' if ' ' in missing else 'is'} not installed, and runs need both.",
+            fix,
+        )
+    elif torch[:2] != xla[:2]:
+        yield Problem(
+            "torch-pair",
+            f"torch {have.versions['torch']} and torch_xla {have.versions['torch_xla']} do not "
+            "belong together: torch_xla is compiled against one release of torch, and importing "
+            "it fails with 'undefined symbol'.",
+            fix,
+        )
+    elif pair_of(xla) is None:
+        yield Problem(
+            "torch-xla-release",
+            f"torch_xla {have.versions['torch_xla']} is not one of those that tpunb knows "
+            f"({', '.join(pair.torch_xla for pair in PAIRS)}).",
+            fix,
+            must=xla < release_numbers(PAIRS[-1].torch_xla),
+        )
+
+
+def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+    """The TPU's own library speaks one version of PJRT, torch_xla another or the same."""
+    pair = pair_of(have.release("torch_xla"))
+    if not machine.chips or pair is None:
+        return
+    path = env.get("TPU_LIBRARY_PATH") or env.get("PTXLA_TPU_LIBRARY_PATH")
+    if path and not Path(path).is_file():
+        yield Problem(
+            "libtpu-path",
+            f"TPU_LIBRARY_PATH names {path}, which is not there.",
+            "unset it (`%env -u TPU_LIBRARY_PATH`, or in the shell that started this): "
+            "torch_xla finds the installed libtpu by itself",
+        )
+    if path:
+        return  # the person has chosen another than the installed one
+    command = install_command(pair, machine.platform, tpu=True, have=have)
+    fix = f"`{command}`, {restart_hint(machine.platform)}"
+    if "libtpu-nightly" in have.versions and "libtpu" in have.versions:
+        yield Problem(
+            "libtpu-twice",
+            "libtpu and libtpu-nightly are installed, into the same folder.",
+            f"`pip uninstall -y libtpu libtpu-nightly`, then {fix}",
+        )
+    elif "libtpu" not in have.versions:
+        yield Problem(
+            "libtpu-missing",
+            "libtpu, the library that drives the TPU, is not installed: torch_xla would run on "
+            "the CPU.",
+            fix,
+        )
+    elif (have.release("libtpu") or ())[:3] != release_numbers(pair.libtpu):
+        alone = " Never move libtpu or jax alone." if machine.platform == "kaggle" else ""
+        yield Problem(
+            "libtpu-release",
+            f"libtpu {have.versions['libtpu']} is not the one that torch_xla "
+            f"{have.versions['torch_xla']} works with ({pair.libtpu}): the TPU does not start, "
+            f"with a PJRT error. jax[tpu] brings its own libtpu.{alone}",
+            fix,
+        )
+
+
+def _plugins(
+    have: InstalledPackages, machine: Machine, env: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Other libraries that bring a device to torch, or drive the TPU."""
+    if "torch_tpu" in have.versions and machine.chips:
+        yield Problem(
+            "torch-tpu",
+            f"torch_tpu {have.versions['torch_tpu']} is installed beside torch_xla: "
+            "`import torch` loads it, and it needs another torch and another libtpu.",
+            "`pip uninstall -y torch_tpu`, then "
+            f"`{_command(have, machine)}`, {restart_hint(machine.platform)}",
+        )
+    plugin, xla = have.release("torch_xla_cuda_plugin"), have.release("torch_xla")
+    if plugin is not None and xla is not None and plugin[:2] != xla[:2]:
+        yield Problem(
+            "pjrt-plugin",
+            f"torch_xla_cuda_plugin {have.versions['torch_xla_cuda_plugin']} does not fit "
+            f"torch_xla {have.versions['torch_xla']}, which loads it: PJRT API versions differ.",
+            "`pip uninstall -y torch_xla_cuda_plugin`: runs of tpunb use a TPU or the CPU",
+        )
+
+
+def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
+    """TensorFlow for TPU or GPU and torch_xla register the same things twice in one process."""
+    on_tpu = bool(machine.chips)
+    for name in ("tensorflow", "tensorflow-tpu"):
+        if name not in have.versions or "torch_xla" not in have.versions:
+            continue
+        what = (
+            "takes the TPU's library for itself, or aborts"
+            if on_tpu
+            else "can abort: both register the same protobuf messages"
+        )
+        yield Problem(
+            "tensorflow",
+            f"{name} {have.versions[name]} is installed: a process that imports it beside "
+            f"torch_xla (transformers and tensorboard do) {what}.",
+            f"`pip uninstall -y {name}` and, where it is needed, `pip install tensorflow-cpu`, "
+            f"{restart_hint(machine.platform)}; or set USE_TF=0 for transformers",
+            must=on_tpu,
+        )
+
+
+def _requirements(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
+    """What one watched package says of another."""
+    torch, numpy = have.release("torch"), have.release("numpy")
+    if torch is not None and numpy is not None and numpy >= (2,) and torch < (2, 3):
+        yield Problem(
+            "numpy",
+            f"torch {have.versions['torch']} was built for numpy 1; numpy {have.versions['numpy']}"
+            " is installed, so `tensor.numpy()` raises 'Numpy is not available'.",
+            f"`pip install 'numpy<2'`, {restart_hint(machine.platform)}",
+        )
+    for name, needs in have.requires.items():
+        for need in needs:
+            if (part := unmet_requirement(need, have)) is not None:
+                yield _unmet(name, part, have, machine)
+
+
+def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> Problem:
+    other = part.partition("=")[0].rstrip("<>!~")
+    installed = have.versions.get(other) or have.versions.get(other.replace("-", "_"), "")
+    if name in ("torchvision", "torchaudio") and other == "torch":
+        # Together, so that all are built alike: for the CPU, or with CUDA.
+        fix = f"`pip uninstall -y torch torchvision torchaudio`, then `{_command(have, machine)}`"
+    else:
+        fix = f"`pip install '{part}'`, if nothing else needs {other} {installed} (`pip check`)"
+    return Problem(
+        f"needs-{other.lower().replace('_', '-')}",
+        f"{name} {have.versions[name]} needs {part}, and {other} {installed} is installed: "
+        f"importing {name} may fail.",
+        f"{fix}, {restart_hint(machine.platform)}",
+        must=False,
+    )
+
+
+def _imported(
+    have: InstalledPackages, machine: Machine, imported: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Packages that were replaced after this kernel had imported them."""
+    for name in ("torch", "torch_xla", "numpy"):
+        loaded = getattr(imported.get(name), "__version__", None)
+        if loaded is None or name not in have.versions:
+            continue
+        if release_numbers(str(loaded)) != have.release(name):
+            yield Problem(
+                "restart",
+                f"this kernel has imported {name} {loaded}, and {name} {have.versions[name]} was "
+                "installed since.",
+                f"{restart_step(machine.platform)}: what is imported stays until then",
+                must=False,
+            )
+
+
+def _command(have: InstalledPackages, machine: Machine) -> str:
+    pair = best_pair(machine.platform, have.python)
+    if pair is None:
+        pair = OF_KAGGLE if machine.platform == "kaggle" else PAIRS[0]
+    return install_command(pair, machine.platform, tpu=bool(machine.chips), have=have)
+
+
+# --- Whether they can be imported ---
+
+IMPORT_TIMEOUT = 120.0
+"""Seconds. It takes 7 on two idle processors, and starts no device."""
+_TRY = "import torch, torch_xla"
+
+
+def import_problem(
+    env: Mapping[str, str], machine: Machine, have: InstalledPackages, sys_path: Sequence[str] = ()
+) -> Problem | None:
+    """Import the pair in a subprocess with the environment of a run; what is wrong, if it fails.
+
+    `sys_path`: further folders in which it looks first.
+    """
+    code = f"import sys; sys.path[:0] = {list(sys_path)!r}; {_TRY}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=dict(env),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=IMPORT_TIMEOUT,
+            text=True,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return Problem(
+            "import-hangs",
+            f"`{_TRY}` has not come back after {IMPORT_TIMEOUT:.0f} s.",
+            "see where it waits: `python -X faulthandler -X importtime -c '" + _TRY + "'`",
+        )
+    if done.returncode == 0:
+        return None
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
+    return Problem(
+        "import-fails",
+        f"`{_TRY}` fails in a new process ({how}): {last[0].strip() if last else 'no message'}",
+        reinstall_hint(machine, have),
+    )

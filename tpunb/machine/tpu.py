@@ -1,0 +1,119 @@
+"""TPU generations: their chips and cores, and the names of accelerator types.
+
+Nothing here touches a TPU: chips are counted on the PCI bus.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+GOOGLE = "0x1ae0"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation."""
+
+    name: str
+    """'v5e', as people say."""
+    prefix: str
+    """How names of accelerator types begin: 'v5litepod'."""
+    counts: int
+    """What the number of an accelerator type counts, for each chip: v4-8 has 4 chips."""
+    cores: int
+    """Cores of a chip."""
+    devices: int
+    """Devices that torch_xla 2.9 counts in a process that has one chip."""
+    hbm: int
+    """GiB of memory of a chip."""
+    teraflops: int
+    """The most of a chip, in bfloat16."""
+
+
+# Names, counts, cores, memory and teraflops: Google's pages on each generation
+# (docs.cloud.google.com/tpu, read 2026-11; v2: 180 for the 4 chips of a board) and
+# tpu_info/device.py 0.14; devices: torch_xla 2.9, _internal/tpu.py.
+GENERATIONS = {
+    one.name: one
+    for one in (
+        Generation("v2", "v2", counts=2, cores=2, devices=2, hbm=16, teraflops=45),
+        Generation("v3", "v3", counts=2, cores=2, devices=2, hbm=32, teraflops=123),
+        Generation("v4", "v4", counts=2, cores=2, devices=1, hbm=32, teraflops=275),
+        Generation("v5e", "v5litepod", counts=1, cores=1, devices=1, hbm=16, teraflops=197),
+        Generation("v5p", "v5p", counts=2, cores=2, devices=1, hbm=95, teraflops=459),
+        Generation("v6e", "v6e", counts=1, cores=1, devices=1, hbm=32, teraflops=918),
+        Generation("v7x", "tpu7x", counts=2, cores=2, devices=1, hbm=192, teraflops=2307),
+    )
+}
+V2_OR_V3 = "v2 or v3"
+"""What the PCI bus says of both."""
+# PCI device ids: torch_xla 2.9 (_internal/tpu.py) and tpu-info. v2 and v3 share one.
+_IDS = {
+    "0x0027": V2_OR_V3,
+    "0x005e": "v4",
+    "0x0062": "v5p",
+    "0x0063": "v5e",
+    "0x006f": "v6e",
+    "0x0076": "v7x",
+}
+_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""Chips of a host along x, y and z (GKE's device plugin; v4's `tpu-env`)."""
+_TYPE = re.compile(r"(v\d+[a-z]*|tpu\d+x)-(\d+)")
+
+
+def on_the_bus(root: Path) -> tuple[int, str]:
+    """TPU chips on the PCI bus and their generation. Reading these files takes no chip."""
+    generations = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        try:
+            vendor = (device / "vendor").read_text().strip()
+            number = (device / "device").read_text().strip()
+        except OSError:  # a device may vanish, or be unreadable in a container
+            continue
+        if vendor == GOOGLE and number in _IDS:
+            generations.append(_IDS[number])
+    return len(generations), generations[0] if generations else ""
+
+
+def device_files(root: Path) -> list[Path]:
+    """What a process opens to use a TPU: /dev/vfio/N since v5e, /dev/accelN before."""
+    files = [*root.glob("dev/accel[0-9]*"), *root.glob("dev/vfio/[0-9]*")]
+    return sorted(path for path in files if path.name.removeprefix("accel").isdecimal())
+
+
+def parse_accelerator_type(accelerator_type: str) -> tuple[Generation, int] | None:
+    """The generation and the chips of a whole slice: 'v5litepod-16' has 16, 'v4-8' has 4."""
+    match = _TYPE.fullmatch(accelerator_type)
+    if match is None:
+        return None
+    prefix, number = match.group(1), int(match.group(2))
+    for generation in GENERATIONS.values():
+        if prefix in (generation.prefix, generation.name):
+            return generation, max(1, number // generation.counts)
+    return None
+
+
+def type_of(generation: str, chips: int) -> str:
+    """The accelerator type of one host with so many chips; '' if that is not known."""
+    one = GENERATIONS.get(generation)
+    return f"{one.prefix}-{chips * one.counts}" if one is not None and chips in _BOUNDS else ""
+
+
+def topology_variables(accelerator_type: str, chips: int) -> dict[str, str]:
+    """The variables that torch_xla reads in the place of the metadata server's `tpu-env`.
+
+    For a slice of one host, where nobody else can say it; {} where the chips are not that.
+    """
+    parsed = parse_accelerator_type(accelerator_type)
+    if parsed is None or parsed[1] != chips or chips not in _BOUNDS:
+        return {}
+    return {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": accelerator_type,
+        "TPU_HOST_BOUNDS": "1,1,1",
+        "TPU_CHIPS_PER_HOST_BOUNDS": _BOUNDS[chips],
+        "TPU_WORKER_ID": "0",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+    }

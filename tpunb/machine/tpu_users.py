@@ -1,0 +1,202 @@
+"""Processes that use the TPU: they hold its device files open, or its lock. Opens none of them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tpunb.machine import tpu
+from tpunb.runs.directory import RunDir
+
+_PROC = Path("/proc")
+LOCK = "tmp/libtpu_lockfile"
+"""The file that libtpu locks for as long as it has the chips, and leaves there (libtpu 0.0.21)."""
+_OF_A_RUN = re.compile(r"(.+)/attempts/\d+/[^/]+/[^/]+")
+_KERNELS = ("ipykernel", "colab_kernel_launcher")
+
+Kind = Literal["own_kernel", "kernel", "run", "process"]
+Lock = Literal["absent", "free", "held", "forbidden"]
+
+
+@dataclass(frozen=True)
+class TpuUser:
+    """A process that has the TPU."""
+
+    pid: int
+    kind: Kind
+    user: str
+    command: str
+    """Its command line; empty where it cannot be read."""
+    name: str = ""
+    """The run's folder, or the kernel's notebook, where they are known."""
+    living: bool = False
+    """True for a rank of an active run: other runs wait for it."""
+
+    def describe(self) -> str:
+        """'process 12 of alice (python train.py)'."""
+        who = f"process {self.pid} of {self.user}"
+        if self.kind == "own_kernel":
+            return f"this notebook's kernel (process {self.pid})"
+        if self.kind == "kernel":
+            return f"the kernel of {self.name or 'another notebook'} ({who})"
+        if self.kind == "run":
+            state = "which is active" if self.living else "which has ended"
+            return f"a rank of run {Path(self.name).name}, {state} ({who})"
+        return f"{who} ({_short(self.command) or 'its command cannot be read'})"
+
+    def fix(self) -> str:
+        """What ends it."""
+        kill = f"{'' if self._ours() else 'sudo '}kill {self.pid}"
+        if self.kind == "own_kernel":
+            return (
+                "restart this kernel; from then on its own device is the CPU, unless "
+                "`%tpu_setup --kernel tpu` asks for the TPU"
+            )
+        if self.kind == "kernel":
+            return f"shut that kernel down (in the list of running kernels), or `{kill}`"
+        if self.kind == "run" and self.living:
+            run = Path(self.name)
+            place = shlex.quote(str(run.parent))
+            return f"wait for it, or `tpunb stop {run.name} --runs {place}`"
+        return f"`{kill}`"
+
+    def _ours(self) -> bool:
+        return os.geteuid() == 0 or self.user == _user(os.geteuid())
+
+
+@dataclass(frozen=True)
+class TpuUsers:
+    """Who holds the TPU of this machine."""
+
+    holders: tuple[TpuUser, ...] = ()
+    unreadable: int = 0
+    """Processes of other users whose open files cannot be read from here."""
+    lock: Lock = "absent"
+    """Of libtpu's lock file: 'free' is harmless, 'forbidden' is another user's, who has gone."""
+    lock_file: str = f"/{LOCK}"
+    lock_user: str = ""
+
+
+def find_tpu_users(root: Path) -> TpuUsers:
+    """Look at all processes of the machine. Without device files of a TPU there is nothing."""
+    files = tpu.device_files(root)
+    lock_file = root / LOCK
+    if not files and not lock_file.exists():
+        return TpuUsers()
+    wanted = {os.path.realpath(path) for path in files}
+    users: dict[int, TpuUser] = {}
+    unreadable = 0
+    above = _ancestors(os.getpid())
+    for pid in _pids():
+        try:
+            held = list(_open_files(pid))
+        except PermissionError:
+            unreadable += 1
+            continue
+        except OSError:  # it has just ended
+            continue
+        if wanted.intersection(held):
+            users[pid] = _describe(pid, held, above)
+    lock: Lock = "absent"
+    if lock_file.exists():
+        lock = "free" if os.access(lock_file, os.R_OK | os.W_OK) else "forbidden"
+        for pid in _lockers(lock_file):
+            lock = "held"
+            if pid not in users:
+                users[pid] = _describe(pid, [], above)
+    return TpuUsers(
+        tuple(users.values()),
+        unreadable,
+        lock,
+        str(lock_file),
+        _user(lock_file.stat().st_uid) if lock != "absent" else "",
+    )
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir(_PROC) if name.isdecimal()]
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    folder = _PROC / str(pid) / "fd"
+    for number in os.listdir(folder):
+        try:
+            yield os.readlink(folder / number)
+        except FileNotFoundError:  # it was closed meanwhile
+            continue
+
+
+def _describe(pid: int, held: list[str], above: set[int]) -> TpuUser:
+    command = _read(pid, "cmdline").replace("\0", " ").strip()
+    user = _user((_PROC / str(pid)).stat().st_uid) if (_PROC / str(pid)).exists() else "?"
+    for path in held:
+        match = _OF_A_RUN.fullmatch(path)
+        if match is not None and (folder := RunDir(match.group(1))).spec.exists():
+            return TpuUser(pid, "run", user, command, str(folder.path), folder.is_running())
+    if any(name in command for name in _KERNELS):
+        if pid in above:
+            return TpuUser(pid, "own_kernel", user, command)
+        return TpuUser(pid, "kernel", user, command, _notebook(pid))
+    return TpuUser(pid, "own_kernel" if pid == os.getpid() else "process", user, command)
+
+
+def _notebook(pid: int) -> str:
+    """The notebook of a kernel: what Jupyter tells it in its environment."""
+    for entry in _read(pid, "environ").split("\0"):
+        name, _, value = entry.partition("=")
+        if name in ("JPY_SESSION_NAME", "__vsc_ipynb_file__") and value:
+            return Path(value).name
+    return ""
+
+
+def _lockers(path: Path) -> list[int]:
+    """Processes that have locked a file. The machine's list says it of all users' processes."""
+    inode = str(path.stat().st_ino)
+    pids = []
+    for line in _lines(_PROC / "locks"):
+        parts = line.split()
+        if len(parts) >= 6 and parts[1] != "->" and parts[5].rpartition(":")[2] == inode:
+            pids.append(int(parts[4]))
+    return [pid for pid in pids if pid > 0]
+
+
+def _ancestors(pid: int) -> set[int]:
+    """A process and those above it."""
+    found = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        # The name, in brackets, may hold spaces: fields count from its end.
+        fields = _read(pid, "stat").rpartition(")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return found
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended, or is another user's
+        return ""
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # some sandboxes have no such list
+        return []
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _short(command: str) -> str:
+    return command if len(command) <= 80 else f"{command[:79]}…"

@@ -1,0 +1,173 @@
+"""The executions in this kernel: the one source that works with every front end."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One execution of a cell."""
+
+    source: str
+    """As it was sent, magics and all."""
+    number: int | None
+    """The execution count that is shown beside the cell."""
+    id: str | None = None
+    """The front end's cell id. JupyterLab, Notebook 7, Colab and VS Code send one, nbclient and
+    papermill do not, and but for Colab nothing has it that ran before tpunb was loaded."""
+    failed: bool = False
+    """It raised, or never began because it is not valid Python."""
+    time: float = field(default=0.0, compare=False)
+    """When it began, in seconds since the epoch; when tpunb was loaded, if it ran before."""
+    seconds: float | None = field(default=None, compare=False)
+    """How long it took; None if it has not ended, or ran before tpunb was loaded."""
+    removed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Variables of the environment that it removed, with the values that they had."""
+
+
+class History:
+    """Remembers every execution in a shell, from the moment it is made until `close`.
+
+    What ran before, and the cell that makes it, comes from the shell's own history, which
+    knows texts and numbers but no ids (Colab's does). Executions with `store_history=False` or
+    `silent=True` are the front end's, not the user's, and do not count. Works with IPython 7.34
+    to 9.x.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        raw: list[str] = list(shell.history_manager.input_hist_raw)  # type: ignore[union-attr]
+        # The shell's list begins with an empty entry, so that In[1] is the first cell.
+        removed = _removed_before()
+        self._executions = [
+            Execution(source, number, id, time=time.time(), removed=_named(removed, source))
+            for number, (source, id) in enumerate(zip(raw, _ids_before(shell, raw), strict=True))
+            if source.strip()
+        ]
+        self._began: dict[int, float] = {}
+        """By the number of an execution: when it began, on the monotonic clock."""
+        self._variables: dict[int, dict[str, str]] = {}
+        """The environment when it began."""
+        self._deleted: dict[str, float] = {}
+        shell.events.register("pre_run_cell", self._begin)
+        shell.events.register("post_run_cell", self._end)
+
+    def executions(self) -> tuple[Execution, ...]:
+        """All of them in order; the last one is the cell that is running now, if one is."""
+        return tuple(self._executions)
+
+    def running(self) -> int | None:
+        """The number of the cell that is running now; None if it is not known."""
+        return self._executions[-1].number if self._executions else None
+
+    def removed_variables(self, numbers: Collection[int]) -> dict[str, str]:
+        """Variables that the executions with these numbers removed and that are gone since.
+
+        Each with the value that was removed last.
+        """
+        return {
+            name: value
+            for execution in self._executions
+            if execution.number in numbers
+            for name, value in execution.removed.items()
+            if name not in os.environ
+        }
+
+    def deleted(self) -> Mapping[str, float]:
+        """Ids of cells that were deleted and not executed since, with the time of the message.
+
+        In seconds since the epoch: JupyterLab and Notebook 7 send it with the next execution. They
+        also send it for a cell that was cut and pasted elsewhere, which may still be there.
+        """
+        return dict(self._deleted)
+
+    def close(self) -> None:
+        """Stop listening. The executions so far are kept."""
+        self.shell.events.unregister("pre_run_cell", self._begin)
+        self.shell.events.unregister("post_run_cell", self._end)
+
+    def _begin(self, info: Any) -> None:
+        if not info.store_history or info.silent:
+            return
+        # `shell.execution_count` is this cell's number until IPython 9.7 and the next one's
+        # since 9.8 (it is counted up before the hook); the display hook knows in both.
+        number = self.shell.displayhook.prompt_count
+        metadata = _metadata(self.shell)
+        id = _id(info, metadata)
+        now = time.time()
+        self._deleted.update((gone, now) for gone in _texts(metadata.get("deletedCells")))
+        self._deleted.pop(id or "", None)
+        self._executions.append(Execution(info.raw_cell, number, id, time=now))
+        self._began[number] = time.monotonic()
+        self._variables = {number: dict(os.environ)}
+
+    def _end(self, result: Any) -> None:
+        # IPython passes None where the machinery itself failed.
+        if result is None or not result.info.store_history or result.info.silent:
+            return
+        # The cell that loaded tpunb ends here as well, but nobody knows when it began.
+        began = self._began.pop(result.execution_count, None)
+        took = None if began is None else time.monotonic() - began
+        before = self._variables.pop(result.execution_count, {})
+        removed = {name: value for name, value in before.items() if name not in os.environ}
+        for index in range(len(self._executions) - 1, -1, -1):
+            execution = self._executions[index]
+            if execution.number == result.execution_count:
+                failed = not result.success
+                removed = {**execution.removed, **removed}
+                self._executions[index] = replace(
+                    execution, failed=failed, seconds=took, removed=removed
+                )
+                return
+
+
+def _removed_before() -> dict[str, str]:
+    """Variables that this process was started with and has not got any more."""
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    started = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
+    return {name: value for name, value in started.items() if name not in os.environ}
+
+
+def _named(variables: Mapping[str, str], source: str) -> dict[str, str]:
+    words = set(re.findall(r"\w+", source))
+    return {name: value for name, value in variables.items() if name in words}
+
+
+def _metadata(shell: InteractiveShell) -> Mapping[str, Any]:
+    """What the front end sent beside the code of the cell that is running; empty if nothing."""
+    # Shells of ipykernel have the request, others do not. IPython 9 gives this to hooks too.
+    message = getattr(shell, "parent_header", None)
+    metadata = message.get("metadata") if isinstance(message, Mapping) else None
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _id(info: Any, metadata: Mapping[str, Any]) -> str | None:
+    """The cell's id: `cellId` of the metadata, which IPython 8.1 and later pass on, or Colab's
+    own (googlecolab/colabtools 3c07d77, google/colab/_history.py).
+    """
+    colab = metadata.get("colab")
+    own = colab.get("cell_id") if isinstance(colab, Mapping) else None
+    id = getattr(info, "cell_id", None) or metadata.get("cellId") or own
+    return id if isinstance(id, str) and id else None
+
+
+def _ids_before(shell: InteractiveShell, raw: list[str]) -> list[str | None]:
+    """The ids of what ran before, which Colab's shell keeps beside the texts (same source)."""
+    kept = getattr(shell.history_manager, "_input_hist_cells", None)
+    if not isinstance(kept, list) or [entry.get("code") for entry in kept] != raw:
+        return [None] * len(raw)
+    return [entry.get("cell_id") or None for entry in kept]
+
+
+def _texts(value: object) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []

@@ -1,0 +1,348 @@
+"""Lay the executions over the document, and note the differences.
+
+Neither alone is the notebook: the file lacks unsaved edits; the history lacks cells that never ran,
+tags and the order of cells. An execution is matched to its cell by the front end's id where it
+sends one, else by text. `tpunb.notebook.capture.capture` has the rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tpunb.notebook.capture.history import Execution
+from tpunb.notebook.files import cell_magics
+from tpunb.notebook.models import Cell, LeftOut, Snapshot
+
+Key = int | str
+"""A cell of the document, by its index; or a cell that is not in it, by a name of ours."""
+
+PARAMETERS, INJECTED = "parameters", "injected-parameters"
+"""Papermill's tags: of the cell with defaults, and of the one that it puts below."""
+ALIKE = 0.6
+"""How much two texts must agree to count as versions of one cell (difflib's ratio)."""
+SHORT = 400
+"""Letters up to which texts are compared letter by letter, which takes time for long ones."""
+NEAR = 20
+"""Cells that are compared with one whose text is not in the document: those nearest to it."""
+MOST_NAMED = 5
+"""Cells that one note names."""
+
+
+def overlay(
+    document: tuple[Cell, ...],
+    executed: Sequence[Execution],
+    *,
+    saved: float = 0.0,
+    deleted: Mapping[str, float] | None = None,
+) -> Snapshot:
+    """Lay executions over a document (empty: there is none). The last one is the train cell.
+
+    `saved` says since when the document is as it is, in seconds since the epoch; infinity: it
+    is what the front end holds now. `deleted` is `History.deleted()`. Path and origin are left
+    to the caller.
+    """
+    keys = _identify(document, executed, saved)
+    last: dict[Key, Execution] = {}
+    numbers: dict[Key, list[int]] = {}
+    for key, execution in zip(keys, executed, strict=True):
+        # Without a document a version that worked stands for one that failed after it.
+        if key is not None and not (execution.failed and not document and key in last):
+            last[key] = execution
+        if key is not None and execution.number is not None:
+            numbers.setdefault(key, []).append(execution.number)
+    train = keys[-1]
+    if train is None:
+        raise AssertionError("the cell that is running is not an older version of another")
+    order = _place(document, keys, train)
+    at = order.index(train)
+    ids = {cell.id for cell in document if cell.id}
+    known = any(
+        execution.id in ids for execution in executed
+    )  # VS Code's ids are not those of the file
+
+    cells: list[Cell] = []
+    left_out: list[tuple[Cell, LeftOut]] = []
+    notes = _Notes(saved, deleted or {})
+    for place, key in enumerate(order):
+        cell = document[key] if isinstance(key, int) else None
+        run = last.get(key)
+        every = tuple(numbers.get(key, ()))
+        if cell is None and run is not None:
+            new = Cell(len(cells), "code", run.source, run.number, run.id, (), run.seconds, every)
+            if key == train:
+                cells.append(new)
+            elif run.failed and (not document or run.id is None):
+                # What is known of it is that it cannot be repeated.
+                left_out.append((new, LeftOut.FAILED))
+            elif known and run.id is not None and saved > run.time:
+                left_out.append((new, LeftOut.DELETED))
+            else:
+                if _is_injected(run, order[place - 1] if place else None, document, executed):
+                    new = replace(new, tags=(INJECTED,))
+                cells.append(new)
+                notes.ran(new, None, run)
+        elif cell is not None and run is not None:
+            ran = replace(cell, kind="code", source=run.source, number=run.number)
+            cells.append(replace(ran, index=len(cells), seconds=run.seconds, executions=every))
+            if place < at:
+                notes.ran(cells[-1], cell, run)
+        elif cell is not None and cell.kind == "code" and place < at:
+            left_out.append((replace(cell, index=len(cells), number=None), LeftOut.NEVER_RAN))
+        elif cell is not None:
+            cells.append(replace(cell, index=len(cells), number=None))
+        if key == train:
+            train_index = len(cells) - 1
+    snapshot = Snapshot(tuple(cells), train_index, None, "executed cells", left_out=tuple(left_out))
+    if document and isinstance(train, str):
+        before = next((last[key] for key in reversed(order[:at]) if key in last), None)
+        notes.unsaved_train_cell(before)
+    return replace(snapshot, notes=notes.lines(snapshot))
+
+
+def _is_injected(
+    run: Execution, above: Key | None, document: tuple[Cell, ...], executed: Sequence[Execution]
+) -> bool:
+    """Whether a cell that is not in the document is papermill's, with a run's parameters.
+
+    It stands below the cell tagged `parameters`, or first where there is none, and assigns
+    literals. Runners of whole notebooks send no ids; where a person works, a cell may be unsaved.
+    """
+    if not document or any(other.id for other in executed):
+        return False
+    tagged = [cell.index for cell in document if PARAMETERS in cell.tags]
+    if above not in (tagged or (None,)):
+        return False
+    try:
+        body = ast.parse(run.source).body
+        for node in body:
+            if not isinstance(node, ast.Assign):
+                return False
+            ast.literal_eval(node.value)
+    except (SyntaxError, ValueError, TypeError):
+        return False
+    return bool(body)
+
+
+def _place(document: tuple[Cell, ...], keys: Sequence[Key | None], train: Key) -> list[Key]:
+    """All cells in order: cells that are not in the document stand after the cell that ran
+    before their first execution; a train cell that is not, before its last one.
+    """
+    order: list[Key] = [cell.index for cell in document]
+    previous: Key | None = None
+    for key in keys:
+        if key is None or key == train:
+            continue
+        if isinstance(key, str) and key not in order:
+            _insert(order, key, previous)
+        previous = key
+    if train not in order:
+        _insert(order, train, previous)
+    return order
+
+
+def _insert(order: list[Key], key: Key, previous: Key | None) -> None:
+    at = 0 if previous is None else order.index(previous) + 1
+    while at < len(order) and isinstance(order[at], str):  # new cells keep the order they ran in
+        at += 1
+    order.insert(at, key)
+
+
+def _identify(
+    document: tuple[Cell, ...], executed: Sequence[Execution], saved: float
+) -> list[Key | None]:
+    """For each execution the cell that it was of; None: an older version of a cell."""
+    by_id = {cell.id: cell.index for cell in document if cell.id}
+    # A file of nbformat 4.4 or older holds no ids, whatever the front end sends.
+    ids = any(run.id in by_id for run in executed)
+    keys: list[Key | None] = []
+    for run in executed:
+        known = by_id.get(run.id or "")
+        keys.append(run.id if known is None and (ids or not document) else known)
+    _match_equal(document, executed, keys)
+    same: dict[str | None, Key] = {
+        run.id: key for run, key in zip(executed, keys, strict=True) if run.id and key is not None
+    }
+    keys = [same.get(run.id, key) for run, key in zip(executed, keys, strict=True)]
+    # Runners of whole notebooks execute each cell once, and have no ids.
+    person = saved == math.inf or any(run.id for run in executed)
+    for index, key in enumerate(keys):
+        if key is None:
+            keys[index] = _match_alike(document, executed, keys, index, older=person)
+    return keys
+
+
+def _match_equal(
+    document: tuple[Cell, ...], executed: Sequence[Execution], keys: list[Key | None]
+) -> None:
+    """Give executions without a key the document cell of equal text, in order."""
+    places: dict[str, list[int]] = {}
+    for cell in document:
+        if cell.kind == "code":
+            places.setdefault(_stripped(cell.source), []).append(cell.index)
+    claimed: set[int] = set()
+    at = -1
+    for index, run in enumerate(executed):
+        if keys[index] is not None:
+            continue
+        equal = places.get(_stripped(run.source), [])
+        if equal:
+            # The next one that has not run; else one above; else the cell ran again.
+            free = [place for place in equal if place not in claimed]
+            at = next((place for place in free if place > at), (free or equal)[0])
+            claimed.add(at)
+            keys[index] = at
+
+
+def _match_alike(
+    document: tuple[Cell, ...],
+    executed: Sequence[Execution],
+    keys: list[Key | None],
+    index: int,
+    older: bool,
+) -> Key | None:
+    """The cell of an execution whose text is not in the document.
+
+    It is a cell that was edited since, if an alike one between its neighbours has not run.
+    With `older` (a person executes cells) it is an older version of a cell, None, if an alike
+    one ran later. Else it is a cell of its own.
+    """
+    run = executed[index]
+    own = run.id or f"execution {index}"
+    above = next((key for key in reversed(keys[:index]) if isinstance(key, int)), -1)
+    below = next((key for key in keys[index + 1 :] if isinstance(key, int)), len(document))
+    below = below if below > above else len(document)
+    ran = set(keys)
+    alike = _Alike(run.source)
+    free = (c for c in document[above + 1 : below] if c.kind == "code" and c.index not in ran)
+    for cell in itertools.islice(free, NEAR):
+        if alike(cell.source):
+            return cell.index
+    if older and run.id is None and index < len(executed) - 1:
+        known = (
+            later.source
+            for later, key in zip(executed[index + 1 :], keys[index + 1 :], strict=True)
+            if isinstance(key, int)
+        )
+        if any(alike(source) for source in itertools.islice(known, NEAR)):
+            return None
+    return own
+
+
+class _Alike:
+    """Whether texts are versions of one cell's text: short ones by letters, others by lines."""
+
+    def __init__(self, text: str) -> None:
+        # Without `autojunk`, which takes every frequent letter of a longer text for noise.
+        self._letters = difflib.SequenceMatcher(None, b=text[:SHORT], autojunk=False)
+        self._lines = difflib.SequenceMatcher(None, b=_code_lines(text), autojunk=False)
+        self._short = len(text) <= SHORT
+        self._own = frozenset(_code_lines(text))
+
+    def __call__(self, other: str) -> bool:
+        match: difflib.SequenceMatcher[Any]
+        if self._short and len(other) <= SHORT:
+            match = self._letters
+            match.set_seq1(other)
+        else:
+            match = self._lines
+            lines = _code_lines(other)
+            if self._own.isdisjoint(lines):
+                return False
+            match.set_seq1(lines)
+        return match.real_quick_ratio() >= ALIKE and match.quick_ratio() >= ALIKE <= match.ratio()
+
+
+@functools.lru_cache(maxsize=1000)
+def _code_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _stripped(source: str) -> str:
+    """A cell's text without blank lines around it and white space at line ends."""
+    return "\n".join(line.rstrip() for line in source.splitlines()).strip("\n")
+
+
+class _Notes:
+    """What a person should know about differences between the document and what ran."""
+
+    def __init__(self, saved: float, deleted: Mapping[str, float]) -> None:
+        self._saved = saved
+        self._deleted = deleted
+        self._unsaved: list[Cell] = []
+        self._edited: list[Cell] = []
+        self._moved: list[Cell] = []
+        self._lines: list[str] = []
+
+    def unsaved_train_cell(self, before: Execution | None) -> None:
+        """The train cell is not in the document; `before` is the cell that it is put after."""
+        where = "comes first" if before is None else f"follows cell [{before.number}]"
+        self._lines.append(f"this cell is not saved yet; assuming it {where}")
+
+    def ran(self, cell: Cell, document: Cell | None, run: Execution) -> None:
+        """A cell of the prelude, as it ran and as it is in the document."""
+        if _is_tpunb_cell(cell.source):
+            return
+        if self._deleted.get(cell.id or "", 0.0) > self._saved:
+            self._moved.append(cell)
+        # Papermill replaces the cell that it injected before.
+        if document is None or INJECTED in document.tags:
+            return
+        if _stripped(document.source) != _stripped(run.source):
+            (self._edited if self._saved > run.time else self._unsaved).append(cell)
+
+    def lines(self, laid: Snapshot) -> tuple[str, ...]:
+        """One line for each kind of difference."""
+        cells_out: dict[LeftOut, list[Cell]] = {
+            LeftOut.NEVER_RAN: [],
+            LeftOut.FAILED: [],
+            LeftOut.DELETED: [],
+        }
+        for cell, reason in laid.left_out:
+            if not _is_tpunb_cell(cell.source) and _says_something(cell.source):
+                cells_out[reason].append(cell)
+        lines = list(self._lines)
+        if cells_out[LeftOut.NEVER_RAN]:
+            never = [
+                f"{laid.label(cell)} ({_first_line(cell)})"
+                for cell in cells_out[LeftOut.NEVER_RAN][:MOST_NAMED]
+            ]
+            listed = _listed(never, len(cells_out[LeftOut.NEVER_RAN]))
+            lines.append(f"never ran in this kernel, so left out: {listed}")
+        for what, cells in (
+            ("failed and cannot be repeated, so left out", cells_out[LeftOut.FAILED]),
+            ("ran and deleted since, so left out", cells_out[LeftOut.DELETED]),
+            ("deleted or moved since the notebook was saved, still part of this run", self._moved),
+            ("edited and not saved, the text that ran is used", self._unsaved),
+            ("edited after it ran, the text that ran is used", self._edited),
+        ):
+            if cells:
+                numbers = _listed([f"[{cell.number}]" for cell in cells[:MOST_NAMED]], len(cells))
+                lines.append(f"{what}: cell{'s' if len(cells) > 1 else ''} {numbers}")
+        return tuple(lines)
+
+
+def _says_something(source: str) -> bool:
+    """Whether there is more in a cell than comments."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in source.splitlines())
+
+
+def _is_tpunb_cell(source: str) -> bool:
+    """Whether it is a cell of tpunb's own magics, which no run repeats."""
+    return any(name.startswith("tpu_") for name in cell_magics(source))
+
+
+def _first_line(cell: Cell) -> str:
+    line = cell.source.strip().splitlines()[0]
+    return line if len(line) <= 40 else f"{line[:39]}…"
+
+
+def _listed(names: list[str], total: int) -> str:
+    more = f" and {total - len(names)} more" if total > len(names) else ""
+    return ", ".join(names) + more

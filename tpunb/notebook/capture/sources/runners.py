@@ -1,0 +1,83 @@
+"""Programs that run a whole notebook: papermill, nbconvert, `jupyter execute`.
+
+They tell the kernel nothing of it, so the kernel looks at the program that started it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+from tpunb.notebook.capture.sources.base import Kernel, LocatedNotebook, overlap
+
+RUNNERS = {
+    "papermill": "papermill",
+    "jupyter-nbconvert": "nbconvert",
+    "nbconvert": "nbconvert",
+    "jupyter-execute": "jupyter execute",
+}
+"""Programs that run notebooks named on their command line. `jupyter x` becomes `jupyter-x`."""
+
+
+class CommandLine:
+    """The command line of the program that started this kernel (Linux, same machine).
+
+    Where a command names several notebooks, it is the one that holds the most of the cells
+    that were executed.
+    """
+
+    origin = "the command line"
+
+    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
+        parent = kernel.parent
+        if parent is None or parent.folder is None:
+            return None
+        runner, rest = _runner(parent.arguments)
+        if runner is None:
+            return None
+        named = [path for word in rest if (path := _notebook(parent.folder, word))]
+        if runner == "papermill":
+            named = named[:1]  # the input; the output holds the same cells and is being written
+        best = max(named, key=lambda path: overlap(path, kernel), default=None)
+        if best is None or not overlap(best, kernel):
+            return None
+        return LocatedNotebook(f"{self.origin} of {runner}", best)
+
+
+class PapermillParameters:
+    """What `papermill --inject-paths` leaves in the notebook, where there is no /proc.
+
+    Paths are relative to where papermill was started, which `%cd` does not change.
+    """
+
+    origin = "papermill's parameters"
+
+    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
+        folder = (kernel.parent and kernel.parent.folder) or Path.cwd()
+        for name in ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"):
+            path = kernel.user_ns.get(name)
+            if isinstance(path, str) and (folder / path).is_file():
+                return LocatedNotebook(name, folder / path)
+        return None
+
+
+def _runner(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The program that a command line starts, if it is a runner, and what follows its name.
+
+    Only its first words are looked at: the program itself, the script that an interpreter
+    runs, the module after `-m`, and the word after `jupyter`.
+    """
+    for index, word in enumerate(arguments[:4]):
+        name = PurePath(word).name
+        if name == "jupyter":
+            name = f"jupyter-{arguments[index + 1]}" if arguments[index + 1 :] else name
+        if name in RUNNERS:
+            return RUNNERS[name], arguments[index + 1 :]
+    return None, []
+
+
+def _notebook(folder: Path, word: str) -> Path | None:
+    if not word or word.startswith("-"):
+        return None
+    # nbconvert and `jupyter execute` accept the name without its ending.
+    path = folder / (word if word.endswith(".ipynb") else f"{word}.ipynb")
+    return path if path.is_file() else None

@@ -1,0 +1,33 @@
+"""Names of `--returns` that no cell of a run assigns: found before the run, not after it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Container, Iterable
+
+from tpunb.notebook.convert.magics import RUN_NOTEBOOK
+from tpunb.notebook.convert.names import defines_unseen
+from tpunb.notebook.convert.statements import bound_names
+from tpunb.notebook.models import Script
+
+
+def refusal(script: Script, names: Iterable[str], held: Container[str]) -> str | None:
+    """What is wrong with the names to return; None if each may be there at the run's end.
+
+    `held`: those that the run has from the kernel. Refused is only what surely is not assigned:
+    where code makes names unseen (`exec`, `import *`), or a line that is left out names it, no one
+    knows.
+    """
+    sources = [script.source(block) for block in script.blocks if block.cell is not None]
+    if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):
+        return None
+    bound = set().union(*(bound_names(ast.parse(source)) for source in sources))
+    left_out = {word for o in script.omissions for word in re.findall(r"\w+", o.text)}
+    for name in names:
+        if name not in bound and name not in held and name not in left_out:
+            nearest = difflib.get_close_matches(name, sorted(bound), 1, 0.7)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            return f"{name}: neither the train cell nor a cell above it assigns {name!r}{hint}"
+    return None

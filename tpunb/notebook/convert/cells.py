@@ -1,0 +1,369 @@
+"""One cell as plain Python, line for line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from tpunb.notebook.convert import magics, setup_lines, statements, syntax
+from tpunb.notebook.convert.magics import NotPythonError
+from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
+from tpunb.notebook.convert.setup_lines import SetupCode
+from tpunb.notebook.convert.syntax import Special
+from tpunb.notebook.models import LeftOut
+
+SKIP_LINE = "# tpu: skip"
+SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPYNB}
+"""Tags of cells that are for the notebook alone; the second is jupytext's."""
+
+_PASS = "pass  # "
+
+
+class LeftOutLine(NamedTuple):
+    """A line, or several, that does not run."""
+
+    line: int
+    """In the cell, from 1."""
+    text: str
+    reason: LeftOut
+
+
+class LostName(NamedTuple):
+    """A name that a line defines in the notebook, but not in a script."""
+
+    line: int
+    """In the cell, from 1."""
+    name: str
+    maker: str
+    """The line, or the beginning of it."""
+
+
+class LeftOutStatement(NamedTuple):
+    """A statement that does not run, and the names that are missing without it."""
+
+    node: ast.stmt
+    reason: LeftOut
+    names: tuple[str, ...] = ()
+
+
+class HiddenSecret(NamedTuple):
+    """A secret that a setup line holds and that is not written out."""
+
+    line: int
+    """In the cell, from 1: the first of its setup line."""
+    last: int
+    """The last."""
+    variable: str
+    """The environment variable that is read in its place."""
+    value: str
+
+
+@dataclass
+class EditedCell:
+    """The lines of a cell while it becomes plain Python: replaced or left out, never fewer."""
+
+    lines: list[str]
+    left_out: list[LeftOutLine] = field(default_factory=list)
+    lost: list[LostName] = field(default_factory=list)
+    setup: bool = False
+    """Whether setup lines are done (`setup_lines`), not left out."""
+    secrets: list[HiddenSecret] = field(default_factory=list)
+
+    def drop(self, first: int, count: int, reason: LeftOut) -> None:
+        """Turn lines (from 0) into comments, with `pass` before the first if it is indented."""
+        taken = self.lines[first : first + count]
+        text = without_secrets(taken[0].strip())
+        shown = text + (" …" if count > 1 else "")
+        self.left_out.append(LeftOutLine(first + 1, shown, reason))
+        indent = taken[0][: len(taken[0]) - len(taken[0].lstrip())]
+        mark = _PASS if indent else "# "
+        self.lines[first] = f"{indent}{mark}left out ({reason}): {text}"
+        self._comment_out(first + 1, first + count)
+
+    def leave_out(self, left_out: Iterable[LeftOutStatement]) -> None:
+        """Leave out statements; one that shares a line with others becomes `pass`."""
+        start = len(self.left_out)
+        by_place = sorted(left_out, key=lambda entry: (entry.node.lineno, entry.node.col_offset))
+        for node, reason, names in reversed(by_place):
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            self.lose(first + 1, self.lines[first], names)
+            if statements.stands_alone(self.lines, node):
+                self.drop(first, last - first, reason)
+            else:
+                self.left_out.append(LeftOutLine(first + 1, ast.unparse(node), reason))
+                statements.replace_by_pass(self.lines, node)
+        self.left_out[start:] = self.left_out[start:][::-1]
+
+    def fill(self, node: ast.stmt, code: str) -> None:
+        """Put a simple statement into the place of one that was left out."""
+        first = node.lineno - 1
+        line = self.lines[first]
+        if line.startswith("# "):
+            self.lines[first] = f"{code}  {line}"
+        else:  # it has become `pass`, and shares its line with others
+            before = line.encode()[: node.col_offset].decode()
+            self.lines[first] = f"{before}{code}{line[len(before) + len('pass') :]}"
+
+    def put(self, first: int, count: int, line: str) -> None:
+        """Put one line in the place of lines (from 0); the others become comments."""
+        self.lines[first] = line
+        self._comment_out(first + 1, first + count)
+
+    def lose(self, line: int, maker: str, names: Iterable[str]) -> None:
+        """Note names that a line (from 1) no longer defines."""
+        self.lost += [LostName(line, name, maker.strip()) for name in names]
+
+    def _comment_out(self, first: int, last: int) -> None:
+        for index in private_keys(self.lines[:last]):
+            self.lines[index] = HIDDEN if index >= first else self.lines[index]
+        for index in range(first, last):
+            # The bar keeps "%%" and "!" away from the start of the comment, where notebook
+            # editors would take them for a new cell or for a magic.
+            self.lines[index] = f"# | {without_secrets(self.lines[index])}".rstrip()
+
+    def set_up(self, first: int, count: int, before: str, code: SetupCode) -> None:
+        """Put the code of a setup line in the place of lines (from 0)."""
+        self.secrets += [HiddenSecret(first + 1, first + count, *secret) for secret in code.secrets]
+        if len(code.lines) == count:
+            self.lines[first : first + count] = [before + code.lines[0], *code.lines[1:]]
+        else:
+            self.put(first, count, before + code.lines[0])
+
+
+_AUTOMAGIC_NODES = (
+    ast.Module,
+    ast.Expr,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.operator,
+    ast.unaryop,
+    ast.Name,
+    ast.Load,
+)
+"""What `ls -la` is made of where it is read as Python."""
+
+
+@dataclass(frozen=True)
+class PlainCell:
+    """A cell in plain Python: as many lines as it had, and what does not run."""
+
+    lines: tuple[str, ...]
+    left_out: tuple[LeftOutLine, ...] = ()
+    lost: tuple[LostName, ...] = ()
+    """Names that the lines left out define in the notebook."""
+    compiles: bool = False
+    """True if Python is known to compile it as it stands."""
+    secrets: tuple[HiddenSecret, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def plain_python(source: str, setup: bool = False) -> PlainCell:
+    """A code cell without IPython's special syntax; the last few thousand are remembered.
+
+    Cell magics that only measure or capture are unwrapped, magics and shell lines that are
+    of no use in a script are left out. With `setup`, those that prepare the machine are done
+    (`setup_lines`). Raises NotPythonError where neither is possible.
+    """
+    lines = syntax.clean(source.split("\n"))
+    cell = EditedCell(lines, setup=setup)
+    _mark_automagic(cell.lines)
+    if not _unwrap(cell):
+        return _plain_cell(cell, compiles=not setup)
+    # Valid Python holds no special syntax; to know that is much cheaper than to look for it.
+    compiles = _compiles(cell.lines)
+    if not compiles and (specials := syntax.all_specials(cell.lines)):
+        for special in specials:
+            _replace(cell, special)
+        compiles = _compiles(cell.lines)
+    while not compiles and not _is_python(cell.lines):
+        if (first := syntax.first_special(cell.lines)) is None:
+            break
+        _replace(cell, first)
+    if "get_ipython" in source:
+        for special in syntax.special_calls(cell.lines):
+            compiles = False
+            _replace(cell, special)
+    if _drop_needless_pass(cell):
+        compiles = False
+    return _plain_cell(cell, compiles)
+
+
+def _plain_cell(cell: EditedCell, compiles: bool) -> PlainCell:
+    left_out = tuple(sorted(cell.left_out))
+    secrets = tuple(sorted(cell.secrets))
+    return PlainCell(tuple(cell.lines), left_out, tuple(cell.lost), compiles, secrets)
+
+
+def _mark_automagic(lines: list[str]) -> None:
+    """Write the % before `pip install x` or `ls -la`, which IPython adds to cells of one line.
+
+    A line that may do something as Python stays as it is.
+    """
+    at = syntax.next_statement(lines, 0)
+    if at == len(lines) or syntax.next_statement(lines, at + 1) < len(lines):
+        return
+    name = lines[at].split(maxsplit=1)[0]
+    # `run` alone shows a variable, of which a run's result is the first that comes to mind.
+    if name not in magics.AUTOMAGIC or lines[at].strip() == "run":
+        return
+    try:
+        nodes = list(ast.walk(ast.parse(lines[at])))
+    except (SyntaxError, ValueError):
+        nodes = []
+    if all(isinstance(node, _AUTOMAGIC_NODES) for node in nodes):
+        lines[at] = f"%{lines[at]}"
+
+
+def _unwrap(cell: EditedCell) -> bool:
+    """Take off the cell magics at the head of a cell; False if all of it was left out."""
+    top = 0
+    while (top := syntax.next_statement(cell.lines, top)) < len(cell.lines):
+        line = cell.lines[top]
+        name, _, argument = line[2:].strip().partition(" ")
+        # `%%time?` asks for help and is found as such later.
+        if not line.startswith("%%") or name.endswith("?"):
+            break
+        kept = name in magics.UNWRAPPED
+        body = [] if kept else cell.lines[top + 1 :]
+        if cell.setup and (key := private_keys(body)):
+            raise NotPythonError("an exported script may hold no private key", top + key[0] + 2)
+        if cell.setup and (made := setup_lines.cell_code(name, argument.strip(), body)):
+            cell.set_up(top, len(cell.lines) - top, "", made)
+            return False
+        cell.lose(top + 1, line, magics.bound_by_magic(name, argument, body))
+        if not kept:
+            cell.drop(top, len(cell.lines) - top, _why(cell, name, magics.CELL_MAGICS))
+            return False
+        options = magics.UNWRAPPED[name]
+        code = "" if options is None else magics.timed_code(argument, options)
+        shown = f"# magic: {without_secrets(line)}"
+        cell.lines[top] = f"{code}  {shown}" if code else shown
+        top += 1
+        cell.lines[top:] = syntax.clean(cell.lines[top:])
+    return True
+
+
+def _compiles(lines: list[str]) -> bool:
+    try:
+        compile("\n".join(lines), "<cell>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _is_python(lines: list[str]) -> bool:
+    try:
+        ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _replace(cell: EditedCell, special: Special) -> None:
+    """Replace one use of special syntax by plain Python that takes the same lines."""
+    if special.kind == "cell":
+        _replace_cell_magic(cell, special)
+    elif special.kind == "help":
+        cell.drop(special.line, special.count, LeftOut.HELP)
+    elif special.kind == "call":
+        _put(cell, special, special.python)
+    elif special.assigns and cell.setup and _is_output(special):
+        output = setup_lines.output_code(special.argument)
+        cell.set_up(special.line, special.count, special.before, output)
+    elif special.assigns:
+        _put(cell, special, _value(special))
+    elif cell.setup and (made := setup_lines.line_code(special)):
+        cell.set_up(special.line, special.count, special.before, made)
+    elif special.kind != "magic":
+        cell.drop(special.line, special.count, LeftOut.SHELL)
+    elif special.name in magics.TIMED:
+        code = magics.timed_code(special.argument, magics.TIMED[special.name])
+        if code:
+            _put(cell, special, code)
+        else:
+            cell.drop(special.line, special.count, LeftOut.NOTEBOOK_ONLY)
+    elif special.name in magics.REFUSED:
+        raise NotPythonError(magics.REFUSED[special.name], special.line + 1)
+    elif special.name == "run":
+        _put(cell, special, magics.run_expression(special.argument, special.line + 1))
+    elif special.name == "aimport" and (code := magics.aimport_statement(special.argument)):
+        _put(cell, special, code)
+    else:
+        names = magics.bound_by_magic(special.name, special.argument, [])
+        cell.lose(special.line + 1, f"%{special.name} {special.argument}", names)
+        reason = _why(cell, special.name, magics.LINE_MAGICS)
+        cell.drop(special.line, special.count, reason)
+
+
+def _why(cell: EditedCell, name: str, known: dict[str, LeftOut]) -> LeftOut:
+    """Why a magic is left out; where setup lines are done, it is not for having been done."""
+    reason = magics.why_left_out(name, known)
+    done = (LeftOut.SHELL, LeftOut.INSTALL, LeftOut.KERNEL_STATE)
+    return LeftOut.NOTEBOOK_ONLY if cell.setup and reason in done else reason
+
+
+def _is_output(special: Special) -> bool:
+    """Whether it is `x = !command`, or a magic that means it."""
+    return special.kind == "capture" or special.name in ("sx", "system")
+
+
+def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
+    """A call of a cell magic, whose body is a string: left out if the magic itself would be."""
+    if special.name in magics.UNWRAPPED or special.assigns:
+        raise NotPythonError(
+            f"the code of `%%{special.name}` is a string here, which tpunb cannot read: "
+            f"write it as a cell that begins with %%{special.name}",
+            special.line + 1,
+        )
+    argument, _, body = special.argument.partition("\n")
+    if cell.setup and (code := setup_lines.cell_code(special.name, argument, body.split("\n"))):
+        # The text is one string here, so its lines share one.
+        code.lines = [ast.unparse(ast.parse("\n".join(code.lines)))]
+        cell.set_up(special.line, special.count, special.before, code)
+        return
+    names = magics.bound_by_magic(special.name, argument, body.split("\n"))
+    cell.lose(special.line + 1, f"%%{special.name} {argument}", names)
+    cell.drop(special.line, special.count, _why(cell, special.name, magics.CELL_MAGICS))
+
+
+def _drop_needless_pass(cell: EditedCell) -> bool:
+    """Drop `pass` from lines that were left out, except where a block would be empty.
+
+    Returns whether there were such lines.
+    """
+    kept = [
+        line - 1 for line, _, _ in cell.left_out if cell.lines[line - 1].lstrip().startswith(_PASS)
+    ]
+    before = list(cell.lines)
+    for index in kept:
+        cell.lines[index] = before[index].replace(_PASS, "# ", 1)
+    if not kept or _is_python(cell.lines):
+        return bool(kept)
+    cell.lines = list(before)
+    for index in kept:
+        cell.lines[index] = before[index].replace(_PASS, "# ", 1)
+        if not _is_python(cell.lines):
+            cell.lines[index] = before[index]
+    return True
+
+
+def _put(cell: EditedCell, special: Special, code: str) -> None:
+    cell.put(special.line, special.count, special.before + code)
+
+
+def _value(special: Special) -> str:
+    expand = syntax.interpolated(special.argument)
+    if special.kind == "capture":
+        return magics.output_expression(expand)
+    if special.name == "time":
+        return magics.timed_code(special.argument, "")
+    value = magics.value_expression(special.name, special.argument, expand)
+    if value is None:
+        raise NotPythonError(
+            f"`%{special.name}` has no value in a script: write it in Python",
+            special.line + 1,
+        )
+    return value

@@ -1,0 +1,653 @@
+"""A captured notebook as a Python script: `Snapshot` → `Script`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpunb.notebook.convert import (
+    displays,
+    handed,
+    header,
+    lacking,
+    names,
+    setup_lines,
+    spmd,
+    statements,
+    syntax,
+)
+from tpunb.notebook.convert import export as export_
+from tpunb.notebook.convert.cells import (
+    SKIP_LINE,
+    SKIP_TAGS,
+    EditedCell,
+    HiddenSecret,
+    LeftOutLine,
+    LeftOutStatement,
+    LostName,
+    plain_python,
+)
+from tpunb.notebook.convert.front_end import FrontEnd, mentions_front_end
+from tpunb.notebook.convert.includes import IncludedFiles
+from tpunb.notebook.convert.launches import Launching, mentions_launch, replace_launch
+from tpunb.notebook.convert.magics import NotPythonError
+from tpunb.notebook.convert.requirements import find_requirements
+from tpunb.notebook.convert.secrets import without_secrets
+from tpunb.notebook.errors import ConversionError
+from tpunb.notebook.files import cell_magics
+from tpunb.notebook.models import (
+    Cell,
+    CellKind,
+    Export,
+    Handed,
+    HandedRun,
+    Lacking,
+    LeftOut,
+    Need,
+    Omission,
+    Requirement,
+    Script,
+    Snapshot,
+)
+from tpunb.runs.spec import Block, Role
+
+if TYPE_CHECKING:
+    from nbconvert.exporters import PythonExporter
+    from nbformat import NotebookNode
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def convert(
+    snapshot: Snapshot,
+    got: Mapping[int, Handed] | None = None,
+    *,
+    left: Callable[[str], str | None] = lambda name: None,
+    held: Container[str] = (),
+    parameters: bool = False,
+    export: Export | None = None,
+) -> Script:
+    """The script that `%%tpu_train` runs: the cells above the train cell, then its body.
+
+    With `snapshot.train` None it is all code cells. Left out, each with an Omission, are
+    cells with the tag `tpu-skip` or the first line `# tpu: skip`, `%%tpu_debug` cells, and all
+    cells below the train cell. Another train cell above it, and a statement that calls
+    `tpunb.launch`, is there as what the kernel has `got` from it, by the index of its cell; with
+    None the script runs by itself, and so do these in their places. Every other code cell is a
+    block of as many
+    lines as the cell has, so line k of the cell is line `first + k - 1` of the script; magics
+    and shell lines are replaced in their place, and those that do not run in a script give an
+    Omission.
+
+    `left` gives an expression for a name that a statement with `tpunb.launch` makes or changes,
+    from what the kernel has of it now. `held` are names whose plain values the run gets from the
+    kernel, where no cell makes them; with `parameters` there are two empty lines above the train
+    cell, where they are put (`tpunb.worker.kernel_values`).
+
+    The text is `py:percent`, runs without tpunb, as `python script.py` on one core and under
+    torchrun on several. `export`: for another machine, where nothing of what the notebook did
+    is there.
+
+    Raises ConversionError, with cell and line, where a cell is not Python or could not work
+    outside a notebook.
+    """
+    positions = _positions(snapshot.cells)
+    cells = [_node(cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
+    conversion = Conversion(
+        train=snapshot.train,
+        notebook=snapshot.path,
+        files=IncludedFiles(_folders(snapshot.path), setup=export is Export.WITH_SETUP),
+        got=got,
+        left=left,
+        held=held,
+        parameters=parameters,
+        cells_left_out=[
+            names.LeftOutCell(cell.index, snapshot.label(cell), reason, cell.source)
+            for cell, reason in snapshot.left_out
+        ],
+        export=export is not None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+        body, resources = exporter().from_notebook_node(
+            _notebook(cells), {"conversion": conversion}
+        )
+    conversion = resources["conversion"]  # nbconvert works on a copy
+    conversion.omissions.sort(key=lambda entry: (entry[0], entry[1].line))
+    return Script(
+        body,
+        _blocks(body, resources["header"], conversion.cells, parameters=parameters),
+        tuple(omission for _, omission in conversion.omissions),
+        conversion.spmd,
+        tuple(conversion.lacking),
+        tuple(conversion.requirements),
+    )
+
+
+@cache
+def exporter() -> PythonExporter:
+    """Nbconvert's exporter with our template and steps, made once."""
+    from nbconvert.exporters import PythonExporter
+    from traitlets import Bool
+
+    class ScriptExporter(PythonExporter):  # here, because nbconvert is imported lazily
+        # The steps make no cells that nbformat does not know, and validating after each of
+        # them takes longer than all of them together.
+        optimistic_validation = Bool(True)
+
+    return ScriptExporter(  # type: ignore[no-untyped-call]
+        template_name="percent",
+        extra_template_basedirs=[str(TEMPLATES)],
+        default_preprocessors=[],
+        preprocessors=[preprocess],
+    )
+
+
+def warm_up() -> None:
+    """Import and build what makes the first conversion slow (seconds); the result is kept."""
+    syntax.warm_up()
+    convert(Snapshot((), None, None, "nothing"))
+
+
+def _folders(notebook: str | None) -> list[str]:
+    """Where `%run` looks for files: the working directory, then the notebook's folder."""
+    folders = [os.getcwd()]
+    return [*folders, os.path.dirname(os.path.abspath(notebook))] if notebook else folders
+
+
+def _positions(cells: tuple[Cell, ...]) -> list[int]:
+    """For each cell, how many code cells there are up to it: the number of one that never ran."""
+    seen = 0
+    return [seen := seen + (_kind(cell) == "code") for cell in cells]
+
+
+def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
+    from nbformat import from_dict
+
+    # As data: nbformat's constructors validate each cell, for longer than the rest takes.
+    notebook: NotebookNode = from_dict(
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
+    )
+    return notebook
+
+
+def _kind(cell: Cell) -> CellKind:
+    """What a cell is in a script: jupytext's tag makes code of a raw cell there."""
+    return "code" if cell.kind == "raw" and "active-py" in cell.tags else cell.kind
+
+
+def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
+    """A cell for nbconvert, with what its steps need to know in the metadata."""
+    role: Role = "train" if cell.index == train else "prelude"
+    code: dict[str, Any] = {"execution_count": None, "outputs": []}
+    return (code if _kind(cell) == "code" else {}) | {
+        "id": f"cell-{cell.index}",
+        "cell_type": _kind(cell),
+        # A carriage return ends a line in a Python file, as it does in the kernel.
+        "source": cell.source.replace("\r\n", "\n").replace("\r", "\n"),
+        "metadata": {
+            "index": cell.index,
+            "number": position if cell.number is None else cell.number,
+            "role": role,
+            "tags": cell.tags,
+            "seconds": cell.seconds,
+        },
+    }
+
+
+def _blocks(body: str, head: str, cells: list[Any], *, parameters: bool) -> tuple[Block, ...]:
+    """Where each cell is in the script; the template's layout, counted."""
+    lines = body.split("\n")
+    end = head.count("\n")
+    blocks = [Block("header", 1, end)]
+    end += 1  # the blank line below the header
+    for cell in cells:
+        source = cell.source.split("\n")
+        if parameters and cell.metadata.role == "train":
+            blocks.append(Block("parameters", end + 1, end + 2))
+            end += 2
+        first, last = end + 2, end + 1 + len(source)  # below its title
+        if lines[first - 1 : last] != source:
+            raise AssertionError(f"the template does not keep the lines of {cell.source!r}")
+        end = last + 1  # the blank line below it
+        if cell.cell_type == "code":
+            data = cell.metadata
+            blocks.append(Block(data.role, first, last, data.index, data.number, data.seconds))
+    return tuple(blocks)
+
+
+@dataclass
+class Conversion:
+    """A notebook while it becomes a script: its cells, and what the steps collect for the rest.
+
+    `cells` are nodes of nbformat with `index`, `number`, `role` and `tags` in their metadata.
+    """
+
+    train: int | None
+    notebook: str | None
+    files: IncludedFiles
+    got: Mapping[int, Handed] | None
+    cells_left_out: list[names.LeftOutCell]
+    left: Callable[[str], str | None] = lambda name: None
+    held: Container[str] = ()
+    """Names whose plain values the kernel gives the train cell."""
+    parameters: bool = False
+    """Whether there is room for them."""
+    cells: list[Any] = field(default_factory=list)
+    omissions: list[tuple[int, Omission]] = field(default_factory=list)
+    """Each with the index of its cell."""
+    lost: list[tuple[int, LostName]] = field(default_factory=list)
+    """Each with the number of its cell."""
+    features: list[str] = field(default_factory=list)
+    """Imports from `__future__`."""
+    builtins: list[str] = field(default_factory=list)
+    """Keys of `header.BUILTINS` that the header has to define."""
+    spmd: str | None = None
+    lacking: list[Lacking] = field(default_factory=list)
+    results: set[str] = field(default_factory=set)
+    """Names of `--out` of other train cells."""
+    export: bool = False
+    """Whether the script is for another machine."""
+    requirements: list[Requirement] = field(default_factory=list)
+    """What it needs there."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Those that stand for secrets, and the secrets."""
+    prepare: str | None = None
+    """Code of an exported script that runs before its cells."""
+
+    @property
+    def code(self) -> list[Any]:
+        """The code cells."""
+        return [cell for cell in self.cells if cell.cell_type == "code"]
+
+    def add_omissions(self, cell: Any, lines: Iterable[LeftOutLine]) -> None:
+        """Record lines of a cell that are left out."""
+        for line, text, reason in lines:
+            omission = Omission(cell.metadata.number, line, text, reason)
+            self.omissions.append((cell.metadata.index, omission))
+
+    def header(self) -> str:
+        """The script's first cell."""
+        return header.header_text(
+            self.notebook,
+            self.features,
+            self.builtins,
+            self.files.helpers,
+            self.files.notebooks,
+            spmd=self.spmd is not None,
+            notes=_notes(self.requirements),
+            prepare=self.prepare,
+        )
+
+
+def _notes(requirements: Sequence[Requirement]) -> list[str]:
+    lines = [f"- {requirement}" for requirement in requirements]
+    return ["What it needs and does not hold:", *lines, ""] if lines else []
+
+
+def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The conversion as a preprocessor of nbconvert."""
+    conversion: Conversion = resources["conversion"]
+    conversion.cells = nb.cells
+    for step in STEPS:
+        step(conversion)
+    nb.cells = conversion.cells
+    resources["parameters"] = conversion.parameters
+    resources["header"] = conversion.header()
+    return nb, resources
+
+
+def leave_out_cells(conversion: Conversion) -> None:
+    """Replace cells that are not part of the run by a line that says so; drop those below."""
+    train = conversion.train
+    kept = []
+    for cell in conversion.cells:
+        below = train is not None and cell.metadata.index > train
+        reason = _why_left_out(cell, below) if cell.cell_type == "code" else None
+        if reason is LeftOut.TRAIN_CELL and (out := handed.train_line(cell.source).out):
+            conversion.results.add(out)
+        if reason is not None and cell.source.strip():
+            number, line = cell.metadata.number, _first_line(cell.source)
+            if reason is LeftOut.TRAIN_CELL and conversion.got is None:
+                kept.append(cell)  # it runs in its place
+                continue
+            conversion.add_omissions(cell, [LeftOutLine(1, line, reason)])
+            got = (conversion.got or {}).get(cell.metadata.index, Handed())
+            conversion.cells_left_out.append(
+                names.LeftOutCell(cell.metadata.index, f"cell [{number}]", reason, cell.source, got)
+            )
+            if reason is LeftOut.TRAIN_CELL and got.runs:
+                head = f"# another train cell, and what the notebook has from it: {line}"
+                cell.source = "\n".join([head, *handed.read_back(got)])
+                kept.append(cell)
+                continue
+            _comment_out(cell, reason)
+        if not below and (cell.source.strip() or cell.metadata.role == "train"):
+            kept.append(cell)
+    conversion.cells = kept
+
+
+def _comment_out(cell: Any, reason: LeftOut) -> None:
+    """Put a line that says so in the place of a cell that is left out."""
+    line = _first_line(cell.source)
+    cell.cell_type = "markdown"
+    del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
+    cell.source = f"cell [{cell.metadata.number}] is left out, {reason}: {line}"
+
+
+def _why_left_out(cell: Any, below: bool) -> LeftOut | None:
+    if cell.metadata.role == "train":
+        return None
+    for tag, reason in SKIP_TAGS.items():
+        if tag in cell.metadata.tags:
+            return reason
+    if cell.source.lstrip().partition("\n")[0].strip() == SKIP_LINE:
+        return LeftOut.SKIP_COMMENT
+    magics = cell_magics(cell.source)
+    if "tpu_debug" in magics:
+        return LeftOut.DEBUG_CELL
+    if below:
+        return LeftOut.BELOW
+    return LeftOut.TRAIN_CELL if "tpu_train" in magics else None
+
+
+def _first_line(source: str) -> str:
+    line = without_secrets(source.strip().partition("\n")[0].strip())
+    return line if len(line) <= 60 else f"{line[:59]}…"
+
+
+def leave_out_calls_of_runs(conversion: Conversion) -> None:
+    """Leave out code that starts runs, as a loop over learning rates does, and what follows it.
+
+    Where it is the cell that is running now, the rest of it has not run yet; where it ran before,
+    the rest works with what the runs gave back.
+    """
+    for cell in conversion.code:
+        first = statements.first_call_of_run(cell.source)
+        if cell.metadata.role == "prelude" and first is not None:
+            edited = EditedCell(cell.source.split("\n"))
+            rest = "\n".join(edited.lines[first - 1 :])
+            edited.lose(first, edited.lines[first - 1], names.names_of(rest))
+            edited.drop(first - 1, len(edited.lines) - first + 1, LeftOut.TPUNB_MAGIC)
+            cell.source = "\n".join(edited.lines)
+            conversion.add_omissions(cell, edited.left_out)
+            conversion.lost += [(cell.metadata.number, lost) for lost in edited.lost]
+
+
+def replace_special_syntax(conversion: Conversion) -> None:
+    """Replace magics, shell lines and the rest of IPython's special syntax."""
+    for cell in conversion.code:
+        number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
+        if (got is not None and got.runs) or handed.HELPER in conversion.files.helpers:
+            cell.source = handed.put_for_attach(cell.source, got)
+        try:
+            plain = plain_python(cell.source, conversion.files.setup)
+        except NotPythonError as error:
+            line = cell.source.split("\n")[error.line - 1]
+            raise ConversionError(str(error), number, error.line, line) from None
+        conversion.add_omissions(cell, plain.left_out)
+        lines: Sequence[str] = plain.lines
+        if cell.metadata.role == "prelude" and "tpu_train" in cell_magics(cell.source):
+            conversion.files.helpers.add(handed.HELPER)
+            lines = handed.in_place(lines, handed.train_line(cell.source))
+        cell.source = "\n".join(lines)
+        cell.metadata.compiles = plain.compiles
+        _hide(conversion, cell, plain.secrets)
+        conversion.lost += [(number, lost) for lost in plain.lost]
+
+
+def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) -> None:
+    """Note the variables of secrets; another one where it is taken by another secret."""
+    lines = cell.source.split("\n")
+    for (first, last), own in groupby(secrets, key=lambda secret: (secret.line, secret.last)):
+        new = {}
+        for secret in own:
+            name, count = secret.variable, 1
+            while conversion.variables.setdefault(name, secret.value) != secret.value:
+                count += 1
+                name = f"{secret.variable}_{count}"
+            new[secret.variable] = name
+            need = Requirement(cell.metadata.number, first, Need.SECRET, name)
+            conversion.requirements.append(need)
+        for at in range(first - 1, last):
+            lines[at] = setup_lines.rename_secrets(lines[at], new)
+    cell.source = "\n".join(lines)
+
+
+def include_files(conversion: Conversion) -> None:
+    """Include the notebooks that `%run` runs."""
+    files = conversion.files
+    for cell in conversion.code:
+        cell.source = files.include(cell.source, cell.metadata.number)
+        conversion.omissions += [(cell.metadata.index, omission) for omission in files.omissions]
+        files.omissions.clear()
+
+
+def leave_out_front_end(conversion: Conversion) -> None:
+    """Leave out calls to the notebook's front end, or to the person before it."""
+    if not any(mentions_front_end(cell.source) for cell in conversion.code):
+        return
+    trees = [
+        (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in conversion.code
+    ]
+    front_end = FrontEnd([tree for _, tree in trees])
+    for cell, tree in trees:
+        edited = EditedCell(cell.source.split("\n"))
+        front_end.leave_out(edited, tree, cell.metadata.role == "prelude")
+        if edited.left_out:
+            conversion.add_omissions(cell, edited.left_out)
+            cell.source = "\n".join(edited.lines)
+            cell.metadata.compiles = False
+            conversion.lost += [(cell.metadata.number, lost) for lost in edited.lost]
+        front_end.refuse(cell.source, cell.metadata.number)
+
+
+def replace_launches(conversion: Conversion) -> None:
+    """Put what they have left in the kernel in the place of statements that start other runs.
+
+    In a script that runs by itself they call their function there.
+    """
+    cells = conversion.code
+    if not any(mentions_launch(cell.source) for cell in cells):
+        return
+    trees = [(cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in cells]
+    if conversion.got is None:
+        _launch_here(conversion, trees)
+        return
+    launching = Launching([tree for _, tree in trees])
+    for cell, tree in trees:
+        if cell.metadata.role == "train":
+            continue
+        edited = EditedCell(cell.source.split("\n"))
+        for node in reversed(list(launching.statements(tree))):
+            text = ast.unparse(node)
+            brought = {
+                name: value
+                for name in sorted(lacking.changed_names(text))
+                if (value := conversion.left(name)) is not None
+            }
+            edited.leave_out([LeftOutStatement(node, LeftOut.LAUNCH)])
+            if brought:
+                edited.fill(node, handed.assign(brought))
+            conversion.cells_left_out.append(
+                names.LeftOutCell(
+                    cell.metadata.index,
+                    f"cell [{cell.metadata.number}]",
+                    LeftOut.LAUNCH,
+                    text,
+                    Handed((HandedRun("", tuple(brought)),)),
+                )
+            )
+        if edited.left_out:
+            conversion.add_omissions(cell, edited.left_out)
+            cell.source = "\n".join(edited.lines)
+            cell.metadata.compiles = False
+
+
+def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
+    imports = statements.ImportedNames(tree for _, tree in trees)
+    for cell, tree in trees:
+        if handed.is_train_cell(cell.source):
+            continue  # in the notebook, too, a rank calls the function itself
+        source = replace_launch(cell.source, tree, imports, handed.CALL_HELPER)
+        if source != cell.source:
+            cell.source = source
+            conversion.files.helpers |= {handed.HELPER, handed.CALL_HELPER}
+
+
+def leave_out_displays(conversion: Conversion) -> None:
+    """Leave the cells that only draw or display out of a run; a script by itself shows them."""
+    if conversion.got is None or conversion.train is None:
+        return
+    code = conversion.code
+    found = displays.find_display_cells(
+        [cell.source for cell in code],
+        [cell.metadata.role == "prelude" for cell in code],
+        conversion.results,
+    )
+    for cell in (code[index] for index in found):
+        omission = LeftOutLine(1, _first_line(cell.source), LeftOut.ONLY_DISPLAYS)
+        conversion.add_omissions(cell, [omission])
+        _comment_out(cell, LeftOut.ONLY_DISPLAYS)
+
+
+def leave_out_run_folders(conversion: Conversion) -> None:
+    """Leave out of a script by itself the looks at run folders, which its train cells have not."""
+    if handed.HELPER not in conversion.files.helpers:
+        return
+    trees = [
+        (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in conversion.code
+    ]
+    imports = statements.ImportedNames(tree for _, tree in trees)
+    lost: set[str] = set()
+    for cell, tree in trees:
+        if cell.metadata.role == "train" or handed.HELPER in cell.source:
+            continue  # what they read is not to be looked at only
+        edited = EditedCell(cell.source.split("\n"))
+        try:
+            handed.leave_out_looks(edited, tree, imports, conversion.results, lost)
+        except handed.RunFolderError as error:
+            number, line = cell.metadata.number, edited.lines[error.line - 1]
+            raise ConversionError(str(error), number, error.line, line) from None
+        conversion.add_omissions(cell, edited.left_out)
+        cell.source = "\n".join(edited.lines)
+        conversion.lost += [(cell.metadata.number, name) for name in edited.lost]
+
+
+def fit_into_one_file(conversion: Conversion) -> None:
+    """Rewrite what cannot stand in the middle of a file, and check that every cell compiles."""
+    files = conversion.files
+    kernel_only: list[tuple[Any, ast.Module]] = []
+    for cell in conversion.code:
+        number, data = cell.metadata.number, cell.metadata
+        # `display` and `get_ipython` mean something else, or nothing, outside a notebook.
+        named = any(name in cell.source for name in header.BUILTINS)
+        hoisted = any(word in cell.source for word in statements.HOISTED_WORDS)
+        if not data.compiles or named or hoisted:
+            tree = statements.parse_cell(cell.source, number)
+            if not data.compiles and "await" in cell.source:
+                rewritten = statements.rewrite_awaits(cell.source, tree)
+                if rewritten != cell.source:
+                    files.helpers.add(statements.AWAIT_HELPER)
+                    cell.source, tree = rewritten, statements.parse_cell(rewritten, number)
+            source, features = statements.hoist(cell.source, tree)
+            data.compiles &= source == cell.source
+            cell.source = source
+            conversion.features += features
+            kernel_only += [(cell, tree)] if named else []
+    for cell in conversion.code:
+        if conversion.features or not cell.metadata.compiles:
+            statements.check_compiles(cell.source, cell.metadata.number, conversion.features)
+    included = [ast.parse(source) for source in files.sources(header.BUILTINS)]
+    trees = [*included, *(tree for _, tree in kernel_only)]
+    bound = {name for tree in trees for name in statements.bound_anywhere(tree)}
+    read = {name for tree in trees for name in statements.read_anywhere(tree)}
+    for cell, tree in kernel_only:
+        statements.refuse_ipython_calls(tree, cell.metadata.number, cell.source, bound)
+    conversion.builtins = [name for name in header.BUILTINS if name in read - bound]
+
+
+def read_as_a_whole(conversion: Conversion) -> None:
+    """Refuse cells that need names a run cannot have; see whether the run uses SPMD."""
+    pieces = [
+        names.Piece(cell.metadata.number, cell.source, cell.metadata.index)
+        for cell in conversion.code
+    ]
+    missing = names.missing_names(conversion.cells_left_out, conversion.lost)
+    held = () if conversion.train is None else conversion.held
+    names.refuse_missing(pieces, missing, held)
+    conversion.lacking = lacking.find_lacking(pieces, conversion.cells_left_out, held)
+    conversion.spmd = spmd.spmd_reason(pieces)
+
+
+def prepare_for_export(conversion: Conversion) -> None:
+    """Of an exported script: what it needs on another machine, and how it prepares itself."""
+    if not conversion.export:
+        return
+    pieces = [names.Piece(cell.metadata.number, cell.source) for cell in conversion.code]
+    omissions = [omission for _, omission in conversion.omissions]
+    uses = export_.uses_of_tpunb(pieces)
+    conversion.requirements += find_requirements(pieces, omissions, conversion.files.folders)
+    conversion.requirements += uses.beyond
+    spmd = conversion.spmd is not None
+    place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])
+    if place is not None:
+        cell = conversion.code[place[0]]
+        lines = cell.source.split("\n")
+        lines[place[1] - 1] += f"; {export_.prepare_call(spmd)}"
+        cell.source = "\n".join(lines)
+    code = "\n".join([*(piece.source for piece in pieces), *conversion.files.sources([""])])
+    conversion.prepare = export_.preparation(
+        pieces, code, uses, spmd=spmd, called_below=place is not None
+    )
+
+
+def write_titles(conversion: Conversion) -> None:
+    """Write the cells' titles, and comment out the text of all other cells."""
+    for cell in conversion.cells:
+        if cell.cell_type == "code":
+            cell.metadata.title = _title(cell, conversion.spmd is not None)
+        else:
+            cell.metadata.title = f"# %% [{cell.cell_type}]"
+            cell.source = "\n".join(_commented(line) for line in cell.source.split("\n"))
+
+
+def _title(cell: Any, spmd: bool) -> str:
+    title = f"# %% cell {cell.metadata.number}"
+    if cell.metadata.role == "train":
+        title += ", on all cores" if spmd else ", on every core"
+    if cell.metadata.tags:
+        quoted = ", ".join('"{}"'.format(tag.replace('"', "'")) for tag in cell.metadata.tags)
+        title += f" tags=[{quoted}]"
+    return " ".join(title.split())
+
+
+def _commented(line: str) -> str:
+    # A line of text may not look like the beginning of a cell. Null characters are not
+    # allowed anywhere in a Python file.
+    line = line.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    mark = "# | " if line.lstrip().startswith("%%") else "# "
+    return f"{mark}{line}".rstrip()
+
+
+STEPS = (
+    leave_out_cells,
+    leave_out_calls_of_runs,
+    replace_special_syntax,
+    include_files,
+    leave_out_front_end,
+    replace_launches,
+    leave_out_displays,
+    leave_out_run_folders,
+    fit_into_one_file,
+    read_as_a_whole,
+    prepare_for_export,
+    write_titles,
+)

@@ -1,0 +1,261 @@
+"""A script for another machine: what it needs there, and what it does without tpunb."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tpunb.notebook.convert.names import Piece
+from tpunb.notebook.convert.statements import executed, read_anywhere
+from tpunb.notebook.models import Need, Requirement
+
+TEMPLATES = Path(__file__).parent / "templates" / "header"
+STAND_IN = ("log", "track", "save", "load")
+"""What an exported script has of tpunb where it is not installed."""
+_PACKAGES = ("training", "errors", "data")
+_WORD = re.compile(r"\b_\w+")
+
+
+class _Part(NamedTuple):
+    """A statement of the templates."""
+
+    names: tuple[str, ...]
+    """What it defines."""
+    source: str
+    kind: type[ast.stmt]
+
+    @property
+    def is_import(self) -> bool:
+        return self.kind in (ast.Import, ast.ImportFrom)
+
+    @property
+    def is_definition(self) -> bool:
+        return self.kind in (ast.FunctionDef, ast.ClassDef)
+
+
+def functions(code: str) -> str:
+    """The functions of `templates/header` that code uses, with what they use themselves."""
+    sources = {name: part.source for part in _parts() for name in part.names}
+    wanted: set[str] = set()
+    todo = [name for name in _WORD.findall(code) if name in sources]
+    while todo:
+        name = todo.pop()
+        if name not in wanted:
+            wanted.add(name)
+            todo += [other for other in _WORD.findall(sources[name]) if other in sources]
+    kept = list(dict.fromkeys(part for part in _parts() if wanted.intersection(part.names)))
+    imports = {part.source for part in kept if part.is_import}
+    text = "\n".join(sorted(imports, key=lambda source: (source.split()[1], source)))
+    alone = True
+    for part in kept:
+        if not part.is_import:
+            text += ("\n\n\n" if alone or part.is_definition else "\n") + part.source
+            alone = part.is_definition
+    return text
+
+
+@cache
+def _parts() -> list[_Part]:
+    """The statements of the templates, in order."""
+    parts = []
+    for name in ("setup", "stand_in", "prepare"):
+        text = (TEMPLATES / f"{name}.py").read_text(encoding="utf-8")
+        text = re.sub(r"  # (?:noqa|type:).*", "", text)
+        lines = text.split("\n")
+        for node in ast.parse(text).body[1:]:  # below the docstring
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            source = "\n".join(lines[first - 1 : node.end_lineno])
+            parts.append(_Part(tuple(_defined(node)), source, type(node)))
+    return parts
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    assert isinstance(node, ast.AnnAssign)
+    assert isinstance(node.target, ast.Name)
+    return [node.target.id]
+
+
+@dataclass
+class Uses:
+    """What the cells use of tpunb and torch_xla."""
+
+    functions: set[str] = field(default_factory=set)
+    """Of `STAND_IN`."""
+    beyond: list[Requirement] = field(default_factory=list)
+    """What only tpunb itself has."""
+    launch: bool = False
+    """`tpunb.launch` is imported by its name: the calls of it have been replaced."""
+
+
+def uses_of_tpunb(cells: Sequence[Piece]) -> Uses:
+    """What the cells take from tpunb."""
+    uses = Uses()
+    if not any("tpunb" in cell.source for cell in cells):
+        return uses
+    trees = [(cell.number, ast.parse(cell.source)) for cell in cells]
+    modules = {
+        alias.asname or "tpunb"
+        for _, tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "tpunb" or (alias.name.startswith("tpunb.") and not alias.asname)
+    }
+    read = set().union(*(read_anywhere(tree) for _, tree in trees))
+    for number, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and _only_launches(node, read):
+                uses.launch = True
+            for name in _taken(node, modules):
+                if name in STAND_IN or (name == "launch" and uses.launch):
+                    uses.functions.add(name)
+                elif isinstance(node, ast.Import | ast.ImportFrom) or name in _PACKAGES:
+                    need = Requirement(number, node.lineno, Need.TPUNB, f"tpunb.{name}")  # type: ignore[attr-defined]
+                    uses.beyond.append(need)
+    uses.beyond = list({need.name: need for need in reversed(uses.beyond)}.values())
+    return uses
+
+
+def _only_launches(node: ast.ImportFrom, read: set[str]) -> bool:
+    """Whether it imports `tpunb.launch` by a name that nothing reads any more."""
+    return node.module == "tpunb" and any(
+        alias.name == "launch" and (alias.asname or alias.name) not in read for alias in node.names
+    )
+
+
+def _taken(node: ast.AST, modules: set[str]) -> Iterator[str]:
+    """The names of tpunb that a node names: 'log', 'training'."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        yield from (node.attr,) if node.value.id in modules else ()
+    elif isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.startswith("tpunb."):
+                yield alias.name.removeprefix("tpunb.")
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        if node.module == "tpunb":
+            yield from (alias.name for alias in node.names)
+        elif node.module.startswith("tpunb."):
+            yield node.module.removeprefix("tpunb.")
+
+
+def place_for_preparing(trees: Sequence[ast.Module]) -> tuple[int, int] | None:
+    """Behind which line of which cell a script can prepare itself; None: above all of them.
+
+    That is the last setup line before anything but the standard library is imported: setup lines
+    install packages, and set variables that torch_xla reads when it is imported.
+    """
+    place = None
+    for index, tree in enumerate(trees):
+        for node in tree.body:
+            if is_setup(node):
+                place = index, node.end_lineno or node.lineno
+            elif any(_imports_library(part) for part in (node, *executed(node))):
+                return place
+    return place
+
+
+def is_setup(node: ast.stmt) -> bool:
+    """Whether a statement at the top of a cell was a setup line."""
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("_os.environ["):
+        return True
+    if not isinstance(node, ast.Expr | ast.Assign):
+        return False
+    call = node.value
+    call = call.value if isinstance(call, ast.Subscript) else call
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id.startswith("_setup_")
+    )
+
+
+def _imports_library(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [node.module or ""]
+    else:
+        return False
+    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in names)
+
+
+def certain_secrets(cells: Sequence[Piece]) -> list[str]:
+    """The variables that setup lines outside branches and functions read, and no cell sets."""
+    found: list[str] = []
+    for cell in cells:
+        if "_setup_secret(" in cell.source:
+            setup = [node for node in ast.parse(cell.source).body if is_setup(node)]
+            calls = (part for node in setup for part in ast.walk(node))
+            found += [
+                str(call.args[0].value)
+                for call in calls
+                if isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id == "_setup_secret"
+                and isinstance(call.args[0], ast.Constant)
+            ]
+    own = re.compile(r"_os\.environ\['\w+'\] = (?=_setup_secret)|_setup_secret\('\w+'")
+    code = own.sub("", "\n".join(cell.source for cell in cells))
+    return [
+        name
+        for name in dict.fromkeys(found)
+        if not re.search(rf"{name}['\"]?\s*(?:\]\s*=[^=]|=[^=]|,|:)", code)
+    ]
+
+
+def preparation(
+    cells: Sequence[Piece], code: str, uses: Uses, *, spmd: bool, called_below: bool
+) -> str | None:
+    """The part of the header that prepares a script; `code` is all code that it serves.
+
+    None if what the script of a run has is enough.
+    """
+    if not any(word in code for word in ("_setup_", "_os.environ", "tpunb", "torch_xla")):
+        return None
+    lines = ["", "", "def _without_tpunb():"]
+    if uses.beyond:
+        first = uses.beyond[0]
+        message = f"cell [{first.cell}] needs {first.name}, of which this script has no copy: "
+        message += "pip install tpunb"
+        lines.append(f"    raise ModuleNotFoundError({message!r}, name='tpunb')")
+    else:
+        if not spmd and "torch_xla" in code:
+            lines.append("    _launch_here()")
+        names = [f"{name}=_tpunb_{name}" for name in STAND_IN if name in uses.functions]
+        names += ["launch=None"] if uses.launch else []
+        if names or "tpunb" in code:
+            lines.append(f"    _stand_in({', '.join(names)})")
+    if len(lines) == 3:
+        lines.append("    pass")
+    lines += ["", ""]
+    if secrets := certain_secrets(cells):
+        lines.append(f"_setup_secrets({', '.join(map(repr, secrets))})")
+    call = prepare_call(spmd)
+    lines += [] if called_below else [call]
+    tail = "\n".join(lines)
+    text = functions(f"{code}\n{tail}\n{call}")
+    start = "" if "_setup_" not in code else SEARCH_HERE
+    return f"{text}\n{start}{tail.rstrip()}\n"
+
+
+SEARCH_HERE = """
+if "" not in _sys.path:
+    _sys.path.insert(0, "")  # as in a notebook: modules in the working directory
+"""
+
+
+def prepare_call(spmd: bool) -> str:
+    """The call that prepares a script."""
+    return f"_prepare(_without_tpunb{', spmd=True' if spmd else ''})"

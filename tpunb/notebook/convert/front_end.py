@@ -1,0 +1,161 @@
+"""Calls to the notebook's front end, or to the person before it: mounts, logins, `input()`.
+
+They were made once, in the notebook: a mounted drive is mounted, a token that was put into the
+environment is there. In a rank there is nobody to ask.
+"""
+
+from __future__ import annotations
+
+import ast
+import os.path
+import re
+from collections.abc import Iterator
+
+from tpunb.notebook.convert import statements
+from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
+from tpunb.notebook.errors import ConversionError
+from tpunb.notebook.models import LeftOut
+
+COLAB = "google.colab"
+MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
+"""Modules of google.colab that talk to the front end (colabtools of 2026)."""
+ASKING = {
+    "input",
+    "getpass.getpass",
+    "huggingface_hub.interpreter_login",
+    "huggingface_hub.login",
+    "huggingface_hub.notebook_login",
+    "kagglehub.login",
+}
+"""Other functions that ask the person. The logins save their token in a file."""
+
+_ASSIGN = (
+    "assign the value, or put it into os.environ in a cell tagged tpu-skip (a run has the "
+    "kernel's environment)"
+)
+_WORDS = re.compile(r"google\.colab|\bchdir\b|\binput\s*\(|getpass|login\s*\(")
+
+
+def mentions_front_end(source: str) -> bool:
+    """Whether a cell may call the front end; a quick look at its words."""
+    return _WORDS.search(source) is not None
+
+
+class FrontEnd:
+    """The names that the cells of a run use for functions of the front end."""
+
+    def __init__(self, trees: list[ast.Module]) -> None:
+        self.known = {"input": "input"}
+        self.colab: set[str] = set()
+        nodes = [node for tree in trees for node in ast.walk(tree)]
+        for node in nodes:
+            for name, full in _imported(node):
+                self.known[name] = full
+                if full.startswith(f"{COLAB}."):
+                    self.colab.add(name)
+        if any("input" in statements.bound_anywhere(tree) for tree in trees):
+            del self.known["input"]
+        dropped = {id(call.node) for tree in trees for call in self._calls(tree)}
+        inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}
+        self.needed = {
+            node.id
+            for node in nodes
+            if isinstance(node, ast.Name)
+            and id(node) not in inside
+            and not isinstance(node.ctx, ast.Store)
+        }
+
+    def leave_out(self, cell: EditedCell, tree: ast.Module, prelude: bool) -> None:
+        """Leave out of a cell the calls to the front end, and imports that only they need."""
+        left_out = [*self._calls(tree), *self._imports(tree)]
+        if prelude:
+            left_out += self._directories(tree)
+        cell.leave_out(left_out)
+
+    def refuse(self, source: str, number: int) -> None:
+        """Raise ConversionError for a call that is still there and is certain to run."""
+        if not mentions_front_end(source):
+            return
+        for node in statements.unconditional(statements.parse_cell(source, number)):
+            if isinstance(node, ast.Call) and self.asks(node):
+                what = f"{ast.unparse(node.func)}() cannot ask anybody in a run"
+                line = source.split("\n")[node.lineno - 1]
+                reason = f"{what}: {_ASSIGN}, {statements.SKIP}"
+                raise ConversionError(reason, number, node.lineno, line)
+
+    def dotted(self, node: ast.AST) -> str:
+        """The full name of what is called: 'google.colab.drive.mount'."""
+        if isinstance(node, ast.Name):
+            return self.known.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            left = self.dotted(node.value)
+            return f"{left}.{node.attr}" if left else ""
+        return ""
+
+    def asks(self, node: ast.AST | None) -> bool:
+        """Whether it is a call that asks the front end or the person."""
+        if not isinstance(node, ast.Call):
+            return False
+        name = self.dotted(node.func)
+        module = name.removeprefix(f"{COLAB}.").partition(".")[0]
+        return name in ASKING or (name.startswith(f"{COLAB}.") and module in MODULES)
+
+    def _calls(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and self.asks(node.value):
+                assert isinstance(node.value, ast.Call)
+                if self.dotted(node.value.func) not in ("input", "getpass.getpass"):
+                    yield LeftOutStatement(node, LeftOut.DONE)
+            elif isinstance(node, ast.Assign) and self.asks(node.value):
+                assert isinstance(node.value, ast.Call)
+                target = node.targets[0]
+                if self._is_environment(target):
+                    yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
+                elif isinstance(target, ast.Name) and self.dotted(node.value.func).startswith(
+                    COLAB
+                ):
+                    yield LeftOutStatement(node, LeftOut.DONE, (target.id,))
+
+    def _is_environment(self, target: ast.expr) -> bool:
+        return isinstance(target, ast.Subscript) and self.dotted(target.value) == "os.environ"
+
+    def _imports(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
+        tried = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Try)
+            for part in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            names = list(_imported(node))
+            if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in tried:
+                continue  # where it is tried, it finds out whether this is Colab
+            if len(names) == len(node.names) and all(
+                name in self.colab
+                and name not in self.needed
+                and full.removeprefix(f"{COLAB}.").partition(".")[0] in MODULES
+                for name, full in names
+            ):
+                yield LeftOutStatement(node, LeftOut.UNUSED_IMPORT)
+
+    def _directories(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
+        """`os.chdir("data")`, which would start from the directory it led to in the notebook."""
+        for node in tree.body:
+            if not isinstance(node, ast.Expr) or not isinstance(call := node.value, ast.Call):
+                continue
+            if self.dotted(call.func) != "os.chdir" or len(call.args) != 1:
+                continue
+            path = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+            if isinstance(path, str) and not os.path.isabs(path):
+                yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Name in the cell, and full name, of what an import brings."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            yield alias.asname or top, alias.name if alias.asname else top
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{node.module}.{alias.name}"

@@ -1,0 +1,193 @@
+"""The first cell of a script: a description, and definitions that a notebook has built in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
+
+from tpunb.notebook.convert import handed
+from tpunb.utils.version import __version__
+
+ABOUT = """\
+# %% [markdown]
+# Made by tpunb {version} from {notebook}: what `%%tpu_train` runs there, line for line.
+#
+{how}#
+{notes}# `# %%` begins a cell (py:percent), so VS Code and Jupytext open this file as a notebook.
+
+# %%
+# Imports stand where the notebook has them.
+# ruff: isort: skip_file
+
+"""
+
+RANKS = """\
+#     python script.py                          on one core
+#     torchrun --nproc-per-node=4 script.py     on four
+"""
+
+SPMD = """\
+#     python script.py                          all cores of a TPU: one process drives them (SPMD)
+#     CPU_NUM_DEVICES=4 python script.py        the same on four devices of a CPU
+#
+# Not `torchrun --nproc-per-node=4`: that would make four processes, and SPMD needs one on a host.
+"""
+
+PREPARE = """\
+# With tpunb installed, a machine without a TPU has rehearsal cores, and launchers of
+# torch_xla and accelerate run their function on this core.
+import importlib.util as _util
+
+try:
+    if _util.find_spec("tpunb"):
+        from tpunb.worker import standalone as _standalone
+
+        _standalone.prepare({arguments})
+        del _standalone
+finally:
+    del _util
+"""
+
+# What a notebook has without an import, and how a script gets it. All within `try`, because
+# linters want imports above other code, and imports follow in the cells.
+BUILTINS = {
+    "display": """\
+try:
+    from IPython.display import display
+except ImportError:
+    display = print
+""",
+    "get_ipython": """\
+try:
+    from IPython import get_ipython
+except ImportError:
+
+    def get_ipython():
+        \"\"\"Return None, as IPython's own does outside a notebook.\"\"\"
+""",
+}
+
+
+# The functions of `magics.RUN_HELPERS`, `handed.in_place` and `statements.AWAIT_HELPER`, where a
+# cell needs them.
+HELPERS = {
+    handed.HELPER: handed.FROM_RANK_0,
+    handed.CALL_HELPER: handed.CALL_HERE,
+    "_await": """\
+
+_LOOPS = {}
+
+
+def _await(what):
+    \"\"\"Wait for something, or for what a function makes, on this process's one event loop.\"\"\"
+    import asyncio
+    import os
+
+    async def wait():
+        return await (what() if callable(what) else what)
+
+    process = os.getpid()  # a loop does not survive a fork
+    if process not in _LOOPS:
+        _LOOPS[process] = asyncio.new_event_loop()
+        asyncio.set_event_loop(_LOOPS[process])
+    return _LOOPS[process].run_until_complete(wait())
+""",
+    "_run_notebook": """\
+
+
+def _run_notebook(path):
+    \"\"\"Run the code cells of another notebook here, as `%run` did.\"\"\"
+    import linecache
+
+    for place, source in _NOTEBOOKS[path]:
+        linecache.cache[place] = (len(source), None, source.splitlines(True), place)
+        exec(compile(source, place, "exec", dont_inherit=True), globals())  # noqa: S102
+""",
+    "_run_file": """\
+
+
+def _run_file(path, *arguments, name="__main__", shared=False):
+    \"\"\"Run a Python file with these arguments, as `%run` did; its names come here.\"\"\"
+    import os
+    import sys
+
+    own = {"__name__": name or os.path.splitext(os.path.basename(path))[0], "__file__": path}
+    names = globals() if shared else own
+    argv, folder = sys.argv, os.path.dirname(os.path.abspath(path))
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, folder)
+    try:
+        with open(path, "rb") as file:
+            exec(compile(file.read(), path, "exec", dont_inherit=True), names)  # noqa: S102
+    except SystemExit as error:
+        if error.code:
+            raise
+    finally:
+        sys.argv = argv
+        sys.path.remove(folder)
+    if not shared:
+        globals().update((key, value) for key, value in own.items() if key[:2] != "__")
+""",
+    "_run_module": """\
+
+
+def _run_module(name, *arguments):
+    \"\"\"Run a module with these arguments, as `%run -m` did; its names come here.\"\"\"
+    import runpy
+    import sys
+
+    argv = sys.argv
+    sys.argv = [name, *arguments]
+    try:
+        own = runpy.run_module(name, run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv = argv
+    globals().update((key, value) for key, value in own.items() if key[:2] != "__")
+""",
+}
+
+
+def header_text(
+    notebook: str | None,
+    features: Sequence[str],
+    missing: Sequence[str],
+    helpers: Collection[str] = (),
+    notebooks: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    *,
+    spmd: bool = False,
+    notes: Sequence[str] = (),
+    prepare: str | None = None,
+) -> str:
+    """The header, with its newline at the end.
+
+    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` of
+    `HELPERS`; `notebooks` are the cells of those that `%run` runs; `spmd`: one process drives
+    all cores. `notes`: lines for its reader; `prepare`: code in the place of `PREPARE`.
+    """
+    name = PurePath(notebook).name if notebook else "a notebook"
+    how = SPMD if spmd else RANKS
+    noted = "".join(f"# {line}".rstrip() + "\n" for line in notes)
+    title = " ".join(name.split())
+    parts = [ABOUT.format(version=__version__, notebook=title, how=how, notes=noted)]
+    if features:
+        parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
+    parts.append(prepare or PREPARE.format(arguments="spmd=True" if spmd else ""))
+    parts += [f"\n{BUILTINS[name]}" for name in missing]
+    if notebooks:
+        parts.append(f"\n# What `%run` runs.\n_NOTEBOOKS = {{\n{_notebook_cells(notebooks)}}}\n")
+    parts += [HELPERS[name] for name in HELPERS if name in helpers]
+    return "".join(parts)
+
+
+def _notebook_cells(notebooks: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+    """The cells of notebooks, with their lines as lines."""
+    lines = []
+    for path, cells in notebooks.items():
+        lines.append(f"    {path!r}: [")
+        for place, source in cells:
+            texts = [repr(line) for line in source.splitlines(keepends=True)] or ["''"]
+            lines += ["        (", f"            {place!r},", "            ("]
+            lines += [f"                {text}" for text in texts]
+            lines += ["            ),", "        ),"]
+        lines.append("    ],")
+    return "".join(f"{line}\n" for line in lines)

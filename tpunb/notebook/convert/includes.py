@@ -1,0 +1,143 @@
+"""The files that `%run` names: notebooks become part of the script, Python files must be there."""
+
+from __future__ import annotations
+
+import ast
+import os.path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpunb.notebook.convert import cells, front_end, magics, statements
+from tpunb.notebook.convert.cells import EditedCell
+from tpunb.notebook.convert.magics import NotPythonError
+from tpunb.notebook.errors import ConversionError
+from tpunb.notebook.files import cell_magics
+from tpunb.notebook.models import Omission
+
+
+@dataclass
+class IncludedFiles:
+    """The files that a script runs with `%run`, and what the header needs for them."""
+
+    folders: Sequence[str]
+    """Where files are looked for, in this order."""
+    setup: bool = False
+    """Whether setup lines in notebooks are done (`setup_lines`)."""
+    helpers: set[str] = field(default_factory=set)
+    """Functions that the script's header must have (`magics.RUN_HELPERS`)."""
+    notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """For each notebook that is run, by its name in `%run`: its cells' names and sources."""
+    omissions: list[Omission] = field(default_factory=list)
+    """What of them does not run; the lines are those of the `%run`."""
+
+    def include(self, source: str, number: int) -> str:
+        """Read what a cell in plain Python runs; the cell, with paths that are found.
+
+        Raises ConversionError, with the cell and the line of `%run`, where a file is missing or
+        cannot be run.
+        """
+        if "_run_" not in source:
+            return source
+        lines = source.split("\n")
+        for node in ast.walk(statements.parse_cell(source, number)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            first = node.args[0] if node.args else None
+            if node.func.id not in magics.RUN_HELPERS or not isinstance(first, ast.Constant):
+                continue
+            self.helpers.add(node.func.id)
+            try:
+                self._include(node.func.id, str(first.value), number, node.lineno, lines)
+            except _NotRunError as error:
+                line = lines[node.lineno - 1]
+                raise ConversionError(str(error), number, node.lineno, line) from None
+        return "\n".join(lines)
+
+    def sources(self, words: Iterable[str]) -> list[str]:
+        """The cells of notebooks that are run in which one of the words stands."""
+        every = [source for named in self.notebooks.values() for _, source in named]
+        return [source for source in every if any(word in source for word in words)]
+
+    def _include(self, helper: str, path: str, number: int, line: int, lines: list[str]) -> None:
+        if helper == magics.RUN_MODULE:
+            return
+        file = self._locate(path)
+        if helper == magics.RUN_FILE:
+            lines[line - 1] = lines[line - 1].replace(repr(path), repr(file), 1)
+        elif path not in self.notebooks:
+            self.notebooks[path] = []  # a notebook that runs itself is found to be there
+            self.notebooks[path] += self._convert(path, file, number, line)
+
+    def _locate(self, path: str) -> str:
+        """The path as it can be used from the first folder, which a run starts in."""
+        name = os.path.expanduser(path)
+        for folder in self.folders:
+            if os.path.isfile(full := os.path.join(folder, name)):
+                return name if folder == self.folders[0] else full
+        places = " or ".join(dict.fromkeys(self.folders))
+        raise _NotRunError(
+            f"`%run` needs {path}, and there is no such file in {places}. Give its path "
+            f"from the working directory. {magics.OTHERWISE}"
+        )
+
+    def _convert(self, path: str, file: str, number: int, line: int) -> list[tuple[str, str]]:
+        converted = []
+        for place, source in _code(path, os.path.join(self.folders[0], file)):
+            try:
+                plain = cells.plain_python(source, self.setup)
+            except NotPythonError as error:
+                raise _NotRunError(f"{place}, line {error.line}: {error}") from None
+            cell = EditedCell(list(plain.lines), list(plain.left_out))
+            try:
+                tree = statements.parse_cell("\n".join(cell.lines), 0)
+                written = statements.rewrite_awaits("\n".join(cell.lines), tree)
+                if written != "\n".join(cell.lines):
+                    self.helpers.add(statements.AWAIT_HELPER)
+                    cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)
+                front_end.FrontEnd([tree]).leave_out(cell, tree, prelude=True)
+                text = self.include("\n".join(cell.lines), 0)
+                statements.check_compiles(text, 0, [])
+            except ConversionError as error:
+                raise _NotRunError(f"{place}, line {error.line}: {error.reason}") from None
+            self.omissions += [
+                Omission(number, line, f"{place}, line {row}: {what}", reason)
+                for row, what, reason in sorted(cell.left_out)
+            ]
+            converted.append((place, text))
+        return converted
+
+
+class _NotRunError(Exception):
+    """Why a file cannot be run, in words."""
+
+
+def _code(path: str, file: str) -> list[tuple[str, str]]:
+    """The code cells of a notebook that `%run` runs: 'other.ipynb, code cell 2', and the text."""
+    name = Path(path).name
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+        if not path.lower().endswith(".ipynb"):
+            return [(name, text.replace("\r\n", "\n"))]
+        sources = _sources(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _NotRunError(f"`%run` cannot read {path}: {error}") from None
+    named = [(f"{name}, code cell {at}", source) for at, source in enumerate(sources, 1)]
+    return [(place, source) for place, source in named if source is not None]
+
+
+def _sources(text: str) -> list[str | None]:
+    """The sources of all code cells; None for those that are not to be in runs."""
+    import nbformat
+
+    notebook = nbformat.reads(text, as_version=4)
+    sources: list[str | None] = []
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        tags = cell.metadata.get("tags", ())
+        first = cell.source.lstrip().partition("\n")[0].strip()
+        own = any(name.startswith("tpu_") for name in cell_magics(cell.source))
+        left_out = own or first == cells.SKIP_LINE or cells.SKIP_TAGS.keys() & set(tags)
+        sources.append(None if left_out else cell.source.replace("\r\n", "\n"))
+    return sources

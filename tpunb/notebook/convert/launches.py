@@ -1,0 +1,172 @@
+"""Calls of `tpunb.launch`: the one that runs now becomes the train cell, others are left out.
+
+Which statements of other cells start runs is read from the code: a call of `tpunb.launch`, or of
+a function or an object of the notebook whose code calls it, also where such a function is passed
+on, as in `study.optimize(objective)`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tpunb.notebook.convert.cells import plain_python
+from tpunb.notebook.convert.magics import NotPythonError
+from tpunb.notebook.convert.statements import (
+    FunctionOrClass,
+    ImportedNames,
+    bound_names,
+    executed,
+    parse_cell,
+)
+from tpunb.notebook.errors import ConversionError
+from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Snapshot
+
+LAUNCH = "tpunb.launch"
+
+
+def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
+    """The snapshot in which a call of `tpunb.launch` is the train cell.
+
+    The running cell, `snapshot.train`, becomes two: the statements above the one that holds the
+    call, and the call, in its line. The rest of the cell is left out. Raises ConversionError if
+    the cell is not Python.
+    """
+    assert snapshot.train is not None
+    running = snapshot.cells[snapshot.train]
+    above, rest = _split(running, call.line)
+    pieces = [replace(running, source=above)] if above.strip() else []
+    pieces.append(replace(running, source="\n" * (call.line - 1) + call.source, tags=()))
+    train = running.index + len(pieces) - 1
+    cells = [*snapshot.cells[: running.index], *pieces, *snapshot.cells[running.index + 1 :]]
+    # Nothing below the running cell is in `left_out`: only what ran or stands above it is.
+    below = (replace(running, index=train, source=rest), LeftOut.BELOW_LAUNCH)
+    return replace(
+        snapshot,
+        cells=tuple(replace(cell, index=index) for index, cell in enumerate(cells)),
+        train=train,
+        left_out=(*snapshot.left_out, below),
+    )
+
+
+def _split(cell: Cell, line: int) -> tuple[str, str]:
+    """The text above the statement that holds a line, and from there on."""
+    source = cell.source.replace("\r\n", "\n").replace("\r", "\n")
+    number = cell.number or 0
+    try:
+        plain = plain_python(source).lines
+    except NotPythonError as error:
+        raise ConversionError(str(error), number, error.line) from None
+    tree = parse_cell("\n".join(plain), number)
+    holding = [
+        node for node in tree.body if _first_line(node) <= line <= (node.end_lineno or node.lineno)
+    ]
+    if not holding:  # of a magic whose cell is no Python
+        return "", source
+    # Of several in one line, as in `import tpunb; tpunb.launch(train)`, the first that launches.
+    imports = ImportedNames([tree])
+    node = next((n for n in holding if _calls_launch(n, imports)), holding[-1])
+    # A magic stands for the statement that it became; what shares its line does not.
+    lines, row = source.split("\n"), _first_line(node) - 1
+    before = plain[row].encode()[: node.col_offset].decode()
+    above = [*lines[:row], before] if before.strip() else lines[:row]
+    return "\n".join(above), "\n".join(lines[row:])
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(part.lineno for part in decorators)])
+
+
+def _calls_launch(node: ast.AST, imports: ImportedNames) -> bool:
+    return any(
+        isinstance(part, ast.Call) and imports.dotted(part.func) == LAUNCH
+        for part in ast.walk(node)
+    )
+
+
+def replace_launch(source: str, tree: ast.Module, imports: ImportedNames, by: str) -> str:
+    """A cell that uses another function in the place of `tpunb.launch`."""
+    uses = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and imports.dotted(node) == LAUNCH
+        and node.lineno == node.end_lineno
+    ]
+    lines = [line.encode() for line in source.split("\n")]  # columns count bytes of UTF-8
+    for node in sorted(uses, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        row = lines[node.lineno - 1]
+        lines[node.lineno - 1] = row[: node.col_offset] + by.encode() + row[node.end_col_offset :]
+    return b"\n".join(lines).decode()
+
+
+def mentions_launch(source: str) -> bool:
+    """Whether a cell may call `tpunb.launch`; a quick look at its words."""
+    return "launch" in source
+
+
+class Launching:
+    """The names of a notebook's functions, classes and objects that call `tpunb.launch`."""
+
+    def __init__(self, trees: Sequence[ast.Module]) -> None:
+        self._imports = ImportedNames(trees)
+        self._names: set[str] = set()
+        self._classes: set[str] = set()
+        statements = [node for tree in trees for node in tree.body]
+        known = -1
+        while len(self._names) > known:  # a function may call one that is defined below it
+            known = len(self._names)
+            for node in statements:
+                self._learn(node)
+
+    def statements(self, tree: ast.Module) -> Iterator[ast.stmt]:
+        """The statements at the top level of a cell that start runs."""
+        for node in tree.body:
+            if not isinstance(node, FunctionOrClass) and self._starts_run(node):
+                yield node
+
+    def _learn(self, node: ast.stmt) -> None:
+        for part in (node, *executed(node)):
+            if isinstance(part, FunctionOrClass) and self._refers(part):
+                self._names.add(part.name)
+                if isinstance(part, ast.ClassDef):
+                    self._classes.add(part.name)
+        # `run = partial(tpunb.launch, train)`, `sweep = Sweep()`, `run = lambda: …`; what a launch
+        # itself gives is a result.
+        assigns = isinstance(node, ast.Assign | ast.AnnAssign)
+        if assigns and self._refers(node) and not self._starts_run(node):
+            self._names |= bound_names(ast.Module([node], []))
+
+    def _starts_run(self, node: ast.stmt) -> bool:
+        return any(self._call_starts_run(part) for part in executed(node))
+
+    def _call_starts_run(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        if isinstance(node.func, ast.Name) and node.func.id in self._classes:
+            return False  # its methods do
+        if self._imports.dotted(node.func) in ("functools.partial", "partial"):
+            return False
+        return self._means(node.func) or any(
+            self._refers(argument) for argument in (*node.args, *(w.value for w in node.keywords))
+        )
+
+    def _means(self, node: ast.expr) -> bool:
+        """Whether what is called is `tpunb.launch`, or belongs to what calls it."""
+        if self._imports.dotted(node) == LAUNCH:
+            return True
+        while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return isinstance(node, ast.Name) and node.id in self._names
+
+    def _refers(self, node: ast.AST) -> bool:
+        """Whether a piece of code names `tpunb.launch`, or what calls it."""
+        return any(
+            isinstance(part, ast.Name | ast.Attribute)
+            and isinstance(part.ctx, ast.Load)
+            and (self._imports.dotted(part) == LAUNCH or getattr(part, "id", "") in self._names)
+            for part in ast.walk(node)
+        )

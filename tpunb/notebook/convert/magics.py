@@ -1,0 +1,250 @@
+"""What becomes of each magic in a script: plain Python, a comment, or an error.
+
+`%run` becomes a call of a function in the script's header: the script holds the cells of notebooks
+that it runs; Python files are run as they are when the script runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import getopt
+import re
+import shlex
+from collections.abc import Sequence
+
+from tpunb.notebook.convert.statements import bound_names
+from tpunb.notebook.models import LeftOut
+
+UNWRAPPED = {
+    # The options of those that take a statement on the magic's line, in getopt's words
+    # (IPython.core.magics.execution, 7.34 to 9.18). None: nothing there is code.
+    "time": None,
+    "capture": None,
+    "tpu_train": None,
+    "wandb": None,
+    "timeit": "n:r:tcp:qov:",
+    "prun": "D:l:rs:T:q",
+}
+"""Cell magics whose body is ordinary code of the notebook."""
+
+TIMED = {"time": "", "timeit": "n:r:tcp:qov:", "prun": "D:l:rs:T:q"}
+"""Line magics that run the statement behind them, and their options."""
+
+CELL_MAGICS = {
+    "writefile": LeftOut.FILE_WRITTEN,
+    "file": LeftOut.FILE_WRITTEN,
+    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "!", "cmd", "perl"), LeftOut.SHELL),
+    **dict.fromkeys(("ruby", "pypy", "python", "python2", "python3"), LeftOut.SHELL),
+    **dict.fromkeys(
+        ("html", "HTML", "javascript", "js", "svg", "SVG", "latex", "markdown"),
+        LeftOut.NOTEBOOK_ONLY,
+    ),
+}
+"""Cell magics that are left out whole."""
+
+LINE_MAGICS = {
+    **dict.fromkeys(
+        ("system", "sx", "sc", "ls", "ll", "lf", "lk", "ldir", "lx", "mkdir"), LeftOut.SHELL
+    ),
+    **dict.fromkeys(
+        ("rm", "rmdir", "cp", "mv", "cat", "less", "more", "man", "rehashx"), LeftOut.SHELL
+    ),
+    **dict.fromkeys(("pip", "conda", "mamba", "micromamba", "uv"), LeftOut.INSTALL),
+    **dict.fromkeys(
+        ("env", "set_env", "cd", "pushd", "popd", "dhist", "dirs", "bookmark"), LeftOut.KERNEL_STATE
+    ),
+    **dict.fromkeys(
+        (
+            *("matplotlib", "config", "load_ext", "reload_ext", "unload_ext", "autoreload", "pdb"),
+            *("debug", "xmode", "precision", "who", "whos", "who_ls", "history", "hist", "pwd"),
+            *("tensorboard", "lsmagic", "magic", "quickref", "reset", "load", "gui", "store"),
+            *("aimport", "alias", "alias_magic", "unalias", "autoawait", "autocall", "automagic"),
+            *("clear", "cls", "code_wrap", "colors", "connect_info", "doctest_mode", "edit", "ed"),
+            *("killbgscripts", "loadpy", "logoff", "logon", "logstart", "logstate", "logstop"),
+            *("macro", "notebook", "page", "pastebin", "pdef", "pdoc", "pfile", "pinfo", "pinfo2"),
+            *("pprint", "profile", "psearch", "psource", "pycat", "qtconsole", "recall", "rep"),
+            *("reset_selective", "save", "subshell", "tb", "xdel"),
+        ),
+        LeftOut.NOTEBOOK_ONLY,
+    ),
+}
+"""Line magics that are left out: all of IPython's own but those below."""
+
+REFUSED = {
+    "pylab": "`%pylab` does not work in a script: write the imports that you need",
+    "rerun": "`%rerun` does not work in a script: write the code that is to run again",
+}
+"""Line magics that run code, or bind names that later cells need."""
+
+AUTOMAGIC = {*LINE_MAGICS, *REFUSED, *TIMED, "run"}
+"""Line magics that IPython knows without their % in a cell of one line."""
+
+OTHERWISE = "Or tag the cell tpu-skip to leave it out of runs."
+
+
+class NotPythonError(Exception):
+    """A line that has no plain Python form. `line` is its line in the cell, from 1."""
+
+    def __init__(self, reason: str, line: int, advice: str = OTHERWISE) -> None:
+        super().__init__(reason, line, advice)
+        self.reason = reason
+        self.line = line
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {self.advice}"
+
+
+def why_left_out(name: str, known: dict[str, LeftOut]) -> LeftOut:
+    """Why a magic is left out."""
+    if name.startswith("tpu_"):
+        return LeftOut.TPUNB_MAGIC
+    return known.get(name, LeftOut.UNKNOWN_MAGIC)
+
+
+def timed_code(argument: str, options: str) -> str:
+    """The code behind the options of `%time` and its like: `-n 3 f(x)` gives `f(x)`."""
+    words = argument.split()
+    if words[:1] == ["--no-raise-error"]:  # an option of %time since IPython 9
+        words, options = words[1:], ""
+        argument = argument.partition("--no-raise-error")[2]
+    try:
+        _, code = getopt.getopt(words, options)
+    except getopt.GetoptError:
+        return argument.strip()
+    taken = len(words) - len(code)
+    return re.sub(r"\s*\S+", "", argument, count=taken).strip() if taken else argument.strip()
+
+
+def aimport_statement(argument: str) -> str:
+    """The imports that `%aimport a, b` makes, besides marking the modules for reloading."""
+    names = [name.strip() for name in argument.split(",")]
+    wanted = [name for name in names if name and not name.startswith("-")]
+    dotted = all(part.isidentifier() for name in wanted for part in name.split("."))
+    return f"import {', '.join(wanted)}" if wanted and dotted else ""
+
+
+def value_expression(name: str, argument: str, expand: str) -> str | None:
+    """The plain Python expression for the value of `x = %name argument`, if there is one.
+
+    `expand` is the argument as a Python expression with variables filled in.
+    """
+    if name in ("sx", "system"):
+        return output_expression(expand)
+    if name == "env" and argument and "=" not in argument and len(argument.split()) == 1:
+        return f'__import__("os").environ[{expand}]'
+    if name == "env" and not argument:
+        return 'dict(__import__("os").environ)'
+    if name == "pwd":
+        return '__import__("os").getcwd()'
+    return None
+
+
+def output_expression(command: str) -> str:
+    """A Python expression for the lines that a command writes (as `x = !command` gives them)."""
+    return f'__import__("subprocess").getoutput({command}).splitlines()'
+
+
+_SUBPROCESSES = (
+    *("bash", "sh", "script", "cmd", "perl", "ruby", "pypy", "python", "python2", "python3"),
+)
+"""Cell magics made of `%%script`, whose `--out`, `--err` and `--proc` name variables."""
+
+_OPTION = re.compile(r"--(?:out|err|proc)[ =]\s*(\w+)")
+_ASSIGNED = re.compile(r"([^\W\d]\w*)\s*<<")  # jupysql and ipython-sql
+_FROM_R = re.compile(r"-o\s*([\w,.]+)|--output[ =]\s*([\w,.]+)")  # rpy2
+_CYTHON = re.compile(r"(?:cpdef|def|class|cdef\s+class)\s+(?:[\w\[\]:,.*]+\s+)*?(\w+)\s*[(:]")
+_PYTHON = ("writefile", "file", *_SUBPROCESSES)
+"""Cell magics whose body may look like Python, but is not run in the notebook."""
+
+
+def bound_by_magic(name: str, argument: str, body: Sequence[str]) -> list[str]:
+    """The names that `%name argument`, or `%%name argument` over a body, binds.
+
+    Knows IPython's magics, and others that notebooks often load. An unknown magic is assumed to
+    run its body if that is Python, as most do.
+    """
+    words = [word for word in argument.split() if not word.startswith("-")]
+    if name == "capture":
+        return words
+    if name == "store":
+        return words if "-r" in argument.split() else []
+    if name in _SUBPROCESSES:
+        return _OPTION.findall(argument)
+    if name == "sql":
+        return _ASSIGNED.findall(argument)
+    if name in ("R", "Rpull"):
+        pairs = _FROM_R.findall(argument) if name == "R" else [(" ".join(words), "")]
+        return [name for pair in pairs for name in re.split(r"[,\s]+", "".join(pair)) if name]
+    if name in ("bigquery", "macro"):
+        return words[:1]
+    if name == "sc":
+        return [word.partition("=")[0] for word in words[:1] if "=" in word]
+    if name == "cython":
+        return [match[1] for line in body if (match := _CYTHON.match(line))]
+    return _bound_by_code(body) if name not in _PYTHON else []
+
+
+def _bound_by_code(body: Sequence[str]) -> list[str]:
+    try:
+        tree = ast.parse("\n".join(body))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    return sorted(bound_names(tree))
+
+
+RUN_NOTEBOOK, RUN_FILE, RUN_MODULE = "_run_notebook", "_run_file", "_run_module"
+RUN_HELPERS = (RUN_NOTEBOOK, RUN_FILE, RUN_MODULE)
+"""Functions in a script's header that run what `%run` named."""
+
+# IPython.core.magics.execution, 7.34 to 9.18.
+_RUN_OPTIONS = "nidtN:b:pD:l:rs:T:em:G"
+_RUN_OTHERWISE = (
+    "Import what you need from the file as a module, or tag the cell tpu-skip to leave it out of "
+    "runs."
+)
+
+
+def run_expression(argument: str, line: int) -> str:
+    """The Python expression for `%run argument`. Raises NotPythonError, at this line."""
+    try:
+        words = shlex.split(argument)
+        given, words = getopt.getopt(words, _RUN_OPTIONS)
+    except (getopt.GetoptError, ValueError) as error:
+        raise NotPythonError(f"cannot parse `%run`: {error}", line) from None
+    options = dict(given)
+    if any(mark in argument for mark in "{$"):
+        raise NotPythonError(
+            "the file that `%run` runs is only known in the notebook: write its name out",
+            line,
+            _RUN_OTHERWISE,
+        )
+    if "-d" in options or "-b" in options:
+        raise NotPythonError("`%run -d` needs a debugger", line, _RUN_OTHERWISE)
+    if "-m" in options:
+        return _helper_call(RUN_MODULE, [options["-m"], *words])
+    if not words:
+        raise NotPythonError("`%run` names no file", line, _RUN_OTHERWISE)
+    if _holds_cells(words[0]):
+        return _helper_call(RUN_NOTEBOOK, words[:1])
+    path = words[0] if words[0].endswith(".py") else f"{words[0]}.py"
+    more = ["shared=True"] if "-i" in options else []
+    more += ["name=None"] if "-n" in options else []
+    return _helper_call(RUN_FILE, [path, *_expanded(words[1:], "-G" in options)], more)
+
+
+def _holds_cells(path: str) -> bool:
+    """Whether `%run` reads cells from a file, instead of running it as a Python file."""
+    return path.lower().endswith((".ipynb", ".ipy"))
+
+
+def _expanded(words: list[str], literally: bool) -> list[str]:
+    """Arguments with patterns replaced by the files that match, as IPython does."""
+    from IPython.utils.path import shellglob
+
+    patterned = not literally and any(set("*?[") & set(word) for word in words)
+    return list(shellglob(words)) if patterned else words
+
+
+def _helper_call(name: str, words: list[str], more: list[str] | None = None) -> str:
+    return f"{name}({', '.join([*map(repr, words), *(more or [])])})"

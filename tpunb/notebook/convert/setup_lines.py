@@ -1,0 +1,214 @@
+"""Shell lines, `%env`, `%cd`, `%%writefile` and the like as Python, for a script that is exported.
+
+A run that the kernel starts leaves them out: what they did is there. On another machine it is
+not, so an exported script does them itself, with functions of its first cell
+(`templates/header/setup.py`). Secrets become variables of the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tpunb.notebook.convert import secrets, syntax
+from tpunb.notebook.convert.syntax import Special
+
+_INSTALLS = re.compile(
+    r"(?:^|[;&|(])\s*(?:sudo\s+|\w+=\S+\s+)*(?:(?:\S*/)?python[\d.]*\s+-m\s+)?"
+    r"(?:uv\s+)?(?:pip3?|conda|mamba|micromamba|uv)\s+(?:-\S+\s+)*(?:install|create|add|sync|update)\b"
+)
+"""Commands whose failure ends a script, which would only fail later, and less clearly."""
+_COMMANDS = ("ls", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "pip")
+"""Line magics that are commands of the same name."""
+_CONDA = ("conda", "mamba", "micromamba")
+_PROGRAMS = ("bash", "sh", "script", "perl", "ruby", "pypy", "python", "python2", "python3")
+_OPTION = re.compile(r"--(?:(out|err|proc)[ =]\s*(\w+)|(bg|no-raise-error))(?=\s|$)\s*")
+_CELL_MARK = re.compile(r"\s*(?:#\s*)?%%")
+_READS_SECRET = re.compile(r"_setup_secret\('(\w+)'")
+_FIRST_MARK = 0xF0000
+"""Characters of Unicode's private use mark the places of secrets while a text is taken apart."""
+
+
+@dataclass
+class SetupCode:
+    """The Python code of one use of special syntax, and the secrets that were in it."""
+
+    lines: list[str] = field(default_factory=list)
+    secrets: list[tuple[str, str]] = field(default_factory=list)
+    """Variables of the environment that are read, and what stood in their places."""
+
+    def command(self, text: str, *, plain: bool = False) -> str:
+        """The expression for a command or path, with what `{expression}` and `$name` stand for.
+
+        `plain`: it is not for a shell, so secrets in it are not quoted.
+        """
+        marked, variables = self._marked(text)
+        literal = _expression(marked, variables, plain)
+        filled_in = syntax.interpolated(
+            marked, lambda part: _expression(part, variables, plain), strict=True
+        )
+        return literal if filled_in == literal else f"_setup_values({literal}, lambda: {filled_in})"
+
+    def body(self, start: str, body: Sequence[str], end: str, *, plain: bool) -> None:
+        """Lines that pass the text below a cell magic to a call, each line in its own line."""
+        marked = [self._marked(line) for line in body]
+        if not any(variables for _, variables in marked) and (mark := _raw_quotes(body)):
+            self.lines = [f"{start}r{mark}", *body[:-1], f"{body[-1]}{mark}{end}"]
+            return
+        items = [f"    {_expression(line, variables, plain)}," for line, variables in marked]
+        if items and not body[-1]:
+            items[-1] = ""  # the cell ends with a new line
+        self.lines = [f"{start}(", *items]
+        self.lines[-1] += f"){end}"
+
+    def _marked(self, text: str) -> tuple[str, list[tuple[str, str]]]:
+        """A text with a mark for each secret; their variables, and the quotes around them."""
+        found = secrets.find_secrets(text)
+        variables = [
+            (self._variable(secret.variable, text[secret.start : secret.end]), secret.quote)
+            for secret in found
+        ]
+        for at, secret in reversed(list(enumerate(found))):
+            text = text[: secret.start] + chr(_FIRST_MARK + at) + text[secret.end :]
+        return text, variables
+
+    def _variable(self, name: str, value: str) -> str:
+        """The variable for a secret: another one if there is another secret in this line."""
+        taken, count, known = dict(self.secrets), 1, name
+        while taken.setdefault(name, value) != value:
+            count += 1
+            name = f"{known}_{count}"
+        self.secrets += [] if (name, value) in self.secrets else [(name, value)]
+        return name
+
+
+def rename_secrets(line: str, names: Mapping[str, str]) -> str:
+    """A line of code that reads secrets from other variables."""
+    return _READS_SECRET.sub(lambda match: f"_setup_secret({names[match[1]]!r}", line)
+
+
+def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) -> str:
+    parts, literal = [], ""
+    for character in marked:
+        at = ord(character) - _FIRST_MARK
+        if not 0 <= at < len(variables):
+            literal += character
+            continue
+        name, quote = variables[at]
+        # Within quotes of the shell they are closed before the quoted value, and opened again.
+        before = literal if plain else literal + quote
+        parts += [repr(before)] if before else []
+        parts.append(secret_expression(name, plain))
+        literal = "" if plain else quote
+    return " + ".join([*parts, repr(literal)] if literal or not parts else parts)
+
+
+def secret_expression(name: str, plain: bool) -> str:
+    """The code that reads a secret."""
+    return f"_setup_secret({name!r}{', plain=True' if plain else ''})"
+
+
+def _raw_quotes(body: Sequence[str]) -> str | None:
+    """The quotes for a raw string of these lines; None if they cannot be one."""
+    text = "\n".join(body)
+    odd = not text or not body[-1] or not all(c.isprintable() or c in "\n\t" for c in text)
+    if odd or any(_CELL_MARK.match(line) for line in body):
+        return None
+    for mark in ("'''", '"""'):
+        if mark not in text and not text.endswith(("\\", mark[0])):
+            return mark
+    return None
+
+
+def line_code(special: Special) -> SetupCode | None:
+    """A shell line or line magic in Python; None if it does nothing that a script needs."""
+    code, name, argument = SetupCode(), special.name, special.argument
+    if special.kind in ("shell", "capture") or name in ("system", "sx"):
+        statement = _run(code, argument)
+    elif name in _COMMANDS:
+        statement = _run(code, f"{name} {argument}")
+    elif name in _CONDA:
+        verb, _, rest = argument.partition(" ")
+        asks = verb in ("install", "create", "remove", "uninstall", "update", "upgrade")
+        yes = " --yes" if asks and not re.search(r"(?:^|\s)(?:-y|--yes)\b", rest) else ""
+        statement = _run(code, f"{name} {verb}{yes} {rest}")
+    elif name == "uv":
+        statement = _run(code, f"python -m uv {argument}")
+    elif name in ("env", "set_env"):
+        statement = _set_variable(code, argument)
+    elif name in ("cd", "pushd"):
+        statement = _change_folder(code, argument)
+    elif name == "popd":
+        statement = "_setup_cd('-')"
+    else:
+        return None
+    code.lines = [statement]
+    return code if statement else None
+
+
+def output_code(command: str) -> SetupCode:
+    """The expression for `x = !command`."""
+    code = SetupCode()
+    code.lines = [f"_setup_output({code.command(command)})"]
+    return code
+
+
+def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None:
+    """A cell magic over a body, in as many lines; None if it does nothing that a script needs."""
+    code = SetupCode()
+    if name in ("writefile", "file"):
+        words = [word for word in argument.split() if word not in ("-a", "--append")]
+        mode = "a" if len(words) < len(argument.split()) else "w"
+        path = code.command(_unquoted(" ".join(words)), plain=True)
+        code.body(f"_setup_file({path}, {mode!r}, ", body, ")", plain=True)
+    elif name in ("system", "sx", "!"):
+        code.body("_setup_program('sh', '', False, ", body, ")", plain=False)
+    elif name in _PROGRAMS:
+        options = _OPTION.findall(argument)
+        if any(kind == "proc" or flag == "bg" for kind, _, flag in options):
+            return None
+        kept = {kind: variable for kind, variable, _ in options if kind}
+        rest = _OPTION.sub("", argument).strip()
+        line = code.command(rest if name == "script" else f"{name} {rest}".strip())
+        check = not any(flag for *_, flag in options)
+        target = ", ".join(kept[kind] for kind in ("out", "err") if kind in kept)
+        before = f"{target} = " if target else ""
+        end = {("out",): ")[0]", ("err",): ")[1]"}.get(tuple(kept), ")")
+        start = f"{before}_setup_program({line}, {' '.join(kept)!r}, {check}, "
+        program = (rest.split() or [""])[0] if name == "script" else name
+        code.body(start, body, end, plain=program not in ("sh", "bash"))
+    else:
+        return None
+    return code
+
+
+def _run(code: SetupCode, command: str) -> str:
+    function = "_setup_install" if _INSTALLS.search(command) else "_setup_shell"
+    return f"{function}({code.command(command)})"
+
+
+def _set_variable(code: SetupCode, argument: str) -> str:
+    """`%env NAME=value`, split as IPython does; '' for one that only shows."""
+    name, sign, value = argument.partition("=" if "=" in argument else " ")
+    name, value = name.strip(), value.strip()
+    if not sign or not name or len(name.split()) > 1:
+        return ""
+    if secrets.is_secret_value(name, value):
+        code.secrets.append((name, value))
+        expression = secret_expression(name, plain=True)
+    else:
+        expression = code.command(value, plain=True)
+    return f"_os.environ[{code.command(name, plain=True)}] = {expression}"
+
+
+def _change_folder(code: SetupCode, argument: str) -> str:
+    """`%cd PATH`; '' for bookmarks and places in its history, which only the notebook has."""
+    path = re.sub(r"^-q(?:\s+|$)", "", argument)
+    if path.startswith("-") and path != "-":
+        return ""
+    return f"_setup_cd({code.command(_unquoted(path), plain=True)})"
+
+
+def _unquoted(path: str) -> str:
+    return path[1:-1] if len(path) > 1 and path[0] == path[-1] and path[0] in "\"'" else path

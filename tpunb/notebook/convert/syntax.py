@@ -1,0 +1,315 @@
+"""IPython's special syntax in cells, found by IPython's own transformers.
+
+The only module that names IPython's input transformers. Their classes and methods are
+documented for people who write transformers; not documented, and watched by a test, are
+`start_line` and `start_col` of their base class and `_find_assign_op` (IPython 7.34 to 9.18).
+
+The same written as Python, `get_ipython().run_line_magic(…)`, is found as well: exported notebooks
+are full of it, and people write it in libraries' examples.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+Kind = Literal["magic", "shell", "capture", "help", "call", "cell"]
+
+
+METHODS: dict[str, Kind] = {"system": "shell", "getoutput": "capture", "show_usage": "help"}
+"""Of `get_ipython()`, besides `run_line_magic`: what special syntax is translated to."""
+
+
+@dataclass(frozen=True)
+class Special:
+    """One use of special syntax in a cell."""
+
+    kind: Kind
+    """`%magic`, `!command`, a command whose output is wanted, `help?`, or an automatic call
+    (`,f a b`), which is plain Python once it is translated. A call of a cell magic is "cell"."""
+    line: int
+    """Index of its first line, from 0."""
+    count: int
+    """How many lines it takes (it may be continued with backslashes)."""
+    before: str
+    """What stands on its first line before it: an indentation, or `x = `."""
+    name: str
+    """The name of a magic, without %."""
+    argument: str
+    """What follows the name of a magic; the command of a shell line."""
+    python: str
+    """The Python code that IPython makes of it."""
+
+    @property
+    def assigns(self) -> bool:
+        """Whether its value is assigned: `x = %magic`."""
+        return bool(self.before.strip())
+
+
+@cache
+def _ipython() -> tuple[Any, list[Any]]:
+    """IPython's module of transformers, and the ones that find special syntax in tokens."""
+    from IPython.core import inputtransformer2 as transformers
+
+    kinds = list(transformers.TransformerManager().token_transformers)
+    if sys.version_info >= (3, 12) and not hasattr(transformers.SystemAssign, "find_post_312"):
+        kinds.append(_shell_assignment(transformers))
+    return transformers, kinds
+
+
+def _shell_assignment(transformers: Any) -> Any:
+    """`x = !command` for IPython 7 and early 8 on Python 3.12 and later (Colab has such).
+
+    There the mark is an operator and no longer the error token that IPython looks for.
+    """
+
+    class ShellAssignment(transformers.SystemAssign):  # type: ignore[misc]
+        @classmethod
+        def find(cls, tokens_by_line: list[list[tokenize.TokenInfo]]) -> Any:
+            for line in tokens_by_line:
+                at = transformers._find_assign_op(line)
+                if at is not None and [token.string for token in line[at + 1 : at + 2]] == ["!"]:
+                    return cls(line[at + 1].start)
+            return None
+
+    return ShellAssignment
+
+
+def warm_up() -> None:
+    """Import IPython's transformers."""
+    _ipython()
+
+
+def clean(lines: list[str]) -> list[str]:
+    """Lines without the indentation and the prompts (`>>>`, `In [1]:`) that IPython strips.
+
+    As many lines as before: IPython also drops empty lines at the top, this does not.
+    """
+    transformers, _ = _ipython()
+    top = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
+    rest = [f"{line}\n" for line in lines[top:]]
+    for name in ("leading_indent", "classic_prompt", "ipython_prompt"):
+        rest = getattr(transformers, name)(rest)
+    # IPython splits at form feeds and other separators as well, which are not lines here.
+    return lines[:top] + "".join(rest).split("\n")[:-1] if rest else lines
+
+
+def first_special(lines: list[str]) -> Special | None:
+    """The first use of special syntax in a cell, None if there is none.
+
+    As in IPython: what stands in strings and comments does not count.
+    """
+    transformers, kinds = _ipython()
+    ended = [f"{line}\n" for line in lines]
+    try:
+        tokens = transformers.make_tokens_by_line(ended)
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return None  # not Python, and not for this reason: compiling it will say why
+    matches = [match for kind in kinds if (match := kind.find(tokens))]
+    for match in sorted(matches, key=lambda match: match.sortby()):
+        try:
+            changed = match.transform(ended)
+        except SyntaxError:
+            continue
+        line, count = match.start_line, len(ended) - len(changed) + 1
+        return _special(lines, line, match.start_col, count, changed[line])
+    return None
+
+
+_STATEMENT = re.compile(r"(\s*)")
+_ASSIGNED = re.compile(r"([^#\n]*?[^=!<>]=[ \t]*)[%!]")
+
+
+def all_specials(lines: list[str]) -> list[Special] | None:
+    """All uses of special syntax, if they are lines of their own or assigned; else None.
+
+    `first_special` reads the tokens of the whole cell for each. This puts Python in the place of
+    everything that looks like special syntax, and has the parser say whether a statement is
+    there: in strings and brackets there is none. None: it is not as simple, use `first_special`.
+    """
+    shown = list(lines)
+    places: dict[tuple[int, int], type[ast.stmt]] = {}
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        alone = line.lstrip()[:1] in ("%", "!", "?")
+        if match := (_STATEMENT if alone else _ASSIGNED).match(line):
+            before, count = match[1], _continued(lines, index)
+            shown[index : index + count] = [before + ("pass" if alone else "...")] + [""] * (
+                count - 1
+            )
+            places[index + 1, len(before.encode())] = ast.Pass if alone else ast.Assign
+            index += count - 1
+        index += 1
+    try:
+        tree = ast.parse("\n".join(shown))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    if not places or not places.items() <= dict(_placed(tree)).items():
+        return None
+    specials = []
+    for row, _ in sorted(places):
+        special = first_special(lines[row - 1 :][: _continued(lines, row - 1)])
+        if special is None or special.line != 0:
+            return None
+        specials.append(replace(special, line=row - 1))
+    return specials
+
+
+def _continued(lines: list[str], start: int) -> int:
+    """How many lines from `start` on backslashes make one."""
+    count = 1
+    while lines[start + count - 1].endswith("\\") and start + count < len(lines):
+        count += 1
+    return count
+
+
+def _placed(tree: ast.Module) -> Iterator[tuple[tuple[int, int], type[ast.stmt]]]:
+    """The places of each `pass`, and of each `...` that is assigned."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Pass):
+            yield (node.lineno, node.col_offset), ast.Pass
+        elif isinstance(node, ast.Assign):
+            yield (node.value.lineno, node.value.col_offset), ast.Assign
+        elif hasattr(node, "body") or hasattr(node, "cases"):
+            for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+                todo += getattr(node, part, ())
+
+
+def _special(lines: list[str], line: int, column: int, count: int, changed: str) -> Special:
+    python = changed[column:].rstrip("\n")
+    kind: Kind = "call"
+    name = argument = ""
+    if python.startswith("get_ipython()."):
+        call = ast.parse(python, mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        values = [ast.literal_eval(value) for value in call.args]
+        method = call.func.attr
+        if method == "run_line_magic":
+            name, argument = values
+            kind = "help" if name in ("pinfo", "pinfo2", "psearch") else "magic"
+        else:
+            kind = METHODS.get(method, "call")
+            argument = "".join(values)
+    before = lines[line][:column]
+    return Special(kind, line, count, before, name, argument.strip(), python)
+
+
+def interpolated(text: str, literal: Callable[[str], str] = repr, *, strict: bool = False) -> str:
+    """The Python expression for text into which IPython puts values of `{expression}` and `$name`.
+
+    A `$name` that is no variable and `${name}` are left for the shell. Text whose braces hold
+    no Python expression is taken as it is, as IPython does: awk's `{print $1}`, find's `{}`.
+
+    `literal` makes an expression of what is between. `strict`: the expression raises for a name
+    that is no variable, where IPython takes all of the text as it is.
+    """
+    from IPython.utils.text import DollarFormatter
+
+    pieces: list[str] = []
+    try:
+        for between, field, spec, conversion in DollarFormatter().parse(text):
+            if field is None:
+                pieces += [literal(between)] if between else []
+            elif between.endswith("$") and not strict:
+                mark = f"!{conversion}" if conversion else ""
+                pieces.append(literal(f"{between}{{{field}{mark}{':' if spec else ''}{spec}}}"))
+            else:
+                value = _field(field, text, strict)
+                value = f"repr({value})" if conversion == "r" else value
+                value = f"format({value}, {spec!r})" if spec else f"str({value})"
+                pieces += [literal(between), value] if between else [value]
+    except (ValueError, SyntaxError):
+        return literal(text)
+    return " + ".join(pieces) or "''"
+
+
+def _field(field: str, text: str, strict: bool) -> str:
+    ast.parse(field.strip(), mode="eval")
+    if field.isidentifier() and f"${field}" in text and not strict:
+        return f"globals().get({field!r}, {'$' + field!r})"
+    return field if field.isidentifier() else f"({field})"
+
+
+def next_statement(lines: list[str], start: int) -> int:
+    """Index of the first line from `start` on that is not blank and not a comment."""
+    for index in range(start, len(lines)):
+        if lines[index].strip() and not lines[index].lstrip().startswith("#"):
+            return index
+    return len(lines)
+
+
+ARGUMENTS = {"run_line_magic": 2, "run_cell_magic": 3, "magic": 1, "system": 1, "getoutput": 1}
+"""The methods that are understood, and how many arguments each needs (IPython 7.34 to 9.18)."""
+
+
+def special_calls(lines: list[str]) -> list[Special]:
+    """The calls that are statements of their own, or assigned, and whose arguments are strings.
+
+    None of them in a cell that is not Python.
+    """
+    try:
+        tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    shells = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _gets_shell(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return [special for node in ast.walk(tree) for special in _special_call(node, lines, shells)]
+
+
+def _gets_shell(node: ast.AST) -> bool:
+    """Whether it is `get_ipython()`, or `IPython.get_ipython()`."""
+    if not isinstance(node, ast.Call) or node.args or node.keywords:
+        return False
+    name = node.func
+    return (isinstance(name, ast.Name) and name.id == "get_ipython") or (
+        isinstance(name, ast.Attribute) and name.attr == "get_ipython"
+    )
+
+
+def _special_call(node: ast.AST, lines: list[str], shells: set[str]) -> Iterator[Special]:
+    if not isinstance(node, ast.Expr | ast.Assign) or not isinstance(call := node.value, ast.Call):
+        return
+    method = call.func
+    if not isinstance(method, ast.Attribute) or method.attr not in ARGUMENTS or call.keywords:
+        return
+    shell = method.value
+    if not _gets_shell(shell) and not (isinstance(shell, ast.Name) and shell.id in shells):
+        return
+    values = [part.value for part in call.args if isinstance(part, ast.Constant)]
+    texts = [value for value in values if isinstance(value, str)]
+    # `run_line_magic("matplotlib", "inline", 1)`: the depth of the stack does not matter.
+    if len(texts) < ARGUMENTS[method.attr] or len(call.args) > 3:
+        return
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    before = lines[first].encode()[: call.col_offset].decode()
+    after = lines[last].encode()[call.end_col_offset :].decode().strip()
+    if call.lineno != node.lineno or (after.rstrip(";") and not after.startswith("#")):
+        return
+    if isinstance(node, ast.Expr) and before.strip():
+        return
+    kind, name, argument = _meaning(method.attr, texts)
+    yield Special(kind, first, last - first + 1, before, name, argument, ast.unparse(call))
+
+
+def _meaning(method: str, texts: list[str]) -> tuple[Kind, str, str]:
+    if method in METHODS:
+        return METHODS[method], "", texts[0]
+    if method == "run_cell_magic":
+        return "cell", texts[0], "\n".join(texts[1:])
+    text = " ".join(texts[:2]) if method == "run_line_magic" else texts[0]
+    name, _, argument = text.lstrip("%").partition(" ")
+    return "magic", name, argument.strip()

@@ -1,0 +1,70 @@
+"""What an exported script does before it trains: with tpunb where it is installed, else without.
+
+Not imported: `header.py` copies the functions that a script uses into its first cell.
+"""
+
+import importlib as _importlib
+import os as _os
+import sys as _sys
+import types as _types
+from collections.abc import Callable as _Callable
+
+
+def _prepare(without_tpunb: _Callable[[], None], **options: object) -> None:
+    """With tpunb, rehearse on a machine without a TPU, and let launchers call their function here.
+
+    Without tpunb there is no rehearsal, and of tpunb what this script uses.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("tpunb"):
+        _importlib.import_module("tpunb.worker.standalone").prepare(**options)
+        return
+    without_tpunb()
+
+
+def _launch_here() -> None:
+    """Without tpunb, let torch_xla's launchers call their function in this process.
+
+    Under torchrun each process is one core of the TPU; torch_xla makes it so when it makes a
+    process group (https://docs.pytorch.org/xla, "Distributed Data Parallel").
+    """
+    torch_xla = _importlib.import_module("torch_xla")
+    xmp = _importlib.import_module("torch_xla.distributed.xla_multiprocessing")
+    rank = int(_os.environ.get("RANK", "0"))
+    if int(_os.environ.get("WORLD_SIZE", "1")) > 1:
+        if _importlib.import_module("torch_xla.runtime").device_type() == "TPU":
+            dist = _importlib.import_module("torch.distributed")
+            _importlib.import_module("torch_xla.distributed.xla_backend")
+            dist.init_process_group("xla", init_method="xla://")
+            dist.destroy_process_group()
+        elif rank == 0:
+            print(
+                "There is no TPU, and no tpunb for a rehearsal (pip install tpunb): each of "
+                f"{_os.environ['WORLD_SIZE']} processes trains by itself.",
+                file=_sys.stderr,
+                flush=True,
+            )
+
+    def spawn(function, args=(), nprocs=None, join=True, daemon=False, start_method="spawn"):  # type: ignore[no-untyped-def]
+        function(rank, *args)
+
+    def launch(function, args=(), start_method="spawn", debug_single_process=False):  # type: ignore[no-untyped-def]
+        function(rank, *args)
+
+    xmp.spawn = spawn  # type: ignore[attr-defined]
+    torch_xla.launch = launch  # type: ignore[attr-defined]
+
+
+def _stand_in(**functions: object) -> None:
+    """Make the functions importable as tpunb."""
+
+    def missing(name: str) -> object:
+        raise AttributeError(
+            f"tpunb.{name} needs tpunb, which is not installed here: pip install tpunb. "
+            f"Without it this script has {', '.join(sorted(functions))}"
+        )
+
+    module = _types.ModuleType("tpunb")
+    module.__dict__.update(functions, __getattr__=missing)
+    _sys.modules["tpunb"] = module

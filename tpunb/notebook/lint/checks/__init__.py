@@ -1,0 +1,31 @@
+"""The rules, by topic. Importing them fills the table in the order that the docs show."""
+
+from tpunb.notebook.lint.checks import (
+    cells,
+    collectives,
+    data,
+    environment,
+    hardware,
+    loops,
+    old_names,
+    saving,
+    shapes,
+    spmd,
+    starting,
+    undefined,
+)
+
+__all__ = [
+    "cells",
+    "collectives",
+    "data",
+    "environment",
+    "hardware",
+    "loops",
+    "old_names",
+    "saving",
+    "shapes",
+    "spmd",
+    "starting",
+    "undefined",
+]

@@ -1,0 +1,391 @@
+"""Lint rules on training loops: where steps end, what they read, gradients that are not shared."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpunb.notebook.lint.index import DEVICE_LOADERS, XM, Loop, NotebookIndex
+from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part, words
+from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.walk import LOOPS, Site
+
+SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
+READS = ("item", "tolist", "numpy", "cpu")
+REDUCTIONS = {
+    f"{XM}.reduce_gradients",
+    f"{XM}.all_reduce",
+    f"{XM}.all_reduce_bucketized_gradients",
+    "torch.distributed.all_reduce",
+}
+WRAPPERS = {
+    *("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "XlaFullySharded"),
+    *("XlaFullyShardedDataParallel", "SpmdFullyShardedDataParallel", "FSDPv2", "fully_shard"),
+    *("ZeroRedundancyOptimizer", "mark_sharding", "DistributedOptimizer"),
+}
+
+
+def _now_and_then(notebook: NotebookIndex, site: Site, loop: Loop | None) -> bool:
+    """Whether it runs in some steps only: under `if step % n == 0`, on one rank, at the end."""
+    up_to = loop.frame if loop and loop.frame.function is site.frame.function else None
+    for test, _ in site.conditions(up_to):
+        for node in ast.walk(test):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                return True
+        if words(test) & {"step", "i", "idx", "batch_idx", "it", "log", "verbose", "debug", "item"}:
+            return True
+        if any("log" in word or "print" in word or "report" in word for word in words(test)):
+            return True
+        if notebook.asks_rank(test, site):
+            return True
+        if isinstance(test, ast.Name):
+            for value in notebook.values(test.id, site.frame):
+                if any(isinstance(part, ast.Mod) for part in ast.walk(value.node)):
+                    return True
+    return False
+
+
+def _left_before(notebook: NotebookIndex, site: Site, loop: Loop) -> bool:
+    """Whether most steps leave the loop's body above a site: `if step % 100: continue`."""
+    if site.loop() is None or site.loop() is not loop.frame:
+        return False
+    return any(
+        isinstance(jump.node, ast.Continue)
+        and jump.loop() is loop.frame
+        and jump.line < site.line
+        and _now_and_then(notebook, jump, loop)
+        for jump in notebook.sites.jumps
+    )
+
+
+def _syncs(notebook: NotebookIndex, site: Site) -> bool:
+    node = call(site)
+    full, name = notebook.full(node.func, site), last_part(node.func)
+    if name == "optimizer_step":
+        return argument(node, "barrier", 1) is not None
+    return full in SYNCS or (not full and name in ("mark_step", "sync"))
+
+
+@rule(
+    "no-step-sync",
+    "warning",
+    what="a training loop without a step boundary: no torch_xla.sync(), no MpDeviceLoader",
+    fact="operations on XLA tensors are only recorded until the step is cut: the graph grows over "
+    "all batches, and compiling it takes longer and longer, until memory ends",
+    source="torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch",
+    fix="call `torch_xla.sync()` at the end of each step, or loop over "
+    "`pl.MpDeviceLoader(loader, device)`",
+)
+def _no_step_sync(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.xla or notebook.managed or not notebook.device_uses:
+        return
+    if notebook.mentions(
+        "torch_xla.compile", "torch_xla.step", "torch_xla.experimental.eager_mode"
+    ):
+        return
+    if notebook.mentions("tpunb.training.Accumulation"):  # it cuts the steps itself
+        return
+    for loop in notebook.loops:
+        sites = [*loop.sites, *loop.called]
+        if any(_syncs(notebook, site) for site in sites) or _on_other_hardware(loop):
+            continue
+        if _loads_to_device(notebook, loop) or any(_reads_always(notebook, s, loop) for s in sites):
+            continue
+        yield Hit((loop.frame.cell, loop.node.lineno), "no step of this loop is ever cut")
+
+
+def _on_other_hardware(loop: Loop) -> bool:
+    function = loop.frame.function
+    return function is not None and any("cuda" in name or "gpu" in name for name in function.loads)
+
+
+def _loads_to_device(notebook: NotebookIndex, loop: Loop) -> bool:
+    """Whether the loop may be over one of torch_xla's own loaders."""
+    if not notebook.device_loader():
+        return False
+    if isinstance(loop.node, ast.While):
+        return True
+    names = words(loop.node.iter)
+    if names & {name.lower() for name in DEVICE_LOADERS}:
+        return True
+    known = {id(site.node) for site in notebook.data_loaders}
+    for node in ast.walk(loop.node.iter):
+        if isinstance(node, ast.Name):
+            values = notebook.values(node.id, loop.frame)
+            if values and all(id(value.node) in known for value in values):
+                return False
+    return True
+
+
+def _reads_always(notebook: NotebookIndex, site: Site, loop: Loop) -> bool:
+    """Whether a call waits for a tensor's value in every step."""
+    return _is_read(site) and not _now_and_then(notebook, site, loop)
+
+
+def _is_read(site: Site) -> bool:
+    node = call(site)
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in READS:
+        return False
+    return not node.args and not node.keywords
+
+
+@rule(
+    "host-sync-in-step",
+    "warning",
+    what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
+    fact="each waits until the device has computed everything recorded so far, and cuts the step "
+    "in two graphs: the device idles while Python prepares the next",
+    source="torch_xla's docs, troubleshooting; aten::_local_scalar_dense in its metrics report",
+    fix="read values every n steps, `if step % 100 == 0:`, or in "
+    "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
+)
+def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.xla or not notebook.device_uses:
+        return
+    for loop in notebook.loops:
+        tensors = _tensors(loop)
+        for site in [*loop.sites, *_called_once(notebook, loop)]:
+            if _now_and_then(notebook, site, loop) or for_other_hardware(site):
+                continue
+            if _left_before(notebook, site, loop):
+                continue
+            if any(
+                isinstance(f.node, ast.Lambda | ast.ExceptHandler) for f in site.frame.outward()
+            ):
+                continue
+            node = call(site)
+            name = last_part(node.func)
+            if _is_read(site):
+                assert isinstance(node.func, ast.Attribute)
+                if _from_host(notebook, node.func.value, site):
+                    continue
+                yield Hit(site, f"`.{name}()` waits for the device in every step")
+            elif notebook.full(node.func, site) == f"{XM}.mesh_reduce":
+                yield Hit(site, "`xm.mesh_reduce` waits for the device and all ranks in every step")
+            elif name in ("print", "float", "int") and isinstance(node.func, ast.Name):
+                shown = [n for part in node.args for n in _plain_uses(part) if n in tensors]
+                if shown and site.frame.function is loop.frame.function:
+                    yield Hit(site, f"`{name}` of `{shown[0]}` waits for the device in every step")
+
+
+def _called_once(notebook: NotebookIndex, loop: Loop) -> list[Site]:
+    """The calls in the function that holds the step, where the loop only calls it."""
+    functions = [f for site in loop.sites for f in notebook.targets(site)]
+    return [
+        site
+        for function in functions
+        if any(last_part(call(s).func) == "backward" for s in function.calls)
+        for site in function.calls
+        if site.loop() is None
+    ]
+
+
+def _tensors(loop: Loop) -> set[str]:
+    """Names that surely hold tensors of the device in a loop: what `.backward()` is called on."""
+    tensors = set()
+    for site in loop.sites:
+        function = call(site).func
+        if last_part(function) == "backward" and isinstance(function, ast.Attribute):
+            tensors.add(dotted(function.value))
+    return tensors - {""}
+
+
+def _plain_uses(node: ast.expr) -> Iterator[str]:
+    """Names whose value itself is shown: `loss`, `loss / n`, `f'{loss}'`, `'%f' % loss`; not
+    `loss.item()` and not `f(loss)`.
+    """
+    todo: list[ast.AST] = [node]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Call):
+            if isinstance(part.func, ast.Attribute) and part.func.attr in ("format", "detach"):
+                todo += [*part.args, *(word.value for word in part.keywords)]
+                if part.func.attr == "detach":
+                    todo.append(part.func.value)
+        elif isinstance(part, ast.JoinedStr | ast.FormattedValue | ast.BinOp | ast.Tuple):
+            todo += ast.iter_child_nodes(part)
+
+
+def _from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
+    """Whether a value is known to be no tensor of the device: numpy's, or read before."""
+    if isinstance(node, ast.Call):
+        if last_part(node.func) in READS:
+            return True
+        full = notebook.full(node.func, site)
+        if full.startswith(("numpy.", "sklearn.", "scipy.", "pandas.", f"{XM}.mesh_reduce")):
+            return True
+        if any(_is_read(s) for one in notebook.targets(Site(node, site.frame)) for s in one.calls):
+            return True
+        if isinstance(node.func, ast.Attribute):
+            return _from_host(notebook, node.func.value, site)
+    if isinstance(node, ast.Attribute | ast.Subscript):
+        return _from_host(notebook, node.value, site)
+    if isinstance(node, ast.Name):
+        values = notebook.values(node.id, site.frame)
+        return bool(values) and all(
+            isinstance(v.node, ast.Call) and _from_host(notebook, v.node, v) for v in values
+        )
+    return False
+
+
+VALUES = {"any", "all", "sum", "mean", "max", "min", "norm"}
+"""Methods of tensors that give one value."""
+ASKING = {"isnan", "isinf", "isfinite", "any", "all", "equal", "allclose"}
+
+
+@rule(
+    "branch-on-tensor",
+    "warning",
+    what="`if` or `while` over the value of a tensor, in a training loop or in `forward`",
+    fact="Python has to know the value, so it waits for the device in every step, and each way "
+    "through is a program of its own to compile",
+    source="torch_xla's docs, troubleshooting",
+    fix="compute both and choose with `torch.where`, or decide every n steps",
+)
+def _branch_on_tensor(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.xla:
+        return
+    for site in (*notebook.sites.branches, *notebook.sites.loops):
+        node, function = site.node, site.frame.function
+        if not isinstance(node, ast.If | ast.While):
+            continue
+        if function is not None and function.name == "forward" and function.method_of:
+            if _asks_value(notebook, node.test, set(), site):
+                yield Hit(site, "the branch depends on the value of a tensor")
+            continue
+        loop = next((one for one in notebook.loops if _stands_in(site, one)), None)
+        if loop is None or not notebook.device_uses or _now_and_then(notebook, site, loop):
+            continue
+        if _asks_value(notebook, node.test, _tensors(loop), site):
+            yield Hit(site, "the branch depends on the value of a tensor")
+
+
+def _stands_in(site: Site, loop: Loop) -> bool:
+    if site.cell is not loop.frame.cell or site.frame.function is not loop.frame.function:
+        return False
+    return any(frame is loop.frame for frame in site.frame.outward())
+
+
+def _asks_value(notebook: NotebookIndex, test: ast.expr, tensors: set[str], site: Site) -> bool:
+    """Whether a test needs the value of a tensor: of one of some names, or of what
+    `torch.isnan(...)` or `x.max()` give.
+    """
+    if isinstance(test, ast.UnaryOp):
+        return _asks_value(notebook, test.operand, tensors, site)
+    if isinstance(test, ast.BoolOp):
+        return any(_asks_value(notebook, part, tensors, site) for part in test.values)
+    if isinstance(test, ast.Compare):
+        if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in test.ops):
+            return False
+        sides = (test.left, *test.comparators)
+        return any(
+            dotted(part) in tensors or _asks_value(notebook, part, tensors, site) for part in sides
+        )
+    if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Attribute):
+        return False
+    full = notebook.full(test.func, site)
+    if full:
+        host = any(_from_host(notebook, part, site) for part in test.args)
+        return full.startswith("torch.") and last_part(test.func) in ASKING and not host
+    alone = not test.args and not test.keywords
+    return alone and test.func.attr in VALUES and not _from_host(notebook, test.func.value, site)
+
+
+def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
+    name = dotted(node)
+    values = notebook.values(name, site.frame) if name else []
+    makers = {
+        notebook.full(value.node.func, value)
+        for value in values
+        if isinstance(value.node, ast.Call)
+    }
+    if any("lr_scheduler" in full or "GradScaler" in full for full in makers):
+        return False
+    if any(full.startswith("torch.optim.") for full in makers):
+        return True
+    return "optim" in name.rpartition(".")[2].lower() or name.rpartition(".")[2] == "opt"
+
+
+@rule(
+    "no-gradient-reduction",
+    "warning",
+    what="`optimizer.step()` on every core, and gradients that are never averaged over the cores",
+    fact="each core trains a model of its own on its part of the data; the one that is saved has "
+    "seen a part of it only",
+    source="torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients and step",
+    fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
+)
+def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not (notebook.multi and notebook.xla) or notebook.managed:
+        return
+    if any(name in REDUCTIONS for name in notebook.named) or WRAPPERS & set(notebook.called):
+        return
+    elsewhere = {
+        dotted(call(site).args[0])
+        for site in notebook.called.get("optimizer_step", ())
+        if call(site).args
+    }
+    for site in notebook.called.get("step", ()):
+        function = call(site).func
+        if not isinstance(function, ast.Attribute) or not notebook.in_rank(site):
+            continue
+        if dotted(function.value) in elsewhere or for_other_hardware(site):
+            continue
+        if _is_optimizer(notebook, function.value, site) and notebook.loops:
+            yield Hit(site, "every core steps with its own gradients: nothing averages them")
+
+
+@rule(
+    "optimizer-before-device",
+    "error",
+    what="an optimizer made before its model is moved to the XLA device",
+    fact="the move makes new parameters, and the optimizer keeps the old ones: nothing is "
+    "ever trained, without an error",
+    source="measured with torch_xla 2.9.0: after model.to(device) the optimizer's parameters are "
+    "on the CPU and are not the model's",
+    fix="move the model to the device first, then make the optimizer",
+)
+def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
+    made: dict[tuple[int, str], Site] = {}
+    for name, sites in notebook.named.items():
+        if not name.startswith("torch.optim.") or "lr_scheduler" in name:
+            continue
+        for site in sites:
+            for model in _parameters_of(call(site)):
+                made.setdefault((id(site.frame.function), model), site)
+    for site in notebook.called.get("to", ()):
+        function = call(site).func
+        if not isinstance(function, ast.Attribute) or not call(site).args:
+            continue
+        key = (id(site.frame.function), dotted(function.value))
+        optimizer = made.get(key)
+        if optimizer is None or not notebook.is_xla_device(call(site).args[0], site):
+            continue
+        earlier = (optimizer.cell.index, optimizer.line) < (site.cell.index, site.line)
+        apart = any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
+        before = [
+            other
+            for other in notebook.called["to"]
+            if other is not site
+            and isinstance(call(other).func, ast.Attribute)
+            and dotted(call(other).func.value) == key[1]  # type: ignore[attr-defined]
+            and (other.cell.index, other.line) <= (optimizer.cell.index, optimizer.line)
+        ]
+        again = [
+            value
+            for value in notebook.values(key[1], site.frame)
+            if (optimizer.cell.index, optimizer.line) < (value.cell.index, value.line)
+            and value.node is not site.node
+        ]
+        if earlier and not apart and not before and not again:
+            yield Hit(optimizer, f"the optimizer is made before `{key[1]}` is on the device")
+
+
+def _parameters_of(node: ast.Call) -> Iterator[str]:
+    for part in node.args[:1]:
+        if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute):
+            continue
+        if part.func.attr == "parameters" and dotted(part.func.value):
+            yield dotted(part.func.value)

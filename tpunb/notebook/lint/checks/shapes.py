@@ -1,0 +1,123 @@
+"""Lint rules on shapes that change from step to step: XLA compiles a program for each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
+from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.walk import Site
+
+CHANGING = {"torch.nonzero", "torch.masked_select", "torch.unique", "torch.unique_consecutive"}
+PADDING = {"pad", "batch_encode_plus", "encode_plus"}
+MULTIPLE = ("pad_to_multiple_of",)
+METHODS = {"nonzero", "masked_select", "unique", "unique_consecutive"}
+
+
+def _on_device(notebook: NotebookIndex) -> list[Site]:
+    """The calls that surely run with XLA tensors: in training loops and in `forward`."""
+    values = {id(site): site for loop in notebook.loops for site in (*loop.sites, *loop.called)}
+    for function in notebook.functions.get("forward", ()):
+        if function.method_of is not None:
+            values |= {id(site): site for site in function.calls}
+    return list(values.values())
+
+
+@rule(
+    "changing-shape",
+    "warning",
+    what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
+    fact="the size of the result depends on the values: the device is waited for, and every new "
+    "size compiles a new program",
+    source="measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic shapes",
+    fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
+    "`(x * mask).sum() / mask.sum()`",
+)
+def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.xla:
+        return
+    for site in _on_device(notebook):
+        node = call(site)
+        full = notebook.full(node.func, site)
+        name = last_part(node.func)
+        alone = len(node.args) == 1 and not node.keywords
+        if full in CHANGING or (full == "torch.where" and alone):
+            yield Hit(site, f"the size of what `{full}` gives depends on the values")
+        elif name in METHODS and not full and isinstance(node.func, ast.Attribute):
+            host = _of_host(notebook, node.func.value, site)
+            if not host and (name == "masked_select" or not node.args):
+                yield Hit(site, f"the size of what `.{name}()` gives depends on the values")
+    loops = {id(loop.frame) for loop in notebook.loops}
+    for site in notebook.sites.subscripts:
+        subscript = site.node
+        assert isinstance(subscript, ast.Subscript)
+        if not isinstance(subscript.ctx, ast.Load):
+            continue
+        if not _is_mask(notebook, subscript.slice, site) or _of_host(
+            notebook, subscript.value, site
+        ):
+            continue
+        function = site.frame.function
+        forward = function and function.name == "forward" and function.method_of
+        if forward or any(id(frame) in loops for frame in site.frame.outward()):
+            yield Hit(site, "the size of `x[mask]` depends on the values")
+
+
+def _is_mask(notebook: NotebookIndex, index: ast.expr, site: Site) -> bool:
+    """Whether an index is a comparison with a tensor: `x[y > 0]`, `x[mask]` with `mask = y > 0`."""
+    if isinstance(index, ast.Compare):
+        return len(index.ops) == 1 and isinstance(
+            index.ops[0], ast.Gt | ast.GtE | ast.Lt | ast.LtE | ast.Eq | ast.NotEq
+        )
+    if isinstance(index, ast.Name):
+        values = notebook.values(index.id, site.frame)
+        return bool(values) and all(
+            isinstance(v.node, ast.Compare) and _is_mask(notebook, v.node, v) for v in values
+        )
+    return False
+
+
+def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
+    """Whether a value is of numpy or pandas, as far as can be seen."""
+    name = dotted(node)
+    if isinstance(node, ast.Call):
+        full = notebook.full(node.func, site)
+        return full.startswith(("numpy.", "pandas.")) or last_part(node.func) in ("numpy", "tolist")
+    if isinstance(node, ast.Subscript | ast.Attribute) and not name:
+        return _of_host(notebook, node.value, site)
+    if any(part in ("df", "self.df", "np", "pd") or part.endswith("_df") for part in (name,)):
+        return True
+    values = notebook.values(name, site.frame) if name else []
+    return any(isinstance(v.node, ast.Call) and _of_host(notebook, v.node, v) for v in values)
+
+
+@rule(
+    "dynamic-padding",
+    "warning",
+    what="a tokenizer or collator that pads to the longest of a batch",
+    fact="every new length compiles a new program: one report was 54 minutes of compiling for "
+    "34 s of work",
+    source="pytorch/xla#2655",
+    fix="write `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
+    "for a few lengths",
+)
+def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.runs_on_tpu:
+        return
+    for site in notebook.calls_of("transformers.DataCollatorWithPadding"):
+        if not any(word.arg in ("max_length", *MULTIPLE) for word in call(site).keywords):
+            yield Hit(site, "each batch is padded to its own longest text")
+    for name, sites in notebook.called.items():
+        if "tokeniz" not in name.lower() and name not in PADDING:
+            continue
+        for site in sites:
+            longest = literal(argument(call(site), "padding")) in (True, "longest")
+            if longest and argument(call(site), *MULTIPLE) is None and not _one_shot(site):
+                yield Hit(site, "each batch is padded to its own longest text")
+
+
+def _one_shot(site: Site) -> bool:
+    """Whether it runs once, at cell level: the whole data set gets one length then."""
+    return site.frame.function is None and site.loop() is None

@@ -1,0 +1,212 @@
+"""Lint rules on how ranks are started, and on what must not happen before."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
+from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.walk import Site
+
+_OF_NODES = ("TPU_NAME", "COLAB_TPU_ADDR", "XRT_TPU_CONFIG", "KAGGLE_TPU_NAME")
+SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
+LAUNCH = "torch_xla.launch"
+ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
+
+
+@rule(
+    "nprocs",
+    "error",
+    what="xmp.spawn with `nprocs` other than 1 or None, in a notebook without %%tpu_train",
+    fact="ValueError: Unsupported nprocs",
+    source="torch_xla 2.9.0 _internal/pjrt.py; since 2.6",
+    fix="leave nprocs out to use every core, or put the call under %%tpu_train, where the number "
+    "of cores is that of the run",
+    kernel=True,
+)
+def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(SPAWN):
+        if site.cell.part == "train" or notebook.in_rank(site):
+            continue
+        value = argument(call(site), "nprocs", 2)
+        if value is not None and (variable := _asked_variable(notebook, value, site)):
+            yield Hit(
+                site,
+                f"where {variable} is not set, as on today's TPU machines, nprocs may be 1: one "
+                "core, without a word",
+                severity="warning",
+            )
+            continue
+        number = _number(notebook, value, site)
+        if value is None or number in (1, None):
+            continue
+        yield Hit(site, f"xmp.spawn(nprocs={number}) raises ValueError: only 1 and None work")
+
+
+def _asked_variable(notebook: NotebookIndex, value: ast.expr, site: Site) -> str | None:
+    """The variable of old TPU nodes by which the number is chosen: `8 if TPU_NAME else 1`."""
+    if isinstance(value, ast.Name):
+        for assigned in notebook.values(value.id, site.frame):
+            if isinstance(assigned.node, ast.IfExp):
+                return _asked_variable(notebook, assigned.node, assigned)
+    if not isinstance(value, ast.IfExp):
+        return None
+    texts = {part.value for part in ast.walk(value.test) if isinstance(part, ast.Constant)}
+    return next((name for name in _OF_NODES if name in texts), None)
+
+
+def _number(notebook: NotebookIndex, node: ast.AST | None, site: Site) -> int | None:
+    """The number that an expression is; None where that is not known for certain."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Subscript):
+        values = list(_items(notebook, node, site))
+        numbers = {_number(notebook, value.node, value) for value in values}
+        return numbers.pop() if len(numbers) == 1 else None
+    if isinstance(node, ast.Name | ast.Attribute):
+        values = notebook.values(dotted(node), site.frame)
+        numbers = {_number(notebook, v.node, v) for v in values if not isinstance(v.node, ast.Name)}
+        if len(numbers) == 1:
+            return numbers.pop()
+    return None
+
+
+def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator[Site]:
+    """What `FLAGS['num_cores']` may be: `FLAGS['num_cores'] = 8`, `FLAGS = {'num_cores': 8}`."""
+    key, name = literal(node.slice), dotted(node.value)
+    if key is ... or not name:
+        return
+    for assign in notebook.sites.assigns:
+        if not isinstance(assign.node, ast.Assign):
+            continue
+        for target in assign.node.targets:
+            here = isinstance(target, ast.Subscript) and dotted(target.value) == name
+            if here and isinstance(target, ast.Subscript) and literal(target.slice) == key:
+                yield Site(assign.node.value, assign.frame)
+    for value in notebook.values(name, site.frame):
+        if isinstance(value.node, ast.Dict):
+            for given, item in zip(value.node.keys, value.node.values, strict=True):
+                if given is not None and literal(given) == key:
+                    yield Site(item, value.frame)
+
+
+@rule(
+    "spawn-from-notebook",
+    "error",
+    what="torch_xla.launch or xmp.spawn with start method spawn and a function of the notebook",
+    fact="a spawned process cannot find what was defined in a cell: BrokenProcessPool, or "
+    "\"Can't get attribute '_mp_fn' on <module '__main__'>\"",
+    source="measured with torch_xla 2.9.0; pytorch/xla#2750, #7761",
+    fix="put the call under %%tpu_train, or pass start_method='fork'",
+    kernel=True,
+)
+def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(LAUNCH, SPAWN):
+        node = call(site)
+        if site.cell.part == "train" or notebook.in_rank(site) or notebook.one_process(site):
+            continue
+        target = argument(node, "fn", 0)
+        name = last_part(target) if isinstance(target, ast.Name) else ""
+        if not isinstance(target, ast.Lambda) and name not in notebook.functions:
+            continue
+        at = 2 if notebook.full(node.func, site) == LAUNCH else 5
+        method = argument(node, "start_method", at)
+        spread = any(word.arg is None for word in node.keywords)
+        default = method is None and not spread
+        if default or (isinstance(method, ast.Constant) and method.value == "spawn"):
+            shown = f"`{name}`" if name else "the lambda"
+            yield Hit(site, f"the start method is spawn, and {shown} is defined in the notebook")
+
+
+@rule(
+    "device-before-ranks",
+    "error",
+    what="an XLA device used before the ranks are started",
+    fact="RuntimeError: Runtime is already initialized. Do not use the XLA device before calling "
+    "xmp.spawn. Above a %%tpu_train cell it works, but every rank then runs these cells itself",
+    source="measured with torch_xla 2.9.0; pytorch/xla#9303",
+    fix="use devices only inside the function that is launched",
+)
+def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
+    launches = [site for site in notebook.launches if not notebook.one_process(site)]
+    end = max(((site.cell.index, site.line) for site in launches), default=(-1, 0))
+    for site in notebook.device_uses:
+        if site.frame.function is not None or site.cell.part != "prelude":
+            continue
+        if notebook.has_train:
+            yield Hit(
+                site,
+                "an XLA device is used above the %%tpu_train cell, so every rank runs all cells "
+                "above it itself",
+                "move it into the %%tpu_train cell, so that data is loaded once for all cores",
+                severity="hint",
+            )
+            return
+        if (site.cell.index, site.line) < end:
+            sure = not any(True for _ in site.conditions()) and site.simple()
+            yield Hit(
+                site,
+                "an XLA device is used in the kernel before the ranks are started",
+                severity=None if sure else "warning",
+            )
+            return
+
+
+@rule(
+    "device-number",
+    "warning",
+    what="a device asked for by the rank's number",
+    fact="a process has one device, number 0: IndexError for any other number",
+    source="measured with torch_xla 2.9.0; pytorch/xla#2338",
+    fix="write `torch_xla.device()` without a number",
+)
+def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of("torch_xla.device", "torch_xla.core.xla_model.xla_device"):
+        function = site.frame.function
+        value = argument(call(site), "n", 0) or argument(call(site), "index")
+        if value is None or not (notebook.multi or notebook.launches) or not notebook.in_rank(site):
+            continue
+        if isinstance(value, ast.Constant) and type(value.value) is int and value.value > 0:
+            yield Hit(site, f"device number {value.value}: a rank has only number 0")
+        elif (
+            function is not None and dotted(value) and dotted(value) == notebook.index_of(function)
+        ):
+            yield Hit(
+                site, "the device is asked for by the rank's number: a rank has only number 0"
+            )
+
+
+@rule(
+    "accelerator-before-ranks",
+    "error",
+    what="an `Accelerator()` made before notebook_launcher is called",
+    fact="ValueError: the `Accelerator` should only be initialized inside your training function",
+    source="accelerate 1.15 launchers.py",
+    fix="make the Accelerator inside the function that is launched",
+)
+def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
+    launches = [s for s in notebook.calls_of(*ACCELERATE) if s.cell.part == "prelude"]
+    end = max(((s.cell.index, s.line) for s in launches), default=(-1, 0))
+    for site in notebook.calls_of("accelerate.Accelerator"):
+        early = (site.cell.index, site.line) < end
+        if early and site.simple() and site.frame.function is None:
+            yield Hit(site, "an Accelerator is made in the kernel, before notebook_launcher")
+
+
+@rule(
+    "processes-on-tpu",
+    "hint",
+    what="notebook_launcher with a number of processes, outside %%tpu_train",
+    fact="on Colab's and Kaggle's TPUs the number is not used; on any other TPU machine accelerate "
+    "starts that many GPU processes, and they fail",
+    source="accelerate 1.15 launchers.py",
+    fix="put the call under %%tpu_train, where the number of cores is that of the run",
+)
+def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(*ACCELERATE):
+        value = argument(call(site), "num_processes", 2)
+        if value is None or site.cell.part != "prelude" or notebook.one_process(site):
+            continue
+        yield Hit(site, "num_processes starts GPU processes where accelerate sees no TPU")

@@ -1,0 +1,122 @@
+"""Lint rule on names that no cell defines, which pyflakes finds in the cells as one program."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tpunb.notebook.convert.magics import RUN_NOTEBOOK
+from tpunb.notebook.convert.names import defines_unseen
+from tpunb.notebook.convert.statements import bound_names
+from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.runs import arguments
+
+IPYTHON = frozenset("display get_ipython In Out exit quit open __file__ __IPYTHON__".split())
+"""What a kernel has besides Python's own names."""
+_MAGIC = re.compile(r"\s*([%!]|[\w, ]+=\s*[%!])")
+_OWN = re.compile(rf"_{{1,3}}|_i{{1,3}}|_i?\d+|_[io]h|_dh|_run_\w+|_await|{arguments.NAME}")
+"""IPython's record of what was run, and what the conversion puts into cells."""
+
+
+@rule(
+    "undefined-name",
+    "error",
+    what="a name that no cell defines, or only a cell below",
+    fact="NameError where the line runs: on every core, perhaps at the end of a training",
+    source="pyflakes, on the cells of the notebook in their order",
+    fix="define or import it in a cell above",
+)
+def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
+    cells = [cell for cell in notebook.cells if cell.part != "kernel"]
+    if notebook.names.star or any(cell.problem for cell in notebook.cells):
+        return
+    sources = ["\n".join(cell.plain) for cell in cells]
+    if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):
+        return
+    if any("%tpu_attach" in line for cell in notebook.cells for line in cell.lines):
+        return  # it brings what that run returned
+    elsewhere = set().union(
+        *(bound_names(cell.tree) for cell in notebook.cells if cell.part == "kernel"),
+        *(_words_of_magics(cell) for cell in notebook.cells),
+    )
+    for cell, node in _undefined(cells):
+        name = node.id
+        if name in elsewhere or name in notebook.held or _OWN.fullmatch(name):
+            continue
+        below = [other for other in cells if name in bound_names(other.tree)]
+        site = next((s for s in notebook.sites.loads(name) if _is_at(s, cell, node)), None)
+        always = site is not None and not any(site.conditions()) and not _tried(site)
+        if below:
+            if cell.part == "train" or not always:
+                continue  # the kernel may hold it
+            message = f"`{name}` is defined only below, in cell [{below[0].number}]"
+        else:
+            message = f"`{name}` is not defined in any cell"
+        yield Hit(
+            site or (cell, node.lineno),
+            message,
+            severity=None if always else "warning",
+            certain=not below,
+        )
+
+
+def _is_at(site: Site, cell: ParsedCell, node: ast.Name) -> bool:
+    return site.cell is cell and site.line == node.lineno
+
+
+def _tried(site: Site) -> bool:
+    return any(isinstance(frame.node, ast.Try) for frame in site.frame.outward())
+
+
+def _words_of_magics(cell: ParsedCell) -> set[str]:
+    """What magics and shell lines may define: `%%cython`, `%%capture out`, `a = !ls`."""
+    other = any(cell.lines[line - 1].startswith("%%") for line in cell.left_out)
+    lines = cell.lines if other else filter(_MAGIC.match, cell.lines)
+    return {word for line in lines for word in re.findall(r"\w+", line)}
+
+
+def _undefined(cells: list[ParsedCell]) -> Iterator[tuple[ParsedCell, ast.Name]]:
+    """The names that pyflakes reports, each in its cell, with lines of that cell."""
+    from pyflakes.checker import Checker
+    from pyflakes.messages import UndefinedName
+
+    lines = [line for cell in cells for line in cell.plain]
+    owners = [(cell, at) for cell in cells for at in range(1, len(cell.plain) + 1)]
+    try:
+        program = ast.parse("\n".join(lines))
+        reported = Checker(program, builtins=IPYTHON, withDoctest=False).messages
+    except (SyntaxError, RecursionError):  # a `from __future__` import in a later cell
+        return
+    found = {
+        (message.lineno, message.col, message.message_args[0])
+        for message in reported
+        if isinstance(message, UndefinedName)
+    }
+    if not found:
+        return
+    for node in _executed_names(program):
+        if (node.lineno, node.col_offset, node.id) in found:
+            cell, node.lineno = owners[node.lineno - 1]
+            yield cell, node
+
+
+def _executed_names(program: ast.Module) -> list[ast.Name]:
+    """The names in a program in order, without those in annotations that nothing looks at."""
+    postponed = any(
+        isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in program.body
+    )
+    names: list[ast.Name] = []
+    todo: list[ast.AST] = [program]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            names.append(node)
+        for field, value in ast.iter_fields(node):
+            if postponed and field in ("annotation", "returns"):
+                continue
+            parts = value if isinstance(value, list) else [value]
+            todo += [part for part in parts if isinstance(part, ast.AST)]
+    return sorted(names, key=lambda name: (name.lineno, name.col_offset))

@@ -1,0 +1,446 @@
+"""An index of a notebook for rules: calls by name, values of names, ranks, training loops."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from tpunb.notebook.lint.names import NameTable, argument, call, compared, dotted, last_part
+from tpunb.notebook.lint.walk import LOOPS, DefinedFunction, Frame, ParsedCell, Site, Sites
+
+XM = "torch_xla.core.xla_model"
+TPUNB_LAUNCH = "tpunb.launch"
+LAUNCHERS = {
+    TPUNB_LAUNCH,
+    "torch_xla.launch",
+    "torch_xla.distributed.xla_multiprocessing.spawn",
+    "accelerate.notebook_launcher",
+    "accelerate.launchers.notebook_launcher",
+}
+FRAMEWORKS = {
+    *("accelerate", "pytorch_lightning", "lightning", "fastai", "fastai2", "catalyst", "poutyne"),
+    *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),
+}
+"""Packages that reduce gradients, mark steps and shard data themselves."""
+TRAINERS = {"transformers.Trainer", "transformers.Seq2SeqTrainer", "transformers.trainer.Trainer"}
+DEVICES = {
+    "torch_xla.device",
+    f"{XM}.xla_device",
+    f"{XM}.get_xla_supported_devices",
+    "torch_xla.devices",
+    "torch_xla.real_devices",
+    "torch_xla.device_count",
+    f"{XM}.xla_real_devices",
+}
+"""Calls that start XLA's runtime."""
+DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
+RANKS = re.compile(
+    r"(local_|global_|world_|proc_|process_)?(rank|ordinal)|(get_)?(local_|global_)?(rank|ordinal)"
+    r"|is_master(_ordinal)?|is_(local_|world_|global_)?(main|master)_process|is_main|is_global_zero"
+    r"|is_rank_?(0|zero)|(xla_)?is_master_ordinal"
+)
+"""Names that tell ranks apart."""
+RANK_CALLS = {
+    f"{XM}.is_master_ordinal",
+    f"{XM}.get_ordinal",
+    f"{XM}.get_local_ordinal",
+    "torch_xla.runtime.global_ordinal",
+    "torch_xla.runtime.local_ordinal",
+    "torch_xla.runtime.process_index",
+    "torch.distributed.get_rank",
+}
+CORES = re.compile(r"--cores[ =]+1\b")
+
+
+class NotebookIndex:
+    """The code cells of a notebook, with their calls, names and functions by name."""
+
+    def __init__(self, cells: list[ParsedCell], held: Container[str] = ()) -> None:
+        self.cells = cells
+        self.held = held
+        self.sites = Sites()
+        for cell in cells:
+            self.sites.read(cell)
+        self.names = NameTable(self.sites)
+        self.functions: dict[str, list[DefinedFunction]] = {}
+        for function in self.sites.functions:
+            if function.name:
+                self.functions.setdefault(function.name, []).append(function)
+        self.named: dict[str, list[Site]] = {}
+        """Full name → the calls of it."""
+        self.called: dict[str, list[Site]] = {}
+        """Last part of a name → the calls of it: `step` for `self.optimizer.step()`."""
+        for site in self.sites.calls:
+            called = call(site).func
+            if name := last_part(called):
+                self.called.setdefault(name, []).append(site)
+            full = self.full(called, site)
+            if full:
+                self.named.setdefault(full, []).append(site)
+        self.has_train = any(cell.part == "train" for cell in cells)
+
+    def close(self) -> None:
+        """Break the reference cycles between functions and their calls, which frees all trees."""
+        for function in self.sites.functions:
+            function.calls.clear()
+
+    # Names and values
+
+    def full(self, node: ast.AST, site: Site) -> str:
+        """The full dotted name of an expression that stands at a site; '' if it has none."""
+        return self.names.full(node, site.frame)
+
+    def calls_of(self, *names: str) -> Iterator[Site]:
+        """The calls of functions with these full names."""
+        for name in names:
+            yield from self.named.get(name, ())
+
+    def imports(self, *packages: str) -> bool:
+        """Whether one of the packages is imported anywhere."""
+        return any(package in self.packages for package in packages)
+
+    @cached_property
+    def packages(self) -> set[str]:
+        packages = set()
+        for site in self.sites.imports:
+            if isinstance(site.node, ast.Import):
+                packages |= {alias.name.partition(".")[0] for alias in site.node.names}
+            elif isinstance(site.node, ast.ImportFrom) and site.node.module:
+                packages.add(site.node.module.partition(".")[0])
+        return packages
+
+    def values(self, name: str, frame: Frame) -> list[Site]:
+        """What is assigned to a dotted name ('model', 'self.model'), in the function of
+        `frame` or, where that does not bind it, around it. The values, each as a site.
+        """
+        assigned = self._assigned.get(name, [])
+        function = frame.function
+        if "." in name:
+            return assigned
+        while function is not None and name not in function.locals:
+            function = function.outer.function
+        return [site for site in assigned if site.frame.function is function]
+
+    @cached_property
+    def _assigned(self) -> dict[str, list[Site]]:
+        assigned: dict[str, list[Site]] = {}
+        for site in self.sites.assigns:
+            node = site.node
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    pairs = [(target, node.value)]
+                    if isinstance(target, ast.Tuple | ast.List):
+                        values = [node.value] * len(target.elts)
+                        if isinstance(node.value, ast.Tuple | ast.List) and len(
+                            node.value.elts
+                        ) == len(target.elts):
+                            values = node.value.elts
+                        pairs = list(zip(target.elts, values, strict=True))
+                    for left, value in pairs:
+                        if name := dotted(left):
+                            assigned.setdefault(name, []).append(Site(value, site.frame))
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                assigned.setdefault(dotted(node.target), []).append(Site(node.value, site.frame))
+        return assigned
+
+    def is_xla_device(self, node: ast.expr, site: Site, depth: int = 0) -> bool:
+        """Whether an expression is an XLA device: a call, a string, or a name for one."""
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, str) and node.value.partition(":")[0] == "xla"
+        if isinstance(node, ast.Call):
+            full = self.full(node.func, site)
+            if full in ("torch_xla.device", f"{XM}.xla_device"):
+                return True
+            return full == "torch.device" and any(
+                self.is_xla_device(argument, site, depth) for argument in node.args[:1]
+            )
+        if isinstance(node, ast.IfExp):
+            return any(self.is_xla_device(part, site, depth) for part in (node.body, node.orelse))
+        name = dotted(node)
+        if not name or depth > 3:
+            return False
+        values = self.values(name, site.frame)
+        return any(
+            isinstance(value.node, ast.expr) and self.is_xla_device(value.node, value, depth + 1)
+            for value in values
+        )
+
+    def mentions(self, *names: str) -> bool:
+        """Whether one of some full names is called, or used in any other way."""
+        if any(name in self.named for name in names):
+            return True
+        lasts = {name.rpartition(".")[2] for name in names}
+        return any(
+            isinstance(site.node, ast.Attribute) and self.full(site.node, site) in names
+            for site in self.sites.attributes(*lasts)
+        ) or any(full in names for known in self.names.imported.values() for full in known)
+
+    def targets(self, site: Site) -> list[DefinedFunction]:
+        """The functions of the notebook that a call may run: `f()` a function named f,
+        `x.f()` a method named f.
+        """
+        function = call(site).func
+        method = isinstance(function, ast.Attribute)
+        functions = self.functions.get(last_part(function), ())
+        return [f for f in functions if (f.method_of is not None) == method]
+
+    def names_of(self, value: ast.AST) -> list[str]:
+        """The names that a value is assigned to."""
+        return self._names.get(id(value), [])
+
+    @cached_property
+    def _names(self) -> dict[int, list[str]]:
+        names: dict[int, list[str]] = {}
+        for name, values in self._assigned.items():
+            for value in values:
+                names.setdefault(id(value.node), []).append(name)
+        return names
+
+    @cached_property
+    def _calls_of_cell(self) -> dict[int, list[Site]]:
+        calls: dict[int, list[Site]] = {}
+        for site in self.sites.calls:
+            calls.setdefault(site.cell.index, []).append(site)
+        return calls
+
+    def calls_with(self, name: Site) -> list[ast.Call]:
+        """The calls that take a name as an argument, as it stands."""
+        calls = (call(site) for site in self._calls_of_cell.get(name.cell.index, ()))
+        return [one for one in calls if any(part is name.node for part in one.args)]
+
+    # What kind of notebook it is
+
+    @cached_property
+    def xla(self) -> bool:
+        """Whether the notebook uses torch_xla itself."""
+        return self.imports("torch_xla", "torch_xla_py")
+
+    @cached_property
+    def runs_on_tpu(self) -> bool:
+        """Whether anything says that the notebook is for a TPU: torch_xla, a train cell, a
+        launcher.
+        """
+        return self.xla or self.has_train or bool(self.launches)
+
+    @cached_property
+    def device_uses(self) -> list[Site]:
+        """The calls that start XLA's runtime, in order."""
+        uses = [site for name in DEVICES for site in self.named.get(name, ())]
+        for name in ("to", "zeros", "ones", "tensor", "randn", "rand", "empty", "full", "arange"):
+            for site in self.called.get(name, ()):
+                target = argument(call(site), "device", 0 if name == "to" else None)
+                if target is not None and self.is_xla_device(target, site):
+                    uses.append(site)
+        return sorted(uses, key=lambda site: (site.cell.index, site.line))
+
+    @cached_property
+    def data_loaders(self) -> list[Site]:
+        """The calls that make a DataLoader of torch."""
+        names = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
+        return list(self.calls_of(*names))
+
+    @cached_property
+    def managed(self) -> bool:
+        """Whether a framework does the training loop's work on several cores."""
+        return self.imports(*FRAMEWORKS) or any(name in self.named for name in TRAINERS)
+
+    @cached_property
+    def launches(self) -> list[Site]:
+        """The calls of `torch_xla.launch` and its like."""
+        launches = [site for name in LAUNCHERS for site in self.named.get(name, ())]
+        return sorted(launches, key=lambda site: (site.cell.index, site.line))
+
+    @cached_property
+    def multi(self) -> bool:
+        """Whether it runs on several cores, in a process for each."""
+        if self.spmd:
+            return False
+        trains = [cell for cell in self.cells if cell.part == "train"]
+        if trains:
+            return not all(CORES.search(cell.lines[0]) for cell in trains)
+        return any(not self.one_process(site) for site in self.launches)
+
+    @cached_property
+    def spmd(self) -> bool:
+        """Whether it uses torch_xla's SPMD mode, where one process drives all cores."""
+        return bool(self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"})
+
+    def one_process(self, launch: Site) -> bool:
+        """Whether a call of a launcher asks for one process."""
+        for word in ("nprocs", "num_processes", "cores"):
+            value = argument(call(launch), word)
+            if isinstance(value, ast.Constant) and value.value == 1:
+                return True
+        debug = argument(call(launch), "debug_single_process")
+        return isinstance(debug, ast.Constant) and debug.value is True
+
+    @cached_property
+    def ranked(self) -> set[int]:
+        """The functions, by their node's id(), that ranks run: those that the train cell or a
+        launched function reaches by name.
+        """
+        entered: set[int] = set()
+        todo: list[DefinedFunction] = []
+        for site in self.sites.calls:
+            if site.cell.part == "train":
+                todo += self.targets(site)
+        for name in self.functions:
+            if any(site.cell.part == "train" for site in self.sites.loads(name)):
+                todo += self._plain_functions(name)
+        launched = {id(function.node): function for function in self.sites.functions}
+        for site in self.launches:
+            target = argument(call(site), "fn", 0) or argument(call(site), "function", 0)
+            if isinstance(target, ast.Call) and target.args:  # functools.partial(fn, …)
+                target = target.args[0]
+            if isinstance(target, ast.Lambda):
+                todo.append(launched[id(target)])
+            elif target is not None:
+                todo += self.functions.get(last_part(target), ())
+        while todo:
+            function = todo.pop()
+            if id(function.node) in entered:
+                continue
+            entered.add(id(function.node))
+            for name in function.loads:
+                if name in self.functions:
+                    todo += self._plain_functions(name)
+            for site in function.calls:
+                todo += self.targets(site)
+        return entered
+
+    def _plain_functions(self, name: str) -> list[DefinedFunction]:
+        return [f for f in self.functions[name] if f.method_of is None]
+
+    def in_rank(self, site: Site) -> bool:
+        """Whether a site runs on every core."""
+        if site.cell.part == "kernel":
+            return False
+        function = site.frame.function
+        if function is None:
+            return site.cell.part == "train"
+        while function is not None:
+            if id(function.node) in self.ranked:
+                return True
+            function = function.outer.function
+        return site.cell.part == "train" and site.frame.function is None
+
+    # Training loops
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """The innermost loops that train, in order."""
+        return _training_loops(self)
+
+    def device_loader(self) -> bool:
+        """Whether the notebook loads batches through torch_xla's own loaders."""
+        return any(name in self.called for name in DEVICE_LOADERS)
+
+    # Ranks
+
+    def asks_rank(self, test: ast.expr, site: Site, depth: int = 0) -> bool:
+        """Whether a test's outcome depends on which rank this is."""
+        index = self.index_of(site.frame.function) if site.frame.function else None
+        for node in compared(test):
+            if isinstance(node, ast.Call) and self.full(node.func, site) in RANK_CALLS:
+                return True
+            if not isinstance(node, ast.Name | ast.Attribute):
+                continue
+            if RANKS.fullmatch(last_part(node).lower()) or (index and dotted(node) == index):
+                return True
+            if depth < 2 and isinstance(node, ast.Name):
+                for value in self.values(node.id, site.frame):
+                    assert isinstance(value.node, ast.expr)
+                    if self._is_rank(value.node, value, depth):
+                        return True
+        return False
+
+    def _is_rank(self, value: ast.expr, site: Site, depth: int) -> bool:
+        if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            return self.asks_rank(value, site, depth + 1)
+        return isinstance(value, ast.Call) and self.full(value.func, site) in RANK_CALLS
+
+    def index_of(self, function: DefinedFunction) -> str | None:
+        """The parameter in which a launched function gets its rank."""
+        for site in self.launches:
+            target = argument(call(site), "fn", 0)
+            full = self.full(call(site).func, site)
+            gives = full != TPUNB_LAUNCH and "notebook_launcher" not in full
+            if gives and isinstance(target, ast.Name) and target.id == function.name:
+                return function.parameters[0] if function.parameters else None
+        return None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop that trains: `backward` is called in it, perhaps in a function that it calls."""
+
+    frame: Frame
+    """The loop's body."""
+    sites: tuple[Site, ...]
+    """The calls in it."""
+    called: tuple[Site, ...]
+    """The calls in functions of the notebook that it calls."""
+
+    @property
+    def node(self) -> ast.For | ast.AsyncFor | ast.While:
+        node = self.frame.node
+        assert isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        return node
+
+
+def _training_loops(notebook: NotebookIndex) -> list[Loop]:
+    """The innermost loops around the calls of `backward`, in order."""
+    loops: dict[int, Frame] = {}
+    for site in notebook.called.get("backward", ()):
+        _loops_around(notebook, site, loops, set())
+    inside = _calls_in(notebook, loops)
+    return [
+        Loop(frame, tuple(inside[key]), tuple(_calls_reached(notebook, inside[key])))
+        for key, frame in loops.items()
+    ]
+
+
+def _loops_around(
+    notebook: NotebookIndex, site: Site, loops: dict[int, Frame], seen: set[int]
+) -> None:
+    """The loop around a call, or the loops around the calls of the function it is in."""
+    frame = site.loop()
+    if frame is not None:
+        loops.setdefault(id(frame.node), frame)
+        return
+    function = site.frame.function
+    if function is None or id(function) in seen or not function.name:
+        return
+    seen.add(id(function))
+    if len(seen) > 4 or len(notebook.functions[function.name]) > 1:
+        return
+    for caller in notebook.called.get(function.name, ()):
+        if function in notebook.targets(caller):
+            _loops_around(notebook, caller, loops, seen)
+
+
+def _calls_in(notebook: NotebookIndex, wanted: dict[int, Frame]) -> dict[int, list[Site]]:
+    """The calls in the bodies of some loops, without those in functions defined there."""
+    calls: dict[int, list[Site]] = {key: [] for key in wanted}
+    for site in notebook.sites.calls if wanted else ():
+        for frame in site.frame.outward():
+            if id(frame.node) in calls and isinstance(frame.node, LOOPS) and frame.part == "body":
+                calls[id(frame.node)].append(site)
+    return calls
+
+
+def _calls_reached(notebook: NotebookIndex, sites: Iterable[Site]) -> list[Site]:
+    """The calls in the notebook's functions that some calls lead to, by name."""
+    calls: list[Site] = []
+    entered: set[int] = set()
+    todo = list(sites)
+    while todo:
+        for function in notebook.targets(todo.pop()):
+            if id(function) not in entered:
+                entered.add(id(function))
+                calls += function.calls
+                todo += function.calls
+    return calls

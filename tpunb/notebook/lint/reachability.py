@@ -1,0 +1,176 @@
+"""Whether a run certainly reaches a line: errors found there stop it before it starts.
+
+Without false alarms: a line under a condition, in a loop, in `try` or `with`, in a function that
+may not be called, or behind a possible earlier exit does not count.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+
+from tpunb.notebook.convert.statements import Function
+from tpunb.notebook.lint.index import LAUNCHERS, TPUNB_LAUNCH, NotebookIndex
+from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
+from tpunb.notebook.lint.walk import DefinedFunction, Site
+
+EXITS = {"exit", "quit", "sys.exit", "os._exit", "os.abort", "os.execv", "os.kill"}
+
+
+class Reachability:
+    """What a run of the snapshot's train cell certainly executes."""
+
+    def __init__(self, notebook: NotebookIndex) -> None:
+        self._notebook = notebook
+
+    def reaches(self, site: Site) -> bool:
+        """Whether the run certainly reaches a site."""
+        if not site.cell.runs or self._may_end_early or not self._always(site):
+            return False
+        function = site.frame.function
+        return function is None or (id(function) in self._called and not _left(function, site))
+
+    def names_are_sure(self, site: Site) -> bool:
+        """Whether the name at a site means the library's own, and nothing was put into it.
+
+        Or a name at a site that nothing binds.
+        """
+        node = site.node
+        if isinstance(node, ast.Name) and not self._notebook.names.bound(node.id):
+            return not self._modules_are_made
+        if isinstance(node, ast.Call):
+            node = node.func
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return not self._modules_are_made
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return False
+        return self._notebook.names.sure(node) and not self._libraries_are_changed
+
+    def _always(self, site: Site) -> bool:
+        """Whether a site runs whenever its function or cell does: in no condition or try, and in
+        no loop that may be left, or not be entered.
+        """
+        for frame in site.frame.outward():
+            node = frame.node
+            if isinstance(node, ast.For) and frame.part == "body":
+                if not self._repeats(node, site) or _jumps(node, site):
+                    return False
+            elif not isinstance(node, ast.Module | ast.ClassDef | Function):
+                return False
+        return True
+
+    def _repeats(self, loop: ast.For, site: Site) -> bool:
+        """Whether a loop surely has a step: `range(3)`, or `range(epochs)` with `epochs = 3`."""
+        over = loop.iter
+        if not isinstance(over, ast.Call) or last_part(over.func) != "range" or len(over.args) != 1:
+            return False
+        if not isinstance(over.args[0], ast.Name):
+            values: list[ast.AST] = [over.args[0]]
+        else:
+            values = [v.node for v in self._notebook.values(over.args[0].id, site.frame)]
+        numbers = [literal(value) for value in values]
+        return bool(numbers) and all(type(n) is int and n > 0 for n in numbers)
+
+    @cached_property
+    def _may_end_early(self) -> bool:
+        """Whether the notebook may be left at cell level before its end."""
+        notebook = self._notebook
+        if any(
+            site.frame.function is None and isinstance(site.node, ast.Raise)
+            for site in notebook.sites.leaves
+        ):
+            return True
+        return any(
+            (notebook.full(call(site).func, site) or dotted(call(site).func)) in EXITS
+            for site in notebook.sites.calls
+        )
+
+    @cached_property
+    def _modules_are_made(self) -> bool:
+        """Whether the notebook itself adds modules: `sys.modules[...] = ...`."""
+        return any(
+            dotted(site.node).startswith("sys.")
+            for site in self._notebook.sites.attributes("modules", "meta_path")
+        )
+
+    @cached_property
+    def _libraries_are_changed(self) -> bool:
+        """Whether the notebook sets or looks for attributes of torch or torch_xla."""
+        notebook = self._notebook
+        for site in notebook.sites.attributes():
+            node = site.node
+            assert isinstance(node, ast.Attribute)
+            if not isinstance(node.ctx, ast.Load) and notebook.full(node, site).startswith("torch"):
+                return True
+        for name in ("setattr", "hasattr", "getattr", "vars", "exec"):
+            for site in notebook.called.get(name, ()):
+                first = call(site).args[:1]
+                if name == "exec" or any(
+                    notebook.full(part, site).startswith("torch") for part in first
+                ):
+                    return True
+        return self._modules_are_made
+
+    @cached_property
+    def _called(self) -> set[int]:
+        """The functions, by id(), that the run surely calls."""
+        called: set[int] = set()
+        todo: list[DefinedFunction] = []
+        for site in self._notebook.sites.calls:
+            if site.cell.runs and site.frame.function is None and site.simple():
+                todo += self._target(site)
+        while todo:
+            function = todo.pop()
+            if id(function) in called:
+                continue
+            called.add(id(function))
+            for site in function.calls:
+                if site.simple() and not _left(function, site):
+                    todo += self._target(site)
+        return called
+
+    def _target(self, site: Site) -> list[DefinedFunction]:
+        """The function that a call surely runs: called by its name, or launched."""
+        notebook = self._notebook
+        called: ast.expr | None = call(site).func
+        full = notebook.full(call(site).func, site)
+        if full == TPUNB_LAUNCH and site.cell.part != "train":
+            return []  # a run of its own
+        if full in LAUNCHERS:
+            called = argument(call(site), "fn", 0) or argument(call(site), "function", 0)
+        if not isinstance(called, ast.Name):
+            return []
+        functions = notebook.functions.get(called.id, [])
+        if len(functions) != 1 or notebook.names.assigned(called.id):
+            return []
+        function = functions[0]
+        node = function.node
+        plain = isinstance(node, ast.FunctionDef) and not node.decorator_list
+        shadowed = called.id in notebook.names.imported
+        if not plain or shadowed or function.outer.function or function.method_of:
+            return []
+        if not function.outer.cell.runs or _yields(node):
+            return []
+        return [function]
+
+
+def _jumps(loop: ast.For, site: Site) -> bool:
+    """Whether a loop may be left, or a step of it, before it comes to a site in it."""
+    return any(
+        isinstance(part, ast.Break | ast.Continue) and part.lineno <= site.line
+        for part in ast.walk(loop)
+    )
+
+
+def _yields(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node))
+
+
+def _left(function: DefinedFunction, site: Site) -> bool:
+    """Whether a function may be left before it comes to a site in it."""
+    assert isinstance(function.node, Function)
+    return any(
+        isinstance(part, ast.Return | ast.Raise) and part.lineno <= site.line
+        for part in ast.walk(function.node)
+        if part is not site.node
+    )

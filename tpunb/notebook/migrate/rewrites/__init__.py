@@ -1,0 +1,1 @@
+"""The rewrites of `tpunb migrate`, one module for each kind of change."""

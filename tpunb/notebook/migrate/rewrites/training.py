@@ -1,0 +1,187 @@
+"""Turn a notebook into one for `%%tpu_train`."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from tpunb.notebook.convert.statements import read_anywhere
+from tpunb.notebook.lint.names import last_part
+from tpunb.notebook.migrate.cell import CodeCell
+from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
+
+STARTERS = frozenset(("launch", "spawn", "notebook_launcher"))
+"""The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
+TRAIN = "%%tpu_train\n"
+ON_ONE_CORE = "%%tpu_train --cores 1\n"
+NO_PLACE = (
+    "no cell calls torch_xla.launch, xmp.spawn or notebook_launcher: put %%tpu_train above the "
+    "cell that trains"
+)
+APART = "a cell of its own: later cells need it, and what a run's cell makes is gone after the run"
+
+
+def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int]]:
+    """Put `%load_ext tpunb` at the top and `%%tpu_train` over the cells that start ranks.
+
+    Where later cells read names that such a cell makes before it starts ranks, that part becomes
+    a cell of its own above it. Returns the changes and the indices of the added cells.
+    """
+    old = list(notebook["cells"])
+    codes = [index for index, cell in enumerate(old) if cell.get("cell_type") == "code"]
+    trees = _trees(old, codes)
+    starters = _functions(list(trees.values()))
+    changes = []
+    above: dict[int, list[dict[str, Any]]] = {}
+    for index, tree in trees.items():
+        cell = old[index]
+        text = text_of(cell)
+        if text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
+            continue
+        starts = [number for number, part in enumerate(tree.body) if _calls([part], starters)]
+        if not starts:
+            continue
+        head = tree.body[: starts[0]]
+        others = [other for place, other in trees.items() if place > index]
+        read = set[str]().union(*map(read_anywhere, others))
+        if _bound(head) & read and not text.lstrip().startswith("%%"):
+            cut = _line(tree.body[starts[0]])
+            lines = text.split("\n")
+            while lines[cut - 1].startswith("#") and cut - 1 > _end(head):
+                cut -= 1
+            above[index] = [_new(cell, "\n".join(lines[:cut]).rstrip(), f"tpunb-{index}")]
+            text = "\n".join(lines[cut:])
+            changes.append(Change(index, 1, "rewritten", lines[0].strip(), APART))
+        calls = _starting(tree)
+        alone = bool(calls) and all(map(_is_single, calls))
+        cell["source"] = source_like(cell, (ON_ONE_CORE if alone else TRAIN) + text)
+        first = text.lstrip().partition("\n")[0]
+        changes.append(Change(index, 1, "rewritten", first, "%%tpu_train above it"))
+    if codes and not changes and not any("%%tpu_train" in text_of(old[at]) for at in codes):
+        first = text_of(old[codes[0]]).lstrip().partition("\n")[0]
+        changes.append(Change(codes[0], 1, "skipped", first, NO_PLACE))
+        return changes, frozenset()
+    if changes and not any(LOAD in text_of(old[index]) for index in codes):
+        above.setdefault(codes[0], []).insert(0, _new(old[codes[0]], LOAD, "tpunb-load"))
+        changes.insert(0, Change(codes[0], 1, "rewritten", "", f"a new cell: {LOAD}"))
+    added: set[int] = set()
+    cells: list[dict[str, Any]] = []
+    for index, cell in enumerate(old):
+        for new in above.get(index, ()):
+            added.add(len(cells))
+            cells.append(new)
+        cells.append(cell)
+    notebook["cells"] = cells
+    return changes, frozenset(added)
+
+
+def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Module]:
+    parsed = {index: CodeCell(index, text_of(cells[index])) for index in codes}
+    return {
+        index: ast.parse(cell.module.code)
+        for index, cell in parsed.items()
+        if cell.module is not None and not cell.file
+    }
+
+
+def _functions(trees: list[ast.Module]) -> frozenset[str]:
+    """The names of functions that start ranks, the notebook's own included."""
+    names = set(STARTERS)
+    functions = [
+        node
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    grown = True
+    while grown:
+        grown = False
+        for function in functions:
+            if function.name not in names and _calls(function.body, frozenset(names)):
+                names.add(function.name)
+                grown = True
+    return frozenset(names)
+
+
+def _calls(body: list[ast.stmt], names: frozenset[str]) -> bool:
+    """Whether statements call one of these names, other than in functions that they define."""
+    nodes: list[ast.AST] = list(body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else None
+            name = function.id if isinstance(function, ast.Name) else name
+            if name in names and not _is_other(function):
+                return True
+        nodes += ast.iter_child_nodes(node)
+    return False
+
+
+def _starting(tree: ast.Module) -> list[ast.Call]:
+    """The calls of launchers in a cell."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and last_part(node.func) in STARTERS
+        and not _is_other(node.func)
+    ]
+
+
+def _is_single(call: ast.Call) -> bool:
+    """Whether a call of a launcher starts one process: `nprocs=1`, or what that has become."""
+    return any(
+        isinstance(word.value, ast.Constant)
+        and word.arg in ("nprocs", "num_processes", "debug_single_process")
+        and word.value.value == 1  # or True
+        for word in call.keywords
+    )
+
+
+def _is_other(function: ast.expr) -> bool:
+    """`subprocess.launch(…)` and the like: `launch` and `spawn` of something else."""
+    if not isinstance(function, ast.Attribute) or function.attr not in ("launch", "spawn"):
+        return False
+    root = function.value
+    name = root.id if isinstance(root, ast.Name) else getattr(root, "attr", "")
+    return name not in ("torch_xla", "xmp", "xla_multiprocessing", "mp", "multiprocessing")
+
+
+def _bound(body: list[ast.stmt]) -> set[str]:
+    """The names that statements bind, those inside of functions too."""
+    names = set()
+    for node in (node for part in body for node in ast.walk(part)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+    return names
+
+
+def _line(statement: ast.stmt) -> int:
+    """The line (from 0) on which a statement starts, decorators included."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+
+
+def _end(body: list[ast.stmt]) -> int:
+    """The line (from 0) on which statements end."""
+    return (body[-1].end_lineno or 0) - 1 if body else -1
+
+
+def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
+    """A new code cell, with an id where the cells have one."""
+    identity = {"id": name} if "id" in model else {}
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        **identity,
+        "metadata": {},
+        "outputs": [],
+        "source": source_like(model, text),
+    }

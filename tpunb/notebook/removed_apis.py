@@ -1,0 +1,309 @@
+"""Names, modules, variables and commands of older torch_xla, and what replaced them.
+
+Data only: `tpunb lint` warns by it, `tpunb migrate` rewrites by it. Each row is checked
+against the installed torch_xla 2.9 by a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+ApiState = Literal["missing", "deprecated", "refused", "ignored", "legacy"]
+
+
+@dataclass(frozen=True)
+class RemovedApi:
+    """One thing that notebooks of 2019 to 2024 use and torch_xla 2.9 has left behind."""
+
+    old: str
+    """A full dotted name; of VARIABLES the variable, of COMMANDS a piece of a shell line."""
+    new: str | None
+    """The full dotted name of what does the same now; None: there is no direct successor."""
+    state: ApiState
+    """In torch_xla 2.9: `missing`: gone, using it fails. `deprecated`: works and warns (of the
+    variables: still has its effect). `refused`: there, but raises for this use. `ignored`: has
+    no effect. `legacy`: works without a warning; there is a better way."""
+    advice: str
+    """What to do, in one sentence."""
+    since: str = ""
+    """The release in which it came to this state, where that is known."""
+
+
+XM = "torch_xla.core.xla_model"
+XR = "torch_xla.runtime"
+PL = "torch_xla.distributed.parallel_loader"
+XMP = "torch_xla.distributed.xla_multiprocessing"
+PJRT = "torch_xla.experimental.pjrt"
+DP = "torch_xla.distributed.data_parallel"
+_LOOP = "Write an ordinary loop over `torch_xla.distributed.parallel_loader.MpDeviceLoader`."
+_BF16 = (
+    "Write `model.to(torch.bfloat16)`, or `with torch.autocast('xla', dtype=torch.bfloat16):` "
+    "around the forward pass and the loss."
+)
+
+NAMES: tuple[RemovedApi, ...] = (
+    RemovedApi(f"{XM}.xla_device", "torch_xla.device", "deprecated", "Write `torch_xla.device()`."),
+    RemovedApi(f"{XM}.mark_step", "torch_xla.sync", "deprecated", "Write `torch_xla.sync()`."),
+    RemovedApi(
+        f"{XM}.xrt_world_size",
+        f"{XR}.world_size",
+        "missing",
+        "Write `torch_xla.runtime.world_size()`, which takes no argument.",
+    ),
+    RemovedApi(
+        f"{XM}.get_ordinal",
+        f"{XR}.global_ordinal",
+        "missing",
+        "Write `torch_xla.runtime.global_ordinal()`, which takes no argument.",
+    ),
+    RemovedApi(
+        f"{XM}.get_local_ordinal",
+        f"{XR}.local_ordinal",
+        "legacy",
+        "Write `torch_xla.runtime.local_ordinal()`, which takes no argument.",
+    ),
+    RemovedApi(
+        f"{XM}.parse_xla_device",
+        None,
+        "missing",
+        "Use `device.index` of a `torch.device`, or `xla_model.xla_device_hw(device)`.",
+    ),
+    RemovedApi(f"{XM}.XlaModel", None, "missing", _LOOP),
+    RemovedApi(f"{XM}.get_log_fn", None, "missing", "Print with `xla_model.master_print`."),
+    RemovedApi(
+        f"{XM}.category_eval_fn", None, "missing", "Compute the accuracy in the loop itself."
+    ),
+    RemovedApi(
+        f"{XMP}.spawn",
+        "torch_xla.launch",
+        "legacy",
+        "Write `torch_xla.launch(fn, args=(...))`; it takes every device there is.",
+    ),
+    RemovedApi(
+        f"{PL}.ParallelLoader",
+        f"{PL}.MpDeviceLoader",
+        "legacy",
+        "Write `MpDeviceLoader(loader, device)`, which can be looped over again each epoch.",
+    ),
+    RemovedApi(
+        f"{DP}.DataParallel",
+        "torch_xla.launch",
+        "legacy",
+        "It drives devices from threads of one process, and a process has one device now: put "
+        "the loop in a function and start it with `torch_xla.launch(fn)`.",
+    ),
+    RemovedApi(
+        "torch_xla.amp.autocast",
+        "torch.autocast",
+        "legacy",
+        "Write `torch.autocast('xla', dtype=torch.bfloat16)`; the old form fails off TPU.",
+    ),
+    RemovedApi(
+        "torch_xla.amp.GradScaler",
+        None,
+        "missing",
+        "Leave it out: bfloat16 has the range of float32, so that losses need no scaling.",
+    ),
+    RemovedApi(
+        "torch_xla.experimental.compile",
+        "torch_xla.compile",
+        "missing",
+        "Write `torch_xla.compile`.",
+    ),
+    RemovedApi(
+        f"{XR}.using_pjrt", None, "missing", "Leave it out: PJRT is the only runtime there is."
+    ),
+    RemovedApi(
+        f"{PJRT}.using_pjrt", None, "missing", "Leave it out: PJRT is the only runtime there is."
+    ),
+    RemovedApi(
+        f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "Write `xla_model.rendezvous(tag)`."
+    ),
+    RemovedApi(
+        f"{PJRT}.broadcast_master_param",
+        f"{XM}.broadcast_master_param",
+        "missing",
+        "Write `xla_model.broadcast_master_param(model)`.",
+    ),
+    RemovedApi(
+        f"{PJRT}.spawn", "torch_xla.launch", "missing", "Write `torch_xla.launch(fn, args=(...))`."
+    ),
+    RemovedApi(
+        f"{PJRT}.spawn_threads",
+        "torch_xla.launch",
+        "missing",
+        "Write `torch_xla.launch(fn, args=(...))`.",
+    ),
+)
+"""Single names. A name that is not here may still be in a module of MODULES: see `lookup_name`."""
+
+ARGUMENTS: tuple[RemovedApi, ...] = (
+    RemovedApi(
+        f"{XMP}.spawn.nprocs",
+        "torch_xla.launch",
+        "refused",
+        "Any number but 1 raises ValueError: leave it out to use every device; for one process, "
+        "`torch_xla.launch(fn, debug_single_process=True)`.",
+    ),
+    RemovedApi(f"{XMP}.spawn.join", None, "ignored", "Leave it out: spawn always waits."),
+    RemovedApi(f"{XMP}.spawn.daemon", None, "ignored", "Leave it out."),
+    RemovedApi(
+        f"{XM}.get_xla_supported_devices.devkind",
+        None,
+        "refused",
+        "Leave it out: the devices are those of PJRT_DEVICE.",
+    ),
+    RemovedApi(
+        f"{XM}.xla_device.devkind",
+        None,
+        "ignored",
+        "Leave it out: the device is that of PJRT_DEVICE.",
+    ),
+)
+"""Arguments of functions that are there: the function's full name, a dot, the argument."""
+
+MODULES: tuple[RemovedApi, ...] = (
+    *(
+        RemovedApi(f"torch_xla_py.{old}", new, "missing", f"Import `{new}`.")
+        for old, new in (
+            ("xla_model", XM),
+            ("data_parallel", DP),
+            ("parallel_loader", PL),
+            ("xla_multiprocessing", XMP),
+            ("utils", "torch_xla.utils.utils"),
+            ("keyd_queue", "torch_xla.utils.keyd_queue"),
+            ("graph_saver", "torch_xla.debug.graph_saver"),
+            ("model_comparator", "torch_xla.debug.model_comparator"),
+        )
+    ),
+    RemovedApi("torch_xla_py", "torch_xla", "missing", "Import `torch_xla`."),
+    RemovedApi(PJRT, XR, "missing", f"Import `{XR}`."),
+    RemovedApi(
+        "torch_xla.experimental.tpu",
+        "torch_xla._internal.tpu",
+        "missing",
+        "Import `torch_xla._internal.tpu`, which is not public.",
+    ),
+    RemovedApi(
+        "torch_xla.experimental.xla_sharding",
+        "torch_xla.distributed.spmd.xla_sharding",
+        "missing",
+        "Import `torch_xla.distributed.spmd`.",
+    ),
+    RemovedApi(
+        "torch_xla.experimental.xla_sharded_tensor",
+        "torch_xla.distributed.spmd.xla_sharded_tensor",
+        "missing",
+        "Import `torch_xla.distributed.spmd`.",
+    ),
+    RemovedApi(
+        "torch_xla.experimental.pjrt_backend",
+        "torch_xla.distributed.xla_backend",
+        "legacy",
+        "Import `torch_xla.distributed.xla_backend`, and write `xla://` for `pjrt://`.",
+    ),
+    RemovedApi(
+        "torch_xla.distributed.xla_dist",
+        None,
+        "missing",
+        "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
+        "--command='python3 train.py'`.",
+    ),
+    RemovedApi(
+        "torch_xla.distributed.cluster",
+        None,
+        "missing",
+        "Read the hosts with `gcloud compute tpus tpu-vm describe NAME`.",
+    ),
+    RemovedApi("torch_xla.distributed.worker", None, "missing", "Leave it out."),
+    RemovedApi("torch_xla.distributed._worker", None, "missing", "Leave it out."),
+    RemovedApi(
+        "torch_xla.utils.tf_record_reader",
+        None,
+        "missing",
+        "Read TFRecord files with tensorflow or the package tfrecord.",
+    ),
+    RemovedApi("torch_xla.utils.gcsfs", None, "missing", "Use the package gcsfs."),
+    RemovedApi("torch_xla.utils.cached_dataset", None, "missing", "Cache the data set yourself."),
+)
+"""Modules, and with them every name in them that NAMES does not have."""
+
+VARIABLES: tuple[RemovedApi, ...] = (
+    RemovedApi(
+        "XRT_TPU_CONFIG", "PJRT_DEVICE", "ignored", "Leave it out: a TPU is found by itself."
+    ),
+    RemovedApi("XRT_", None, "ignored", "Leave it out: the XRT runtime is gone."),
+    RemovedApi(
+        "COLAB_TPU_ADDR",
+        None,
+        "missing",
+        "Leave it out: a TPU is part of the machine that the notebook runs on.",
+    ),
+    RemovedApi("XLA_USE_BF16", None, "deprecated", _BF16),
+    RemovedApi("XLA_DOWNCAST_BF16", None, "deprecated", _BF16),
+    RemovedApi("XLA_USE_FP16", None, "ignored", _BF16),
+    RemovedApi("XLA_DOWNCAST_FP16", None, "ignored", _BF16),
+    RemovedApi(
+        "XLA_USE_SPMD",
+        f"{XR}.use_spmd",
+        "deprecated",
+        "Write `torch_xla.runtime.use_spmd()` before the first tensor.",
+    ),
+    RemovedApi("XLA_TENSOR_ALLOCATOR_MAXSIZE", None, "ignored", "Leave it out."),
+)
+"""Environment variables. One that ends with an underscore stands for all that begin so."""
+
+_PAIR = (
+    "`uv pip install --torch-backend=cpu torch==2.9.0 'torch_xla[tpu]==2.9.0'`; Colab and Kaggle "
+    "have a pair installed."
+)
+
+COMMANDS: tuple[RemovedApi, ...] = (
+    RemovedApi("env-setup.py", None, "missing", f"Install a pair that fits: {_PAIR}"),
+    RemovedApi(
+        "xla_dist",
+        None,
+        "missing",
+        "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
+        "--command='python3 train.py'`.",
+    ),
+    RemovedApi("cloud-tpu-client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
+    RemovedApi("cloud_tpu_client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
+    RemovedApi("tpu-pytorch/wheels", None, "refused", f"These wheels are too old: {_PAIR}"),
+    RemovedApi("torch_xla-1.", None, "refused", f"This wheel is too old: {_PAIR}"),
+    RemovedApi("torch_xla-nightly", None, "refused", f"This wheel is too old: {_PAIR}"),
+    RemovedApi("torch_xla[tpuvm]", None, "missing", f"The extra is named `tpu` now: {_PAIR}"),
+)
+"""Pieces of shell lines that tell a command of that time."""
+
+_BY_NAME = {row.old: row for row in NAMES}
+
+
+def lookup_name(name: str) -> RemovedApi | None:
+    """The row for a full dotted name, with `new` followed to a name that is current.
+
+    A name inside a module of MODULES gets a row of its own. None: nothing is known against it.
+    """
+    row = _BY_NAME.get(name) or _in_module(name)
+    if row is None or row.new is None or (next_row := lookup_name(row.new)) is None:
+        return row
+    return replace(row, new=next_row.new, advice=next_row.advice)
+
+
+def _in_module(name: str) -> RemovedApi | None:
+    for row in MODULES:
+        if name == row.old:
+            return row
+        if name.startswith(f"{row.old}."):
+            new = row.new and row.new + name[len(row.old) :]
+            return replace(row, old=name, new=new, advice=f"Write `{new}`." if new else row.advice)
+    return None
+
+
+def lookup_variable(name: str) -> RemovedApi | None:
+    """The row for an environment variable; None: nothing is known against it."""
+    for row in VARIABLES:
+        if name == row.old or (row.old.endswith("_") and name.startswith(row.old)):
+            return row
+    return None

@@ -1,1 +1,0 @@
-"""Where we are: the machine's device and cores, and the environment that a run needs there."""

@@ -1,0 +1,131 @@
+"""`tpunb.on_log`: passes on what runs log, for example to wandb or MLflow.
+
+In the kernel, where it is usually called, callbacks get each step of the runs that the kernel
+follows, reduced over ranks, in a thread of their own: a slow server slows nobody down. In a rank
+they get what this rank logs. Standard library only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Metric
+from tpunb.runs.metrics import SETTLED, MetricSeries, Point
+
+Callback = Callable[[dict[str, float], int | None], object]
+
+LOOK = 1.0
+"""Seconds between two looks for steps that no other rank will log."""
+PATIENCE = 10.0
+"""Seconds that the end of a run waits until callbacks have got everything."""
+_callbacks: dict[object, Callback] = {}
+_passed_on: dict[tuple[Path, str], tuple[int, int]] = {}
+"""Attempt and step up to which this kernel has passed on a metric of a run."""
+
+
+def on_log(callback: Callback | None) -> Callback | None:
+    """Call `callback(values, step)` with what `tpunb.log` records; with None, call none any more.
+
+        # tpu: skip
+        import wandb
+        wandb.init(project="digits")
+        tpunb.on_log(wandb.log)        # or mlflow.log_metrics
+
+    Call it in a cell that only the kernel runs: then it gets a dict of numbers for each step,
+    over all ranks as `tpunb.log` was told. Called in the train cell, it gets what this rank logs.
+    `step` is None where `tpunb.log` was called without one in the same process. A function that
+    is defined again, as when its cell is, replaces itself. It returns the callback.
+
+    An exception of a callback ends no run: it is reported once.
+    """
+    if callback is None:
+        _callbacks.clear()
+        return None
+    name = getattr(callback, "__qualname__", "")
+    named = name and "<lambda>" not in name
+    key: object = (getattr(callback, "__module__", ""), name) if named else callback
+    _callbacks[key] = callback
+    return callback
+
+
+def forget() -> None:
+    """Forget what the cells above the train cell have set: the kernel has run them too."""
+    _callbacks.clear()
+
+
+def call(values: Mapping[str, float], step: int | None) -> str:
+    """Call all callbacks; returns what went wrong, '' if nothing."""
+    problems = []
+    for callback in [*_callbacks.values()]:
+        try:
+            callback(dict(values), step)
+        except Exception as error:  # of the user's; it must not end a training
+            name = getattr(callback, "__qualname__", type(callback).__qualname__)
+            problems.append(f"tpunb.on_log: {name} has failed: {type(error).__name__}: {error}")
+    return "; ".join(problems)
+
+
+class RunCallbacks:
+    """Passes on what one run logs: `add` returns at once."""
+
+    def __init__(self, run: RunDir, ranks: int) -> None:
+        self._run = run.path
+        self._series = MetricSeries(ranks, keep=False)
+        self._queue: SimpleQueue[Metric | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # A run that is followed again is read from its beginning.
+        self._before = {name: at for (path, name), at in _passed_on.items() if path == run.path}
+        self.problem = ""
+        """What went wrong first."""
+
+    def add(self, metric: Metric) -> None:
+        """Take what a rank has logged."""
+        if self._thread is None:
+            if not _callbacks:
+                return
+            # A daemon: a server that does not answer must not keep the kernel from ending.
+            self._thread = threading.Thread(target=self._work, name="tpunb-on-log", daemon=True)
+            self._thread.start()
+        self._queue.put(metric)
+
+    def close(self) -> None:
+        """No more metrics come."""
+        self._queue.put(None)
+
+    def finish(self) -> None:
+        """No more metrics come: wait until all were passed on, PATIENCE at most."""
+        self.close()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+            if self._thread.is_alive():
+                self.problem = self.problem or "tpunb.on_log: a callback has not ended yet"
+
+    def _work(self) -> None:
+        over = False
+        while not over:
+            try:
+                metric = self._queue.get(timeout=LOOK)
+            except Empty:
+                self._pass_on(self._series.settle(monotonic() - SETTLED))
+                continue
+            over = metric is None
+            if metric is None or metric.attempt > self._series.attempt:
+                self._pass_on(self._series.finish())
+            if metric is not None:
+                self._pass_on(self._series.add(metric))
+
+    def _pass_on(self, points: Iterable[Point]) -> None:
+        steps: dict[int, dict[str, float]] = {}
+        for point in points:
+            at = self._series.attempt, point.step
+            if at > self._before.get(point.name, (-1, -1)):
+                _passed_on[self._run, point.name] = at
+                steps.setdefault(point.step, {})[point.name] = point.value
+        for step in sorted(steps):
+            problem = call(steps[step], step)
+            self.problem = self.problem or problem

@@ -1,0 +1,247 @@
+"""Following a run from another process: its outputs, events and metrics, and how its ranks stand.
+
+Everything is read from the run folder and /proc, so nothing here can slow or block a rank.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from tpunb.runs import events, heartbeat, metrics
+from tpunb.runs.callbacks import RunCallbacks
+from tpunb.runs.directory import PRELUDE, RunDir
+from tpunb.runs.events import (
+    Ended,
+    Event,
+    Metric,
+    Note,
+    Output,
+    RankSnapshot,
+    RankSnapshots,
+    RanksStarted,
+)
+from tpunb.runs.progress import Progress
+from tpunb.runs.tensorboard import TensorBoardWriter
+from tpunb.utils import records
+from tpunb.utils.files import LineTail, Tail
+from tpunb.utils.text import size
+
+STREAMS = ("stdout", "stderr", PRELUDE)
+LOOK = 0.04
+"""Seconds between two looks into the run folder: quick to the eye, and cheap."""
+EAGER = 1.0
+"""Seconds after a start in which it looks four times as often: the first line is waited for."""
+OLD_OUTPUT, OLD_METRICS = 1_000_000, 10_000_000
+"""Bytes, of each stream of a rank and of all metrics, that one who attaches is shown: a second."""
+SAMPLES = 0.5
+"""Seconds between two looks at how the ranks stand."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Outputs:
+    """Follows what the processes of a run write, as Output events.
+
+    Bytes that are not UTF-8 are shown as replacement characters; a character that is split
+    between two reads is not.
+    """
+
+    def __init__(self, run: RunDir, ranks: int) -> None:
+        self._run = run
+        self._ranks = ranks
+        self._attempt = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")
+        self._tails: list[tuple[int | None, str, Tail, codecs.IncrementalDecoder]] = []
+        self._add()
+
+    def _add(self) -> None:
+        sources: list[tuple[int | None, str]] = [(None, PRELUDE)]
+        sources += [(rank, stream) for rank in range(self._ranks) for stream in STREAMS]
+        for rank, stream in sources:
+            path = self._run.attempt(self._attempt, rank) / f"{stream}.log"
+            self._tails.append((rank, stream, Tail(path), self._decoder("replace")))
+
+    def read(self) -> list[Output]:
+        """What is new, in the order of ranks; empty if nothing is."""
+        outputs = self._read_all()
+        if not outputs and self._run.attempt(self._attempt + 1, 0).parent.exists():
+            # The ranks of the attempt before have ended, and all that they wrote was read.
+            self.close()
+            self._attempt += 1
+            self._add()
+            outputs = self._read_all()
+        return outputs
+
+    def _read_all(self) -> list[Output]:
+        outputs = []
+        for rank, stream, tail, decoder in self._tails:
+            data = tail.read()
+            if data and (text := decoder.decode(data)):
+                outputs.append(Output(rank, stream, text))
+        return outputs
+
+    def skip_to_end(self, kept: int) -> int:
+        """Go on at the last `kept` bytes of each file; returns how many are left out by it."""
+        return sum(tail.skip_to_end(kept) for _, _, tail, _ in self._tails)
+
+    def close(self) -> None:
+        for _, _, tail, _ in self._tails:
+            tail.close()
+        self._tails.clear()
+
+
+class Follower:
+    """Follows a run from its start: kept events, metrics and outputs, as they come."""
+
+    def __init__(self, run: RunDir, ranks: int) -> None:
+        self._events = LineTail(run.events)
+        self._metrics = LineTail(run.metrics)
+        self._outputs = Outputs(run, ranks)
+        self.unreadable: Counter[str] = Counter()
+        """Lines that were left out because they are no records, by file."""
+        self.metrics_left_out = 0
+        """Bytes."""
+
+    def read(self) -> Iterator[Event]:
+        """What is new. Outputs come before the events that were read with them."""
+        kept = [event for line in self._events.read() if (event := self._event(line))]
+        yield from self._outputs.read()
+        for line in self._metrics.read():
+            if (row := metrics.parse_row(line)) is not None:
+                yield metrics.to_event(row)
+            else:
+                self.unreadable["metrics.jsonl"] += 1
+        yield from kept
+
+    def skip_old(self) -> str:
+        """Leave out what is too much to be shown at once; in words what that is, '' for nothing."""
+        outputs = self._outputs.skip_to_end(OLD_OUTPUT)
+        self.metrics_left_out = self._metrics.skip_to_end(OLD_METRICS)
+        what = [f"{size(outputs)} of output"] * (outputs > 0)
+        what += [f"{size(self.metrics_left_out)} of metrics"] * (self.metrics_left_out > 0)
+        return " and ".join(what)
+
+    def _event(self, line: str) -> Event | None:
+        try:
+            return events.from_line(line)
+        except ValueError:
+            self.unreadable["events.jsonl"] += 1
+            return None
+
+    def close(self) -> None:
+        self._events.close()
+        self._metrics.close()
+        self._outputs.close()
+
+
+def follow_run(
+    run: RunDir, ranks: int, gone: Callable[[], bool], *, attached: bool = False
+) -> Iterator[Event | None]:
+    """The events of a run from its start; None whenever nothing happened. Ends after `Ended`.
+
+    `gone` is asked before each look whether nobody will write any more; then it ends without
+    `Ended`, once everything was read. It also writes TensorBoard's file, and passes on what is
+    logged to `tpunb.on_log`. `attached`: of a run that has written much, only the newest output
+    and metrics.
+    """
+    follower, tensorboard = Follower(run, ranks), TensorBoardWriter(run, ranks)
+    callbacks = RunCallbacks(run, ranks)
+    started: RanksStarted | None = None
+    looked, eager = 0.0, time.monotonic() + EAGER
+    try:
+        if attached and (left_out := follower.skip_old()):
+            yield Note(f"the first {left_out} left out here; {run.path} has all")
+        end: Event | None = None
+        while True:
+            last = gone()  # asked before the files are read: what was written last is read below
+            anything = False
+            for event in follower.read():
+                anything = True
+                if isinstance(event, Ended):
+                    end = event
+                    continue
+                if isinstance(event, RanksStarted):
+                    started, looked, eager = event, 0.0, time.monotonic() + EAGER
+                if isinstance(event, Metric) and not follower.metrics_left_out:
+                    tensorboard.add(event)
+                    callbacks.add(event)
+                yield event
+            if started is not None and end is None and time.monotonic() - looked >= SAMPLES:
+                yield sample_ranks(run, started.attempt, started.pids)
+                looked = time.monotonic()
+            if not anything and (end is not None or last):
+                for name, count in follower.unreadable.items():
+                    lines = "1 line" if count == 1 else f"{count:,} lines"
+                    yield Note(f"{lines} of {name} cannot be read: written in part, or edited")
+            if not anything and end is not None:
+                if tensorboard.problem:
+                    yield Note(f"TensorBoard's file is not complete: {tensorboard.problem}")
+                callbacks.finish()
+                if callbacks.problem:
+                    yield Note(callbacks.problem)
+                yield end
+                return
+            if not anything and last:
+                return
+            if not anything or end is None:
+                yield None
+                time.sleep(LOOK / 4 if time.monotonic() < eager else LOOK)
+    finally:
+        tensorboard.close()
+        callbacks.close()
+        follower.close()
+
+
+def sample_ranks(run: RunDir, attempt: int, pids: Sequence[int]) -> RankSnapshots:
+    """How the ranks of an attempt stand now: their heartbeats, progress and memory."""
+    return RankSnapshots(
+        tuple(_sample_rank(run, attempt, rank, pid) for rank, pid in enumerate(pids))
+    )
+
+
+def _sample_rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankSnapshot | None:
+    heartbeat_file, progress_file = _paths(run.path, attempt, rank)
+    last = heartbeat.read_heartbeat(heartbeat_file)
+    if last is None:
+        return None
+    progress = _read_progress(progress_file)
+    return RankSnapshot(
+        begun=bool(last.train),
+        steps=last.steps,
+        collectives=last.collectives_ended,
+        waiting=last.waiting,
+        compiling=last.compiling,
+        compilations=last.compilations_ended,
+        compile_seconds=last.compile_nanoseconds / 1e9,
+        memory=resident_bytes(pid),
+        bars=progress.bars,
+        samples=progress.samples,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _paths(folder: Path, attempt: int, rank: int) -> tuple[str, str]:
+    """Cached: for many ranks this would take longer than reading the files."""
+    run = RunDir(folder)
+    return str(run.heartbeat(attempt, rank)), str(run.progress(attempt, rank))
+
+
+def _read_progress(path: str) -> Progress:
+    try:
+        return records.build(Progress, records.read(path))
+    except (OSError, ValueError):  # there is none, or a crash has left half of it
+        return Progress()
+
+
+def resident_bytes(pid: int) -> int:
+    """Bytes of a process in RAM, shared pages included; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

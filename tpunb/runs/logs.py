@@ -1,0 +1,281 @@
+"""Search and filter the log of a run: `%tpu_logs`, `tpunb logs` and the panel."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from tpunb.runs import state
+from tpunb.runs.directory import PRELUDE, RunDir
+from tpunb.runs.spec import RunSpec
+from tpunb.utils import files
+from tpunb.utils.ansi import clean, strip_ansi
+from tpunb.utils.errors import TpunbError
+from tpunb.utils.files import LineTail
+from tpunb.utils.text import parse_ranks, size
+
+_LINE = re.compile(r"\[(?:(?P<rank>\d+)(?P<err> err)?(?P<own> prelude)?|prelude|tpunb)\] ")
+_BEGINS = "Traceback (most recent call last)"
+# The words of logging and its relatives, exceptions and warnings by name, and the first letter
+# of glog's lines ('E1121 20:13:30.123456'), in which XLA and libtpu write.
+_ERROR = re.compile(
+    r"\b(?:ERROR|CRITICAL|FATAL)\b|^[\w.]*(?:Error|Exception|Interrupt)\b|^[EF]\d{4} |^Fatal Python"
+)
+_WARNING = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W\d{4} ")
+MOST = 60_000
+"""Bytes that a cell shows: a notebook is saved with them."""
+SEARCHED = 50_000_000
+"""Bytes of a log that a cell searches, in about a second."""
+_HIT, _RESET = "\x1b[1;31m", "\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Search:
+    """Which lines of a log to show."""
+
+    ranks: str = "all"
+    stream: str | None = None
+    """'stdout', 'stderr' or 'prelude'; None for all."""
+    level: str | None = None
+    """'warning': warnings and errors; 'error': errors, with their tracebacks."""
+    pattern: re.Pattern[str] | None = None
+    """Lines must match it; their rank and colours are not part of the text."""
+    context: int = 0
+    """Lines to show before and after each match."""
+    tail: int | None = None
+    """Only the last lines of the result."""
+
+    @property
+    def is_unfiltered(self) -> bool:
+        """True if all lines match."""
+        return replace(self, tail=None).is_everything
+
+    @property
+    def is_everything(self) -> bool:
+        """True if no line is filtered out."""
+        return self == Search()
+
+
+def parse_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression; case-insensitive unless it has capitals. Raises ArgumentTypeError."""
+    try:
+        # A capital is meant as one; without any, most people do not care.
+        return re.compile(text, 0 if re.search(r"(?<!\\)[A-Z]", text) else re.IGNORECASE)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+class _Filter:
+    """Filters lines one by one."""
+
+    def __init__(self, search: Search, spec: RunSpec, *, colours: bool) -> None:
+        """Raises TpunbError for a rank that the run does not have."""
+        try:
+            self._ranks = parse_ranks(search.ranks, spec.world_size)
+        except ValueError:
+            raise TpunbError(
+                f"run {spec.id} has no rank {search.ranks}: its ranks are 0 to "
+                f"{spec.world_size - 1}"
+            ) from None
+        self._search = search
+        self._by_source = search.ranks != "all" or search.stream is not None
+        self._colours = colours
+        self._before: deque[str] = deque(maxlen=search.context)
+        self._after = 0
+        self._gap = False
+        """True if lines were dropped since the last one that was kept."""
+        self._any = False
+        self._tracebacks: set[str] = set()
+        """The prefixes of ranks that are in the middle of a traceback."""
+
+    def take(self, lines: Iterable[str]) -> Iterator[str]:
+        """The matching lines."""
+        if self._search.is_everything:
+            yield from lines
+            return
+        for line in lines:
+            match = _LINE.match(line)
+            if self._by_source and not self._is_of(match):
+                continue
+            prefix = match[0] if match else ""
+            if (shown := self._hit(prefix, line[len(prefix) :])) is not None:
+                if self._gap and self._any and self._search.context:
+                    yield "--"
+                yield from self._before
+                self._before.clear()
+                yield prefix + shown
+                self._any, self._gap, self._after = True, False, self._search.context
+            elif self._after:
+                self._after -= 1
+                yield line
+            else:
+                self._gap = self._gap or len(self._before) == self._search.context
+                self._before.append(line)
+
+    def _is_of(self, match: re.Match[str] | None) -> bool:
+        """True if a line is from the ranks and the stream of the search."""
+        if match is None or match[0] == "[tpunb] ":
+            return False
+        rank = match["rank"]
+        if self._search.ranks != "all" and (rank is None or int(rank) not in self._ranks):
+            return False
+        if self._search.stream is None:
+            return True
+        if rank is None or match["own"]:
+            return self._search.stream == PRELUDE
+        return self._search.stream == ("stderr" if match["err"] else "stdout")
+
+    def _hit(self, prefix: str, text: str) -> str | None:
+        """The text as it is shown; None if it does not match."""
+        bare = strip_ansi(text)
+        if self._search.level is not None and not self._is_bad(prefix, bare):
+            return None
+        if self._search.pattern is None:
+            return text
+        if not self._search.pattern.search(bare):
+            return None
+        if not self._colours:
+            return text
+        return self._search.pattern.sub(lambda hit: f"{_HIT}{hit[0]}{_RESET}" * bool(hit[0]), bare)
+
+    def _is_bad(self, prefix: str, text: str) -> bool:
+        """True for a warning, an error or a line of a traceback."""
+        if _BEGINS in text:
+            self._tracebacks.add(prefix)
+            return True
+        if prefix in self._tracebacks:
+            if text[:1] not in (" ", "|", "+"):  # the exception itself
+                self._tracebacks.discard(prefix)
+            return True
+        if _ERROR.search(text):
+            return True
+        return self._search.level == "warning" and _WARNING.search(text) is not None
+
+
+def read_lines(run: RunDir, search: Search, *, colours: bool = False) -> Iterator[str]:
+    """The matching lines of a run's log, without their line ends.
+
+    With `colours` matches are highlighted. Raises TpunbError for a rank that the run
+    has not.
+    """
+    line_filter = _Filter(search, state.read_spec(run), colours=colours)
+    if search.tail is not None and search.is_unfiltered:
+        return iter(_last_lines(run, search.tail))
+    return _tail(line_filter.take(_lines(run)), search.tail)
+
+
+def _lines(run: RunDir, newest: int | None = None) -> Iterator[str]:
+    """The lines of the log, or those of its last `newest` bytes."""
+    with suppress(FileNotFoundError, PermissionError):
+        yield from files.read_lines(run.log, newest)
+
+
+def _last_lines(run: RunDir, count: int) -> list[str]:
+    """The last lines of the log, which may be much larger than what is read of it."""
+    newest, whole = 1 << 20, _size(run)
+    while newest < whole:
+        lines = list(_lines(run, newest))
+        if len(lines) >= count:
+            return lines[len(lines) - count :]
+        newest *= 8
+    return list(deque(_lines(run), maxlen=count))
+
+
+def _size(run: RunDir) -> int:
+    try:
+        return run.log.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _tail(lines: Iterator[str], tail: int | None) -> Iterator[str]:
+    return lines if tail is None else iter(deque(lines, maxlen=tail))
+
+
+def read_for_cell(run: RunDir, search: Search, most: int = MOST) -> str:
+    """The same as text for a cell's output, cut to its last `most` bytes, with a note if cut.
+
+    Of a log of more than `SEARCHED` bytes only the newest are searched.
+    """
+    line_filter = _Filter(search, state.read_spec(run), colours=True)
+    beyond = _size(run) - SEARCHED
+    lines = _lines(run, SEARCHED if beyond > 0 else None)
+    text, left_out = _newest(_tail(line_filter.take(lines), search.tail), most)
+    if left_out:
+        what = "1 line" if left_out == 1 else f"{left_out:,} lines"
+        text = f"… {what} left out here; {run.log} has all\n{text}"
+    if beyond > 0:
+        note = f"the first {size(beyond)} of {run.log} are not searched here; `tpunb logs` does"
+        text = f"… {note}\n{text}"
+    return text if text or search.tail == 0 else f"{no_match_message(run, search)}\n"
+
+
+def no_match_message(run: RunDir, search: Search) -> str:
+    """Why no line is shown."""
+    if search.is_everything:
+        return f"the log of run {run.id} is empty"
+    return f"no matching lines in run {run.id} ({run.log})"
+
+
+def _newest(lines: Iterable[str], most: int) -> tuple[str, int]:
+    kept: deque[tuple[str, int]] = deque()
+    total = left_out = 0
+    for line in lines:
+        length = len(line.encode("utf-8", "replace")) + 1
+        kept.append((line, length))
+        total += length
+        while total > most and len(kept) > 1:
+            total -= kept.popleft()[1]
+            left_out += 1
+    return "".join(f"{clean(line)}\n" for line, _ in kept), left_out
+
+
+class LiveLog:
+    """The newest matching lines of a growing log."""
+
+    def __init__(self, run: RunDir, search: Search, most: int) -> None:
+        """Raises TpunbError for a rank that the run does not have."""
+        self._filter = _Filter(search, state.read_spec(run), colours=False)
+        self._lines = LineTail(run.log)
+        self._lines.skip_to_end(SEARCHED)
+        self.newest: deque[str] = deque(maxlen=most)
+
+    def read(self) -> bool:
+        """Read what was appended, a few megabytes at most; True if a line matches."""
+        new = list(self._filter.take(self._lines.read()))
+        self.newest.extend(new)
+        return bool(new)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def follow_lines(run: RunDir, search: Search, *, colours: bool = False) -> Iterator[list[str]]:
+    """Like `read_lines`, in batches, as the log grows until the run has ended."""
+    line_filter = _Filter(search, state.read_spec(run), colours=colours)
+    lines = LineTail(run.log)
+    newest = search.tail
+    if newest is not None and search.is_unfiltered:
+        lines.skip_to_end(SEARCHED)
+    try:
+        while True:
+            over = not state.run_state(run).active  # asked before the last look
+            kept: deque[str] = deque(maxlen=newest)
+            while new := lines.read():
+                kept.extend(line_filter.take(new))
+                if newest is None and kept:
+                    yield list(kept)
+                    kept.clear()
+            if kept:
+                yield list(kept)
+            newest = None
+            if over:
+                return
+            time.sleep(state.LOOK)
+    finally:
+        lines.close()

@@ -1,0 +1,70 @@
+"""Fields that the files of older runs lack, from the texts that such runs wrote.
+
+`spec.json` of such a run has no "version". Nothing but this module reads meaning from texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause, StopOrigin
+
+_PHASES = {
+    "waits for ": PhaseKind.QUEUED,
+    "starting": PhaseKind.STARTING,
+    "prelude": PhaseKind.PRELUDE,
+    "training": PhaseKind.TRAINING,
+    "no sign of life": PhaseKind.COLLECTING_STACKS,
+}
+_STOPS = {
+    "interrupted in the notebook": Stop(StopCause.USER, StopOrigin.NOTEBOOK),
+    "stopped with tpunb stop": Stop(StopCause.USER, StopOrigin.COMMAND),
+    "stopped with %tpu_stop": Stop(StopCause.USER, StopOrigin.MAGIC),
+    "stopped with .stop()": Stop(StopCause.USER, StopOrigin.HANDLE),
+    "--timeout ": Stop(StopCause.TIMEOUT),
+    "no rank has shown a sign of life": Stop(StopCause.HUNG),
+    "the kernel has ended": Stop(StopCause.KERNEL_GONE),
+    "the guard was told to end": Stop(StopCause.KERNEL_GONE),
+    "this machine is about to be taken away": Stop(StopCause.PREEMPTED),
+    "rank ": Stop(StopCause.PEER_FAILED),
+    "a rank has failed": Stop(StopCause.PEER_FAILED),
+}
+_FAILURES = {
+    "Signal": FailureKind.SIGNAL,
+    "Exit": FailureKind.EXIT,
+    "Hang": FailureKind.HANG,
+    "Lost": FailureKind.LOST,
+    "PeerLostError": FailureKind.PEER_LOST,
+    "WaitedTooLongError": FailureKind.PEER_LOST,
+    "CollectiveError": FailureKind.PEER_LOST,
+}
+
+
+def upgrade_event(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `events.jsonl` in today's form."""
+    values = dict(data)
+    values["event"] = values.pop("kind", None)
+    if values["event"] == "Phase":
+        text = str(values.get("text"))
+        kinds = (kind for start, kind in _PHASES.items() if text.startswith(start))
+        values["kind"] = next(kinds, PhaseKind.ENDED)
+    elif values["event"] == "Stopping":
+        values["stop"] = upgrade_stop(str(values.get("reason")))
+    return values
+
+
+def upgrade_stop(reason: str) -> dict[str, Any] | None:
+    """`stop` of `result.json`, for the reason that it gives; None for no reason or another."""
+    # Folders of versions before `version` have nothing but this text.
+    stops = (stop for start, stop in _STOPS.items() if reason.startswith(start))
+    known = next(stops, None)
+    return None if known is None else {"cause": known.cause, "origin": known.origin}
+
+
+def failure_kind(type: str, message: str) -> FailureKind:
+    """`kind` of an entry of `failures` in `result.json`."""
+    # Not "most often because memory ran out": a guess is no evidence.
+    if type == "Signal" and message.startswith("was killed because memory ran out ("):
+        return FailureKind.OUT_OF_MEMORY
+    return _FAILURES.get(type, FailureKind.EXCEPTION)

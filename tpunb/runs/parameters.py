@@ -1,0 +1,92 @@
+"""The parameters of a run: what its cells assign as literals, and what came from the kernel.
+
+Standard library only: the supervisor writes them into `result.json`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpunb.runs.directory import RunDir
+from tpunb.utils import records
+from tpunb.utils.secrets import is_secret_name, is_secret_text
+
+_TAGS = ("parameters", "injected-parameters")
+"""Papermill's: what the second assigns replaces what the first does."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What is read of a `tpunb.notebook.models.Cell`."""
+
+    index: int
+    kind: str
+    source: str
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What is read of a `tpunb.notebook.models.Snapshot`."""
+
+    cells: tuple[_Cell, ...]
+    train: int | None
+
+
+def parameters(run: RunDir) -> Mapping[str, Any]:
+    """The parameters that a run had, by name: numbers, texts, booleans and None.
+
+    Names are those that cells tagged `parameters` and `injected-parameters` assign as literals, as
+    for papermill; without such cells, those that the prelude assigns at its top level. Values are
+    those of the last such assignment above the train cell, and before all what the run took from
+    the kernel, which may be a setting in something: 'config.lr'; and the arguments of a function
+    that `tpunb.launch` calls. What may be a secret is left out.
+    """
+    given = records.read_dict(run.parameters) | records.read_dict(run.plain_arguments)
+    return {**_of_cells(run), **given}
+
+
+def _of_cells(run: RunDir) -> Mapping[str, Any]:
+    try:
+        snapshot = records.build(_Snapshot, records.read(run.snapshot))
+    except (OSError, ValueError):  # there is none, or a crash has left half a file
+        return {}
+    code = [cell for cell in snapshot.cells if cell.kind == "code"]
+    above = [cell for cell in code if snapshot.train is None or cell.index < snapshot.train]
+    tagged = [cell for cell in code if set(cell.tags) & set(_TAGS)]
+    assigned = _literals(cell.source for cell in above)
+    if not tagged:
+        return assigned
+    named = _literals(cell.source for cell in tagged)
+    return {name: assigned.get(name, value) for name, value in named.items()}
+
+
+def _literals(sources: Iterable[str]) -> dict[str, Any]:
+    """Names that cells assign at their top level, with the last literals that fit into a table."""
+    literals: dict[str, Any] = {}
+    for source in sources:
+        try:
+            body = ast.parse(source).body
+        except (SyntaxError, ValueError):  # a magic of IPython's
+            continue
+        for node in body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.AnnAssign) and node.value is not None:
+                targets = [node.target]
+            if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+                continue
+            assert isinstance(node, (ast.Assign, ast.AnnAssign))
+            assert node.value is not None
+            try:
+                value = ast.literal_eval(node.value)
+            except (ValueError, TypeError):  # an expression
+                continue
+            name = targets[0].id
+            if isinstance(value, str) and (is_secret_name(name) or is_secret_text(value)):
+                continue
+            if isinstance(value, (bool, int, float, str, type(None))):
+                literals[name] = value
+    return literals

@@ -1,0 +1,252 @@
+"""What is to run (`spec.json`), and the words in which all parts of a run agree.
+
+Standard library only: the supervisor, the fork server and the ranks read this too. The values
+of the enums are what the JSON files of a run folder hold, so they must not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from tpunb.utils import records
+
+Role = Literal["header", "prelude", "parameters", "train"]
+Device = Literal["TPU", "CPU"]
+
+MOST_RANKS = 20_000
+"""The largest TPU slices have half as many chips."""
+VERSION = 1
+"""Of the files of a run folder, `"version"` in `spec.json`. Runs made before have none."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""How many threads numerical libraries start, read when they are loaded."""
+
+
+class _Word(str, Enum):
+    """A string among a fixed few, shown as such; enum.StrEnum needs Python 3.11."""
+
+    __repr__ = str.__repr__
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class RunState(_Word):
+    """How a run stands; the states of a `RunResult` are those that are not `active`."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    HUNG = "hung"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+    """Its supervisor or its machine died: nothing will ever write its result."""
+
+    @property
+    def active(self) -> bool:
+        """True if the run has not ended."""
+        return self in (
+            RunState.STARTING,
+            RunState.WAITING,
+            RunState.RUNNING,
+            RunState.STOPPING,
+        )
+
+
+class StopCause(_Word):
+    """Why the ranks of a run were stopped."""
+
+    USER = "interrupt"
+    TIMEOUT = "timeout"
+    HUNG = "hung"
+    KERNEL_GONE = "closed"
+    """The kernel ended, or the supervisor got SIGTERM."""
+    PREEMPTED = "lost"
+    """The machine is about to be taken away."""
+    PEER_FAILED = "peer"
+    """Another rank failed."""
+
+
+class StopOrigin(_Word):
+    """How a person asked for a stop (`StopCause.USER`)."""
+
+    NOTEBOOK = "notebook"
+    """The train cell was interrupted: Ctrl-C, the stop button, or a cell's own time-out."""
+    COMMAND = "command"
+    """`tpunb stop`, in a terminal."""
+    MAGIC = "magic"
+    """`%tpu_stop`."""
+    HANDLE = "handle"
+    """`BackgroundRun.stop()`."""
+
+
+class PhaseKind(_Word):
+    """What a run is doing."""
+
+    QUEUED = "queued"
+    """It waits for a device that another run has."""
+    STARTING = "starting"
+    PRELUDE = "prelude"
+    TRAINING = "training"
+    COLLECTING_STACKS = "stacks"
+    """It hangs: the stacks of its ranks are read before they are stopped."""
+    ENDED = "ended"
+
+
+class FailureKind(_Word):
+    """How a process of a run failed."""
+
+    EXCEPTION = "exception"
+    SIGNAL = "signal"
+    EXIT = "exit"
+    """It ended with an exit code and without an exception: os._exit, or native code."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed it because memory ran out."""
+    HANG = "hang"
+    LOST = "lost"
+    """A process of tpunb itself ended: the fork server or the supervisor."""
+    PEER_LOST = "peer_lost"
+    """An exception that follows from another rank's end."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a run was stopped and, if a person did it, how."""
+
+    cause: StopCause
+    origin: StopOrigin | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which ranks write a trace, and of which steps: `--profile 0,3:5-10`."""
+
+    ranks: tuple[int, ...]
+    first: int
+    """A step, from 1."""
+    last: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of a machine for all who use it, and when it was looked up."""
+
+    per_hour: float
+    """US dollars, for the whole machine."""
+    what: str
+    """'v5litepod-8 in us-west4, on demand'."""
+    date: str
+    """The day on which it was read: prices change."""
+    source: str
+    """Where it was read."""
+
+    def cost(self, seconds: float) -> float:
+        """US dollars."""
+        return self.per_hour * seconds / 3600
+
+    def describe_cost(self, seconds: float) -> str:
+        """'cost: about $0.03 (v5litepod-8 in us-west4, …)'."""
+        cost = self.cost(seconds)
+        amount = f"about ${cost:.2f}" if cost >= 0.01 else "less than $0.01"
+        return f"cost: {amount} ({self})"
+
+    def __str__(self) -> str:
+        return f"{self.what}: ${self.per_hour:.2f} an hour, as of {self.date}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of lines of a script that come from one cell. Lines are kept one for one."""
+
+    role: Role
+    first: int
+    """First line in the script, from 1."""
+    last: int
+    """Last line in the script, inclusive."""
+    cell: int | None = None
+    """Index of the cell in the snapshot; None for the script's own header."""
+    number: int | None = None
+    """The number to show for the cell (see Cell.number), or its position if it never ran."""
+    seconds: float | None = None
+    """How long the cell took when it last ran in the kernel; None if that is not known."""
+    origin: tuple[str, int] | None = None
+    """Of a cell that ran in a prelude kept from another run: the file that it was compiled from,
+    that run's script, and its first line there."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything the processes of a run need to know; `spec.json` in the run folder."""
+
+    id: str
+    name: str
+    world_size: int
+    device: Device
+    cwd: str
+    sys_path: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    returns: tuple[str, ...] = ()
+    grace: float = 15.0
+    """The grace period: seconds between a rank's KeyboardInterrupt and SIGTERM."""
+    timeout: float | None = None
+    """Seconds after which the run is stopped."""
+    hang_timeout: float = 300.0
+    """Seconds without activity from any rank after which the run counts as hung; 0: never."""
+    retries: int = 0
+    """How often the ranks are started again after one has failed."""
+    replicate: str | None = None
+    """Why every rank runs the prelude itself; None: it runs once and the ranks are forked."""
+    warm: bool = False
+    """True if torch and torch_xla were already imported when the run began."""
+    spmd: int | None = None
+    """How many cores the run's one process drives in torch_xla's SPMD mode; None: each core has a
+    process, a rank, of its own."""
+    profile: Profile | None = None
+    price: Price | None = None
+    """What this machine costs; None if it is not known."""
+    restored: tuple[str, ...] = ()
+    """Variables that the prelude's cells removed in the kernel: they are there again when the
+    prelude begins, and gone when it has ended."""
+
+    resumed_from: str | None = None
+    """The run, folder or URL that `--resume` gave."""
+
+    def cores(self) -> str:
+        """'4 rehearsal cores', '8 TPU cores': all that the run uses."""
+        return count_cores(self.spmd or self.world_size, self.device)
+
+    def locate(self, line: int) -> tuple[int | None, int | None]:
+        """The cell's number and the line within it (from 1) of a line of `script.py`."""
+        for block in self.blocks:
+            if block.cell is not None and block.first <= line <= block.last:
+                return block.number, line - block.first + 1
+        return None, None
+
+    def describe_line(self, line: int) -> str:
+        """'cell [7], line 3' for a line of `script.py`."""
+        number, within = self.locate(line)
+        return f"line {line} of script.py" if number is None else f"cell [{number}], line {within}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain JSON values."""
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: object) -> RunSpec:
+        """The inverse of `to_json`. Raises ValueError."""
+        spec = records.build(cls, data)
+        named = all(name.isidentifier() for name in spec.returns)
+        if not 0 < spec.world_size <= MOST_RANKS or not named:
+            raise ValueError("not the spec of a run")
+        return spec
+
+
+def count_cores(cores: int, device: Device) -> str:
+    """'4 rehearsal cores', '1 TPU core'."""
+    kind = "rehearsal" if device == "CPU" else "TPU"
+    return f"{cores} {kind} core{'s' if cores != 1 else ''}"

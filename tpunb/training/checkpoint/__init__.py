@@ -1,0 +1,1 @@
+"""`tpunb.save` and `tpunb.load`: the API, where files are stored, and their format."""

@@ -1,0 +1,401 @@
+"""`tpunb.save` and `tpunb.load`: checkpoints that are whole or do not exist.
+
+Nothing here waits for another rank: a rank can save while the others are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import operator
+import os
+import pickle
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpunb.runs import heartbeat
+from tpunb.runs.directory import RunDir, rank_of_run
+from tpunb.training.checkpoint import format
+from tpunb.training.checkpoint.store import (
+    Store,
+    StoredCheckpoint,
+    file_name,
+    group_files,
+    next_number,
+    open_store,
+    remove_old,
+)
+from tpunb.training.ranks import launched_rank_and_world
+from tpunb.utils import env_vars
+from tpunb.utils.deprecation import renamed_arguments
+from tpunb.utils.errors import CheckpointError
+from tpunb.utils.files import append_text
+from tpunb.utils.text import name_ranks, size
+from tpunb.xla import tensors
+
+KEEP = 3
+"""Checkpoints that are kept, the newest included."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded checkpoint. `checkpoint["model"]` is `checkpoint.state["model"]`.
+
+    It unpacks into the arguments of save: `state, step = checkpoint`.
+    """
+
+    state: Any = field(repr=False)
+    """What was saved, with tensors on the CPU."""
+    step: int
+    path: str
+    """The file, or its URL."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.state[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.state, self.step))
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[None]:
+    """Add the time of the call to the run's time for checkpoints; outside a run, nothing."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        if (this := rank_of_run()) is not None:
+            # On a full disk the error of save matters, not how long it took.
+            with contextlib.suppress(OSError):
+                path = this.run.saving(this.attempt, this.rank)
+                append_text(path, f"{time.perf_counter() - began:.3f}\n")
+
+
+@renamed_arguments(to="path")
+@_timed()
+def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | None = None) -> None:
+    """Write a checkpoint. `state`: anything that torch.save takes, usually a dict of state_dicts.
+
+    Call it in every rank. Rank 0 writes its state, for all; with `per_rank` each rank writes its
+    own, and the checkpoint is whole when all have. No rank waits for another. When the call
+    returns, the checkpoint is on disk; the last KEEP are kept, and with several ranks also the
+    one that the attempt resumed from.
+
+    `path`: a folder, or a URL that fsspec supports. By default TPUNB_CHECKPOINTS, or in a run the
+    run's folder, otherwise `./checkpoints`.
+
+    Raises CheckpointError if it cannot be written; earlier checkpoints stay intact.
+    """
+    step = _step(step)
+    rank, ranks = launched_rank_and_world()
+    tensors.start_pending_work()
+    _this_process().saves = True
+    if rank and not per_rank:
+        return
+    store = _store(_default() if path is None else path)
+    part = None
+    if per_rank:
+        counts = _this_process().parts
+        counts[store.location] = counts.get(store.location, -1) + 1
+        part = counts[store.location], rank, ranks
+    to_cpu = tensors.ToCpu(state)
+    file_path = store.location
+    try:
+        with heartbeat.storing():
+            number = next_number(store.list())
+        name = file_name(number, step, _group(), part)
+        file_path = store.path_of(name)
+        with store.write(name) as file:
+            format.write_state(state, file, name, to_cpu)
+    except Exception as error:
+        is_disk = isinstance(error, OSError)
+        unpicklable = None if is_disk else format.find_unpicklable(state, to_cpu)
+        if unpicklable is None:
+            message = _write_failure(error, step, store, file_path, to_cpu.size)
+        else:
+            message = _pickle_failure(*unpicklable, error, step, store)
+        raise CheckpointError(message, file_path) from error
+    try:
+        with heartbeat.storing():
+            remove_old(store, KEEP, _group(), ranks == 1)
+    except Exception as error:  # a bucket may raise anything; not worth ending a training for
+        _report("save", f"cannot remove old checkpoints from {store.location}: {_reason(error)}")
+
+
+@renamed_arguments(from_="path", trusted=("weights_only", operator.not_))
+def load(
+    path: str | Path | None = None,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    weights_only: bool = True,
+) -> Checkpoint | None:
+    """The newest whole checkpoint, or None if there is none yet.
+
+    Looks where `save` writes, and if there is none, in TPUNB_RESUME (`--resume`).
+    `path`: another folder, a run's folder, or a URL. `step`: load the newest of this step.
+    `rank`: the part to load of a `per_rank` checkpoint; by default this rank's.
+
+    Until a rank has called `save`, it does not see the checkpoints of its own attempt: so all
+    ranks resume from the same step, even one that starts late.
+
+    `weights_only`, as in torch.load: accept only data. With False, objects of any class are
+    rebuilt, which can run code. In the run's own folder they always are.
+
+    Raises CheckpointError if there is no such step, if the checkpoint holds more than data, or
+    if it was saved by another number of ranks.
+    """
+    hidden = None
+    if step is not None:
+        step = _step(step)
+    elif not _this_process().saves and _knows_its_attempt():
+        hidden = _group()
+    resume = os.environ.get(env_vars.RESUME)
+    paths = [_default() if path is None else path]
+    if path is None and resume:
+        paths.append(resume)
+    locations = []
+    for each in paths:
+        store = _store(each)
+        locations.append(store.location)
+        in_own_folder = path is None and each == _run_folder()
+        try:
+            checkpoint = _newest(store, step, hidden, rank, weights_only and not in_own_folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"tpunb.load: cannot read {store.location}: {error}", store.location
+            ) from error
+        if checkpoint is not None:
+            return checkpoint
+    if step is not None:
+        raise CheckpointError(
+            f"tpunb.load: no whole checkpoint of step {step} in {' or '.join(locations)}",
+            locations[-1],
+        )
+    if len(paths) > 1:
+        _report("load", f"no whole checkpoint in TPUNB_RESUME={resume}")
+    return None
+
+
+def _newest(
+    store: Store, step: int | None, hidden: str | None, rank: int | None, weights_only: bool
+) -> Checkpoint | None:
+    """The newest whole checkpoint; a line on stderr names newer ones that are not whole."""
+    for _ in range(20):
+        skipped: list[str] = []
+        try:
+            for stored in _list(store):
+                if stored.group == hidden or step not in (None, stored.step):
+                    continue
+                if stored.missing:
+                    skipped.append(
+                        f"step {stored.step} lacks the part of rank {name_ranks(stored.missing)}"
+                    )
+                    continue
+                checkpoint = _read(store, stored, rank, weights_only, skipped)
+                if checkpoint is not None:
+                    if skipped:
+                        _report("load", f"{'; '.join(skipped)}: using step {stored.step}")
+                    return checkpoint
+        except FileNotFoundError:
+            continue  # removed since it was listed, so there are newer ones
+        if skipped:
+            _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is whole")
+        return None
+    raise CheckpointError(
+        f"tpunb.load: the files in {store.location} are removed faster than they can be read",
+        store.location,
+    )
+
+
+def _read(
+    store: Store,
+    stored: StoredCheckpoint,
+    rank: int | None,
+    weights_only: bool,
+    skipped: list[str],
+) -> Checkpoint | None:
+    """The state of a checkpoint, if all its parts are whole: all ranks decide alike."""
+    part = _part(store, stored, rank)
+    with contextlib.ExitStack() as stack:
+        for owner, name in stored.names.items():
+            file = store.open(name)
+            stack.callback(file.close)
+            if not format.is_whole(file, name):
+                skipped.append(f"step {stored.step} is cut off or changed ({store.path_of(name)})")
+                return None
+            if owner == part:
+                part_file = file
+        path = store.path_of(stored.names[part])
+        try:
+            return Checkpoint(format.read_state(part_file, weights_only), stored.step, path)
+        except pickle.UnpicklingError as error:
+            names = ", ".join(format.unsafe_names(part_file)) or str(error)
+            raise CheckpointError(
+                f"tpunb.load: {path} holds more than data: rebuilding {names} can run code. If you "
+                "trust its author: tpunb.load(weights_only=False). A file of state_dict()s, "
+                "tensors, numbers and strings needs no trust",
+                path,
+            ) from error
+        except (AttributeError, ImportError) as error:
+            raise CheckpointError(
+                f"tpunb.load: {path} needs something this process does not have ({error}): define "
+                "or import it above the call, as where it was saved",
+                path,
+            ) from error
+
+
+def _part(store: Store, stored: StoredCheckpoint, rank: int | None) -> int:
+    """The rank whose part this process loads."""
+    if stored.ranks is None:
+        return 0
+    own, ranks = launched_rank_and_world()
+    if rank is None and ranks != stored.ranks:
+        raise CheckpointError(
+            f"tpunb.load: step {stored.step} in {store.location} has a part from each of "
+            f"{stored.ranks} ranks, and this run has {ranks}: run it on {stored.ranks} cores, or "
+            "choose a part: tpunb.load(rank=0)",
+            store.location,
+        )
+    if rank is not None and not 0 <= rank < stored.ranks:
+        raise CheckpointError(
+            f"tpunb.load: step {stored.step} has parts of ranks 0 to {stored.ranks - 1}, "
+            f"not {rank}",
+            store.location,
+        )
+    return own if rank is None else rank
+
+
+def _list(store: Store) -> list[StoredCheckpoint]:
+    return group_files(store.list())
+
+
+def _run_folder() -> str | None:
+    run = os.environ.get(env_vars.RUN)
+    return str(RunDir(run).checkpoints) if run else None
+
+
+def _default() -> str:
+    return os.environ.get(env_vars.CHECKPOINTS) or _run_folder() or "checkpoints"
+
+
+def _store(path: str | Path) -> Store:
+    try:
+        return open_store(path)
+    except (ImportError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}", str(path)) from error
+
+
+def _step(step: int) -> int:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(step, torch.Tensor):
+        # operator.index would start the computation of a lazy tensor and wait for it.
+        raise TypeError("the step of a checkpoint must be an int, not a tensor")
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(
+            f"the step of a checkpoint must be an int, not {type(step).__name__}: "
+            "tpunb.save(state, step)"
+        ) from None
+    if number < 0:
+        raise ValueError(f"the step of a checkpoint must not be negative: {number}")
+    return number
+
+
+@dataclass
+class _Process:
+    """What this process remembers; a fork of it starts anew."""
+
+    saves: bool = False
+    """Whether it has called `save`."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """The number of its last save with `per_rank`, by location."""
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+_processes: dict[int, _Process] = {}
+
+
+def _this_process() -> _Process:
+    return _processes.setdefault(os.getpid(), _Process())
+
+
+def _knows_its_attempt() -> bool:
+    """Not under torchrun on several hosts, where a later run may look like the same."""
+    env = os.environ
+    return env_vars.RUN in env or env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE")
+
+
+def _group() -> str:
+    """A hash that all ranks of an attempt share, and no other attempt has.
+
+    Under torchrun the run's id is not enough: it is "none" unless it is given. On one host the
+    ranks' parent process identifies the attempt.
+    """
+    env = os.environ
+    if env_vars.RUN in env:
+        identity = [env[env_vars.RUN], env.get(env_vars.ATTEMPT, "0")]
+    elif "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
+        identity = [env["TORCHELASTIC_RUN_ID"], env.get("TORCHELASTIC_RESTART_COUNT", "0")]
+        if env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE"):
+            parent = Path(f"/proc/{os.getppid()}/stat").read_text()
+            started = parent.rpartition(")")[2].split()[19]
+            identity += [str(os.getppid()), started]
+    else:
+        identity = [_this_process().token]
+    return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
+
+
+def _pickle_failure(key: str, value: Any, error: Exception, step: int, store: Store) -> str:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return (
+        f"tpunb.save: state{key} is a {kind} and cannot be pickled ({type(error).__name__}: "
+        f"{error}). Leave it out, or save its data: tensors, numbers, a state_dict(). "
+        f"Step {step} is not saved; {_intact(store)}"
+    )
+
+
+def _write_failure(error: Exception, step: int, store: Store, path: str, state_bytes: int) -> str:
+    reason = _reason(error)
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        free = store.free_bytes()
+        free_text = "" if free is None else f", {size(free)} are free"
+        reason += (
+            f" (its tensors take {size(state_bytes)}{free_text}; {KEEP} checkpoints and the one "
+            "being written must fit)"
+        )
+    return (
+        f"tpunb.save: cannot write {path}: {reason}. Step {step} is not saved; {_intact(store)}. "
+        "To save elsewhere: tpunb.save(…, path=…) or the variable TPUNB_CHECKPOINTS"
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
+
+
+def _intact(store: Store) -> str:
+    """'the checkpoints of steps 20, 10 are intact', for the message of a failed save."""
+    try:
+        steps = [str(stored.step) for stored in _list(store) if not stored.missing]
+    except Exception as error:  # the store is broken; earlier files in it are not touched
+        return f"earlier checkpoints were not touched ({type(error).__name__} listing them)"
+    if not steps:
+        return f"there is no earlier checkpoint in {store.location}"
+    if len(steps) == 1:
+        return f"the checkpoint of step {steps[0]} is intact"
+    return f"the checkpoints of steps {', '.join(steps)} are intact"
+
+
+def _report(call: str, message: str) -> None:
+    # On a full disk, or with a closed stderr, the checkpoint matters and not this line.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"tpunb.{call}: {message}", file=sys.stderr, flush=True)

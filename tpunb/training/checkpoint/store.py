@@ -1,0 +1,327 @@
+"""Where checkpoints are stored, their file names, and which files form one checkpoint.
+
+    000007-step-300-3fa2b1c0.pt                      rank 0's state, for all ranks
+    000007-step-300-3fa2b1c0.0-rank-1-of-4.pt        rank 1's part of a checkpoint of four
+
+The first number counts the saves in a folder: the newest checkpoint is the one saved last, not
+the one with the highest step, so that a training that starts anew is not resumed from the end of
+an older one. Each rank counts what it finds there, and ranks come there at different times, so
+the parts of one checkpoint have different numbers: rank 0's counts. It takes part in every save,
+so only its numbers are in the order of all saves. The hex digits are the same for all ranks of
+one attempt, and the number after them counts its saves with `per_rank`: parts of different saves
+never form one checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from tpunb.runs import heartbeat
+from tpunb.training.checkpoint.format import END, has_end
+
+_NAME = re.compile(r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-rank-(\d+)-of-(\d+))?\.pt")
+_TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.\d+\.tmp")
+_ABANDONED = 3600.0
+"""Seconds after which another machine's temporary file counts as abandoned."""
+_host = re.sub(r"[^\w-]", "-", socket.gethostname())
+_numbers = itertools.count()
+_writing: set[str] = set()
+
+
+@dataclass
+class StoredCheckpoint:
+    """A checkpoint, as known from the names of its files."""
+
+    step: int
+    group: str
+    ranks: int | None
+    """How many parts it has; None: one file, written by rank 0 for all."""
+    save: int | None = None
+    """Which save with `per_rank` of its attempt it is."""
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Those of the files that exist, by rank."""
+    names: dict[int, str] = field(default_factory=dict)
+    """The files that exist, by rank."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of saves: rank 0's; without that part, at the earliest."""
+        return self.numbers[0] if 0 in self.numbers else max(self.numbers.values())
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks whose parts do not exist."""
+        return sorted(set(range(self.ranks or 1)) - set(self.names))
+
+    def may_become_whole(self, reached: Mapping[int, int]) -> bool:
+        """Whether ranks are still to add parts. `reached`: each one's latest save of this kind."""
+        save = self.save
+        return save is not None and any(reached.get(rank, -1) < save for rank in self.missing)
+
+
+class Store(Protocol):
+    """A folder of files, local or remote."""
+
+    location: str
+    """Its path or URL."""
+
+    def list(self) -> list[str]:
+        """The names of its files; none if it does not exist."""
+
+    def write(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """A file that appears, whole, when the block ends without an exception."""
+
+    def open(self, name: str) -> IO[bytes]:
+        """Raises FileNotFoundError."""
+
+    def tail(self, name: str) -> bytes:
+        """The last END bytes of a file, or all of a shorter one."""
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files; those already gone are ignored."""
+
+    def path_of(self, name: str) -> str:
+        """The path or URL of a file."""
+
+    def free_bytes(self) -> int | None:
+        """Free space, or None if that is unknown."""
+
+
+class LocalStore:
+    """A folder on a file system of this machine."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path).expanduser().absolute()
+        self.location = str(self._path)
+
+    def list(self) -> list[str]:
+        try:
+            return os.listdir(self._path)
+        except FileNotFoundError:
+            return []
+
+    @contextlib.contextmanager
+    def write(self, name: str) -> Iterator[IO[bytes]]:
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        temporary = f".{_host}.{os.getpid()}.{next(_numbers)}.tmp"
+        path = self._path / temporary
+        _writing.add(temporary)
+        try:
+            with open(path, "xb") as file:
+                yield file
+                with heartbeat.storing():
+                    file.flush()
+                    os.fsync(file.fileno())
+            with heartbeat.storing():
+                os.rename(path, self._path / name)
+                self._sync()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            _writing.discard(temporary)
+
+    def _sync(self) -> None:
+        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _sweep(self) -> None:
+        """Remove temporary files of processes that ended in the middle of a save."""
+        for name in self.list():
+            match = _TEMPORARY.fullmatch(name)
+            if match is None or name in _writing:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+                old = time.time() - (self._path / name).stat().st_mtime > _ABANDONED
+                dead = match[1] == _host and not _alive(int(match[2]))
+                if old or dead:
+                    (self._path / name).unlink()
+
+    def open(self, name: str) -> IO[bytes]:
+        return open(self._path / name, "rb")
+
+    def tail(self, name: str) -> bytes:
+        with self.open(name) as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - END, 0))
+            return file.read()
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self._path / name).unlink(missing_ok=True)
+
+    def path_of(self, name: str) -> str:
+        return str(self._path / name)
+
+    def free_bytes(self) -> int | None:
+        try:
+            return shutil.disk_usage(self._path).free
+        except OSError:
+            return None
+
+
+class RemoteStore:
+    """Any other place that fsspec supports. A file there is whole if it has its end."""
+
+    def __init__(self, system: Any, path: str, location: str) -> None:
+        self._system = system
+        self._path = path.rstrip("/")
+        self.location = location.rstrip("/")
+
+    def list(self) -> list[str]:
+        self._system.invalidate_cache(self._path)
+        try:
+            return [name.rpartition("/")[2] for name in self._system.ls(self._path, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    @contextlib.contextmanager
+    def write(self, name: str) -> Iterator[IO[bytes]]:
+        self._system.makedirs(self._path, exist_ok=True)
+        path = f"{self._path}/{name}"
+        try:
+            file = self._system.open(path, "wb")
+            try:
+                yield file
+            finally:
+                with heartbeat.storing():  # most of an upload is here
+                    file.close()
+        except BaseException:
+            # Closing the file has made an object of what was written.
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                self._system.rm_file(path)
+            raise
+
+    def open(self, name: str) -> IO[bytes]:
+        local: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        try:
+            with heartbeat.storing(), self._system.open(f"{self._path}/{name}", "rb") as file:
+                shutil.copyfileobj(file, local, 1 << 22)
+            local.seek(0)
+        except BaseException:
+            local.close()
+            raise
+        return local
+
+    def tail(self, name: str) -> bytes:
+        tail: bytes = self._system.tail(f"{self._path}/{name}", END)
+        return tail
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._system.rm_file(f"{self._path}/{name}")
+
+    def path_of(self, name: str) -> str:
+        return f"{self.location}/{name}"
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+def open_store(path: Path | str) -> Store:
+    """The store at a path, or at a URL that fsspec supports.
+
+    For a run's folder, the checkpoints in it. Raises ImportError if fsspec lacks a package for
+    this URL, ValueError if it does not know the protocol.
+    """
+    text = os.fspath(path)
+    if "://" not in text:
+        folder = Path(text).expanduser()
+        if (folder / "spec.json").exists():
+            return LocalStore(folder / "checkpoints")
+        return LocalStore(folder)
+    from fsspec.core import url_to_fs
+
+    system, folder_path = url_to_fs(text)
+    if "file" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,)):
+        return LocalStore(folder_path)
+    return RemoteStore(system, folder_path, text)
+
+
+def file_name(number: int, step: int, group: str, part: tuple[int, int, int] | None) -> str:
+    """The name of a checkpoint file; `part`: number of the `per_rank` save, rank, world size."""
+    suffix = "" if part is None else ".{}-rank-{}-of-{}".format(*part)
+    return f"{number:06d}-step-{step}-{group}{suffix}.pt"
+
+
+def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:
+    """The checkpoints that files belong to, newest first; some may lack parts."""
+    checkpoints: dict[tuple[str, ...], StoredCheckpoint] = {}
+    for name in sorted(names):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        number, step, group, save, rank, ranks = match.groups()
+        # Rank 0 may save a step twice: those are two checkpoints.
+        key = (step, group, save, ranks) if save else (step, group, number)
+        checkpoint = checkpoints.setdefault(
+            key,
+            StoredCheckpoint(
+                int(step), group, int(ranks) if ranks else None, int(save) if save else None
+            ),
+        )
+        checkpoint.names[int(rank or 0)] = name
+        checkpoint.numbers[int(rank or 0)] = int(number)
+    return sorted(checkpoints.values(), key=lambda each: each.number, reverse=True)
+
+
+def next_number(names: Iterable[str]) -> int:
+    """The number of the next file in a folder with these: higher than that of any part."""
+    matches = (_NAME.fullmatch(name) for name in names)
+    return max((int(match[1]) for match in matches if match is not None), default=0) + 1
+
+
+def remove_old(store: Store, keep: int, group: str, alone: bool) -> None:
+    """Keep the newest `keep` checkpoints that look whole, and remove all older ones.
+
+    Whole means here that the files have their end: they are not read again. What may still
+    become whole stays: parts of this attempt that late ranks have yet to add to. Unless this
+    process is `alone`, the newest checkpoint of another `group` stays as well: the attempt
+    resumed from it, and a late rank has yet to load it.
+    """
+    whole, began = 0, alone
+    checkpoints = group_files(store.list())
+    reached: dict[int, int] = {}
+    """The latest save with `per_rank` of each rank of this attempt."""
+    for checkpoint in checkpoints:
+        if checkpoint.group == group and checkpoint.save is not None:
+            for rank in checkpoint.names:
+                reached[rank] = max(reached.get(rank, -1), checkpoint.save)
+    for checkpoint in checkpoints:
+        if checkpoint.group == group and checkpoint.may_become_whole(reached):
+            continue
+        counts = False
+        if not checkpoint.missing and (whole < keep or not began):
+            with contextlib.suppress(FileNotFoundError):  # another rank is removing it
+                counts = all(has_end(store.tail(name), name) for name in checkpoint.names.values())
+        needed = counts and not began and checkpoint.group != group
+        if whole >= keep and not needed:
+            store.remove(checkpoint.names.values())
+        whole += counts
+        # When all parts of one exist, all ranks have reached their first save.
+        began |= needed or (counts and checkpoint.ranks is not None)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

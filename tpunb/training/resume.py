@@ -1,0 +1,297 @@
+"""Resuming a training: `TrainingState`, `Position` in the data, random number generators."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import random
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from tpunb.training.checkpoint import api
+from tpunb.training.ranks import is_first
+from tpunb.utils.deprecation import renamed_arguments
+from tpunb.xla import loaders
+from tpunb.xla.runtime import running_module
+from tpunb.xla.tensors import start_pending_work
+
+
+class TrainingState:
+    """Model, optimizer, scheduler, position in the data and random numbers as one checkpoint.
+
+        batches = Position(loader)
+        state = TrainingState(model=model, optimizer=optimizer, batches=batches, best=best)
+        step = state.load()            # 0, or the step after the saved one
+        for epoch in range(batches.epoch, epochs):
+            for x, y in batches:
+                ...
+                state.save(step)
+                step += 1
+
+    A part is a dict of data, or an object with `state_dict` and `load_state_dict`. Rank 0 writes
+    them for all ranks; each rank writes its random number generators, and its own buffers of
+    modules (BatchNorm's means). `own` names the parts that differ from rank to rank: shards of
+    FSDP or ZeRO.
+
+    On CPU, and with as many ranks as before, a resumed training has the same weights, bit for
+    bit, as one that was not stopped.
+    """
+
+    @renamed_arguments(to="path")
+    def __init__(
+        self, *, own: Collection[str] = (), path: str | Path | None = None, **parts: Any
+    ) -> None:
+        """`path`: where to save and load, as in `tpunb.save` and `tpunb.load`."""
+        for name, part in parts.items():
+            if not isinstance(part, dict) and not hasattr(part, "load_state_dict"):
+                raise TypeError(
+                    f"TrainingState: {name} is a {type(part).__name__}, which has no "
+                    "load_state_dict: pass it in a dict, or leave it out"
+                )
+        if unknown := set(own) - set(parts):
+            raise ValueError(f"TrainingState: own={sorted(unknown)} are not among its parts")
+        self._parts = parts
+        positions = {name for name, part in parts.items() if isinstance(part, Position)}
+        self._own = positions.union(own)
+        self._path = path
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint, as `tpunb.save` does. Call it in all ranks, between two steps."""
+        start_pending_work()
+        states: dict[str, Any] = {}
+        buffers: dict[str, Any] = {}
+        for name, part in self._parts.items():
+            if is_first() or name in self._own:
+                states[name] = dict(part) if isinstance(part, dict) else part.state_dict()
+            elif isinstance(part, nn.Module):
+                names = {key for key, _ in part.named_buffers()}
+                buffers[name] = {k: v for k, v in part.state_dict().items() if k in names}
+        seed = device_seed()
+        host = host_random_state()
+        state = {"parts": states, "buffers": buffers, "random": host, "seed": seed}
+        api.save(state, step, per_rank=True, path=self._path)
+        self._seed(seed)
+
+    @renamed_arguments(from_="path", trusted=("weights_only", operator.not_))
+    def load(
+        self,
+        path: str | Path | None = None,
+        *,
+        step: int | None = None,
+        weights_only: bool = True,
+    ) -> int:
+        """Resume from the newest checkpoint; returns the next step, or 0 if there is none.
+
+        Call it in all ranks, just above the loop: random numbers drawn between the two make the
+        resumed training another one. The arguments are those of `tpunb.load`.
+
+        Raises CheckpointError as that does, also if another number of ranks has saved it.
+        """
+        path = path or self._path
+        own = api.load(path, step=step, weights_only=weights_only)
+        if own is None:
+            return 0
+        shared = own
+        if not is_first():
+            of_rank_0 = api.load(path, step=own.step, rank=0, weights_only=weights_only)
+            assert of_rank_0 is not None  # or it would have raised
+            shared = of_rank_0
+        for name, part in self._parts.items():
+            source = own if name in self._own else shared
+            if isinstance(part, dict):
+                part.clear()
+                part.update(source["parts"][name])
+            else:
+                part.load_state_dict(source["parts"][name])
+            if name in own["buffers"]:
+                part.load_state_dict(own["buffers"][name], strict=False)
+        set_host_random_state(own["random"])
+        self._seed(own["seed"])
+        return own.step + 1
+
+    def _seed(self, seed: int | None) -> None:
+        """Seed the device: alike in a resumed training and in one that was not stopped."""
+        set_device_seed(seed)
+        for part in self._parts.values():
+            if isinstance(part, Position):
+                part.seed_next(seed)
+
+
+class Position:
+    """A loader that counts its batches, and can resume in the middle of an epoch.
+
+        batches = Position(loader)
+        for epoch in range(batches.epoch, epochs):
+            for x, y in batches:
+
+    It is the same loader, with a `state_dict()`: after `load_state_dict`, the next loop resumes
+    in the same epoch, in the same order, after the last batch that the training got. The order
+    comes from the state of the random generators at the beginning of the epoch. `set_epoch` of
+    samplers and loaders is called.
+
+    The earlier batches of a DataLoader are not read (also inside torch_xla's MpDeviceLoader: put
+    Position around that, because it reads ahead). Those of other loaders, and all with `replay`,
+    are read again and dropped: with `replay` the random numbers of workers are the same too,
+    unless the workers are persistent.
+    """
+
+    def __init__(self, loader: Iterable[Any], *, replay: bool = False) -> None:
+        """`loader`: a DataLoader, or any iterable that gives one epoch each time."""
+        self.epoch = 0
+        """The epoch of the current loop, or after it, of the next."""
+        self.batch = 0
+        """Batches of this epoch that the loop has got."""
+        self._chain = _chain(loader)
+        generators = [getattr(part, "generator", None) for part in self._chain]
+        self._order = _Order([each for each in generators if isinstance(each, torch.Generator)])
+        self._loader = _with_order(loader, self._order)
+        self._skips = self._order.sampler is not None and not replay
+        self._resumed = False
+        self._began: dict[str, Any] = {}
+        self._seed: int | None = None
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, False
+        if self.batch and not resumed:  # the last loop was left by `break`
+            self.epoch, self.batch = self.epoch + 1, 0
+        for part in self._chain:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(self.epoch)
+        now = host_random_state()
+        if not self.batch:
+            states = [generator.get_state() for generator in self._order.generators]
+            self._began = {"host": now, "generators": states}
+        order = self._order
+        order.began, order.skip, order.then = self._began, self.batch if self._skips else 0, now
+        order.put_generators()
+        batches = iter(self._loader)
+        if self.batch and not self._skips:
+            for _ in islice(batches, self.batch):
+                pass
+            set_host_random_state(now)
+        for batch in batches:
+            self.batch += 1
+            seed, self._seed = self._seed, None
+            set_device_seed(seed)
+            yield batch
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batch that the loop got last."""
+        began = self._began if self.batch else {}
+        return {"epoch": self.epoch, "batch": self.batch, "began": began}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next loop begin after the last batch of a `state_dict()`."""
+        self.epoch, self.batch, self._began = state["epoch"], state["batch"], state["began"]
+        self._resumed = True
+
+    def seed_next(self, seed: int | None) -> None:
+        """Seed the device with this at the next batch, whatever the loader does before it."""
+        self._seed = seed
+
+
+class _Order:
+    """A DataLoader's sampler that skips the beginning of its order."""
+
+    def __init__(self, generators: list[torch.Generator]) -> None:
+        self.sampler: Any = None
+        self.generators = generators
+        self.began: Mapping[str, Any] = {}
+        """The states of all generators from which the order is drawn."""
+        self.skip = 0
+        self.then: Mapping[str, Any] = {}
+        """The states of the global ones after the skipped part."""
+
+    def put_generators(self) -> None:
+        """Set all generators as they were when the epoch began."""
+        set_host_random_state(self.began["host"])
+        for generator, state in zip(self.generators, self.began["generators"], strict=True):
+            generator.set_state(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Again: the loader has drawn a seed for its workers or, where they persist, it has not.
+        self.put_generators()
+        order = iter(self.sampler)
+        if self.skip:
+            for _ in islice(order, self.skip):
+                pass
+            set_host_random_state(self.then)
+        yield from order
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def _with_order(loader: Any, order: _Order) -> Any:
+    """The same DataLoader with `order` as its sampler; other loaders as they are."""
+    if (inside := loaders.inner_loader(loader)) is not None:
+        return loaders.with_inner_loader(loader, _with_order(inside, order))
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    order.sampler = getattr(loader, name)
+    twin = copy.copy(loader)
+    vars(twin)[name] = order  # to assign it is refused, because a loader may have begun
+    return twin
+
+
+def _chain(loader: Any) -> list[Any]:
+    """The loader, the loaders inside it, and their samplers: each once."""
+    chain: list[Any] = []
+    waiting = [loader]
+    while waiting:
+        part = waiting.pop(0)
+        if part is None or any(part is each for each in chain):
+            continue
+        chain.append(part)
+        samplers = [getattr(part, "batch_sampler", None), getattr(part, "sampler", None)]
+        waiting += [loaders.inner_loader(part), *samplers]
+    return chain
+
+
+def host_random_state() -> dict[str, Any]:
+    """The states of torch's, Python's and, where it is loaded, numpy's global generator."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["numpy"] = numpy.random.get_state()
+    return states
+
+
+def set_host_random_state(states: Mapping[str, Any]) -> None:
+    """Restore the states of `host_random_state`."""
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    if "numpy" in states:
+        import numpy as np
+
+        np.random.set_state(states["numpy"])
+
+
+def device_seed() -> int | None:
+    """The seed of the XLA device; None where no device is in use.
+
+    torch_xla makes a new one at each `torch_xla.sync()`, even if nothing is pending: so it
+    depends on how often loaders and checkpoints have called that.
+    """
+    xla = running_module()
+    return None if xla is None else int(xla.core.xla_model.get_rng_state())
+
+
+def set_device_seed(seed: int | None) -> None:
+    """Restore the seed of `device_seed`."""
+    xla = running_module()
+    if xla is not None and seed is not None:
+        xla.core.xla_model.set_rng_state(seed)

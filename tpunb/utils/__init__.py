@@ -1,0 +1,1 @@
+"""Small helpers that every other package may use: text, files, processes, memory."""

@@ -1,0 +1,252 @@
+"""Files that several processes write and follow, so that no half of one is ever read.
+
+Standard library only: the supervisor uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+"""The folder that a new process puts on its path to import this same tpunb."""
+LONGEST = 1 << 20
+"""Bytes of a line: a file without line ends, however large, is read in pieces of this size."""
+ROOM = 1 << 16
+"""Bytes that are reserved for a file that must be written even when the disk is full."""
+_libc = ctypes.CDLL(None)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder, as long as they are."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:  # a rank has just replaced it
+                continue
+    return total
+
+
+def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file, at once: not behind a link, and never a FIFO or a device.
+
+    One that is created is its user's only. Raises OSError.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO would wait for its other end.
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+    raise PermissionError(errno.EPERM, "not a regular file", str(path))
+
+
+def read_start(path: Path | str, most: int) -> bytes:
+    """The first `most` bytes of a file, or all of it. Raises OSError."""
+    with open(open_file(path), "rb") as file:
+        return file.read(most)
+
+
+def read_end(path: Path | str, most: int) -> bytes:
+    """The last `most` bytes of a file, or all of it. Raises OSError."""
+    with open(open_file(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append with a single write, so that lines of several processes never mix."""
+    fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(fd, text.encode("utf-8", "replace"))
+    finally:
+        os.close(fd)
+
+
+def append_lines(path: Path, lines: bytes) -> int:
+    """Append whole lines with a single write; returns how many bytes of them are in the file.
+
+    That may be a part if the disk becomes full: the next to append begins a new line. Raises
+    OSError if it is nothing.
+    """
+    fd = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            os.write(fd, b"\n")
+        return os.write(fd, lines)
+    finally:
+        os.close(fd)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file that is whole whenever it exists, readable by its user only.
+
+    It uses the room that `reserve_blocks` has kept for it, if any: then also on a full disk.
+    """
+    temporary = None
+    try:
+        fd, name = os.open(_room(path), os.O_WRONLY | os.O_CLOEXEC), str(_room(path))
+    except FileNotFoundError:
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except OSError:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file with `atomic_write`."""
+    atomic_write(path, (json.dumps(data, indent=1) + "\n").encode("utf-8", "replace"))
+
+
+def reserve_blocks(path: Path, *, appended: bool = False) -> None:
+    """Have the file system reserve blocks for a file that must be written in the end.
+
+    Either for `atomic_write`, or for what is `appended`. Nothing is reserved if the disk is full
+    already or the file system cannot.
+    """
+    file = path if appended else _room(path)
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return
+    try:
+        # os.posix_fallocate would make the file longer; the 1 is FALLOC_FL_KEEP_SIZE.
+        _libc.fallocate(fd, 1, ctypes.c_long(0), ctypes.c_long(ROOM))
+    finally:
+        os.close(fd)
+
+
+def release_blocks(path: Path) -> None:
+    """Give up what was reserved for a file that is not needed."""
+    with contextlib.suppress(OSError):  # the folder is gone, or the file system read-only by now
+        _room(path).unlink()
+
+
+def _room(path: Path) -> Path:
+    return path.with_name(f".{path.name}.room")
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines; the end of one that is not whole yet is kept.
+
+    With `longest`, a line of more bytes comes in pieces.
+    """
+
+    def __init__(self, longest: int | None = None) -> None:
+        self.rest = bytearray()
+        """What is not a whole line yet."""
+        self._longest = longest
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that these bytes make whole, without their newlines."""
+        first, *more = data.split(b"\n")
+        self.rest += first
+        lines = []
+        if more:
+            lines = [bytes(self.rest), *more]
+            self.rest = bytearray(lines.pop())
+        if self._longest is not None and len(self.rest) > self._longest:
+            lines.append(bytes(self.rest))
+            self.rest.clear()
+        return lines
+
+
+def read_lines(path: Path, newest: int | None = None) -> Iterator[str]:
+    """The lines of a file, without their newlines; long ones in pieces. Raises OSError.
+
+    `newest`: only those of the last so many bytes.
+    """
+    lines = LineBuffer(LONGEST)
+    with open(open_file(path), "rb") as file:
+        if newest is not None and (begin := os.fstat(file.fileno()).st_size - newest) > 0:
+            file.seek(begin)
+            file.readline(LONGEST)  # the rest of one
+        while data := file.read(1 << 20):
+            for line in lines.feed(data):
+                yield line.decode("utf-8", "replace")
+    if lines.rest:
+        yield lines.rest.decode("utf-8", "replace")
+
+
+class Tail:
+    """Follows a file that others append to: `read` gives what is new, as bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self._fd: int | None = None
+
+    def read(self, most: int = 4_000_000) -> bytes:
+        """What was appended since the last call, at most `most` bytes; b'' if nothing.
+
+        Nothing either while there is no file, or no regular one.
+        """
+        if self._fd is None:
+            try:
+                self._fd = open_file(self.path)
+            except (FileNotFoundError, PermissionError):
+                return b""
+        data = os.pread(self._fd, most, self.offset)
+        self.offset += len(data)
+        return data
+
+    def skip_to_end(self, kept: int) -> int:
+        """Go on at the last `kept` bytes; returns how many are left out by it."""
+        try:
+            before, self.offset = self.offset, max(self.offset, os.stat(self.path).st_size - kept)
+        except OSError:
+            return 0
+        return self.offset - before
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class LineTail:
+    """Follows a file of lines: `read` gives the whole lines that are new."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+        self._lines = LineBuffer(LONGEST)
+        self._skipped = False
+
+    def read(self) -> list[str]:
+        """What is new, a few megabytes at most."""
+        while data := self._tail.read():
+            if self._skipped:
+                data, self._skipped = data.partition(b"\n")[2], False
+            if lines := [line for line in self._lines.feed(data) if line]:
+                return [line.decode("utf-8", "replace") for line in lines]
+        return []
+
+    def skip_to_end(self, kept: int) -> int:
+        """Go on with the lines of the last `kept` bytes; returns how many bytes are left out."""
+        left_out = self._tail.skip_to_end(kept)
+        self._skipped = left_out > 0
+        return left_out
+
+    def close(self) -> None:
+        self._tail.close()

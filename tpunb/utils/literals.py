@@ -1,0 +1,162 @@
+"""Plain values as Python source, and which values are plain.
+
+Plain are numbers, strings, booleans, None, `pathlib` paths, `range`; of numpy and torch: scalars,
+0-d arrays and tensors, dtypes; and small lists, tuples, sets and dicts of these. Types count
+exactly: an instance of a subclass may be compared, shown or copied by code of its own, and such
+code never runs here. Libraries are never imported; what is not loaded has made no value.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import pathlib
+import sys
+from typing import Any
+
+MOST_ITEMS = 1000
+"""Items of a container, those of its containers counted."""
+LONGEST = 20_000
+"""Characters of a literal."""
+_DEEPEST = 8
+_WIDEST = 4096
+"""Bits of an integer: Python refuses to write longer ones in decimals."""
+
+_PATHS: dict[type, str] = {type(pathlib.Path()): "Path", pathlib.PurePosixPath: "PurePosixPath"}
+
+
+class _NotPlainError(Exception):
+    """It is no plain value, or too large for one."""
+
+
+def literal(value: object) -> str | None:
+    """An expression that makes the same value in any namespace; None if it is not plain.
+
+    Equal text means equal type and value: 1, 1.0 and True differ, nan equals itself. The items of a
+    set are in the order of their texts, those of a dict in their own.
+    """
+    try:
+        text = _Writer().write(value, 0)
+    except _NotPlainError:
+        return None
+    return text if len(text) <= LONGEST else None
+
+
+def shown(text: str, most: int = 60) -> str:
+    """A literal for people: without `__import__`, and not longer than a line has room for."""
+    text = text.replace('__import__("', "").replace('").', ".")
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def simple(text: str) -> Any:
+    """A literal as a number, text, boolean or None if it is one; else as it is `shown`."""
+    node = ast.parse(text, mode="eval").body
+    if isinstance(node, ast.Call) and node.args:  # float("inf"), a scalar of numpy or torch
+        if isinstance(node.func, ast.Name) and node.func.id == "float":
+            return float(ast.literal_eval(node.args[0]))
+        node = node.args[0]
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return shown(text)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else shown(text)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._items = 0
+
+    def write(self, value: Any, depth: int) -> str:
+        kind = type(value)
+        if type(kind) is not type:  # a metaclass may compare classes by code of its own
+            return _of_libraries(value)
+        if value is None or kind is bool:
+            return repr(value)
+        if kind is int:
+            return repr(self._checked(value))
+        if kind is float:
+            return _float(value)
+        if kind is complex:
+            if not (math.isfinite(value.real) and math.isfinite(value.imag)):
+                raise _NotPlainError
+            return repr(value)
+        if kind in (str, bytes):
+            if len(value) > LONGEST:
+                raise _NotPlainError
+            return repr(value)
+        if kind in (list, tuple, dict, set, frozenset):
+            return self._container(value, depth + 1)
+        if kind is range:
+            return repr(value)
+        if kind in _PATHS:
+            return f'__import__("pathlib").{_PATHS[kind]}({str(value)!r})'
+        return _of_libraries(value)
+
+    def _checked(self, value: int) -> int:
+        if value.bit_length() > _WIDEST:
+            raise _NotPlainError
+        return value
+
+    def _container(self, value: Any, depth: int) -> str:
+        self._items += len(value)
+        if depth > _DEEPEST or self._items > MOST_ITEMS:
+            raise _NotPlainError
+        if type(value) is dict:
+            items = (
+                f"{self.write(key, depth)}: {self.write(item, depth)}"
+                for key, item in value.items()
+            )
+            return f"{{{', '.join(items)}}}"
+        texts = [self.write(item, depth) for item in value]
+        if type(value) is list:
+            return f"[{', '.join(texts)}]"
+        if type(value) is tuple:
+            return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+        braces = f"{{{', '.join(sorted(texts))}}}" if texts else ""
+        if type(value) is frozenset:
+            return f"frozenset({braces})"
+        return braces or "set()"
+
+
+def _float(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+_NUMPY = frozenset(
+    "bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "str_".split()
+)
+
+
+def _of_libraries(value: Any) -> str:
+    """Scalars of numpy and torch, and their dtypes."""
+    kind = type(value)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        if type(kind) is type and issubclass(kind, numpy.generic) and kind.__name__ in _NUMPY:
+            return f'__import__("numpy").{kind.__name__}({_scalar(value.item())})'
+        if kind is numpy.ndarray and value.ndim == 0 and value.dtype.name in _NUMPY:
+            return f'__import__("numpy").array({_scalar(value.item())}, {value.dtype.name!r})'
+    if torch is not None:
+        if kind is torch.dtype:
+            return f'__import__("torch").{str(value).removeprefix("torch.")}'
+        if (
+            kind is torch.Tensor
+            and value.dim() == 0
+            and not value.requires_grad
+            and value.device.type == "cpu"
+            and value.layout is torch.strided
+            and not (value.is_quantized or value.is_complex())
+        ):
+            dtype = f'__import__("torch").{str(value.dtype).removeprefix("torch.")}'
+            return f'__import__("torch").tensor({_scalar(value.item())}, dtype={dtype})'
+    raise _NotPlainError
+
+
+def _scalar(value: object) -> str:
+    """A number or text of Python's own."""
+    if type(value) is float:
+        return _float(value)
+    return repr(value)

@@ -1,0 +1,269 @@
+"""Options as frozen dataclasses: declared once, for the parser, its help, the docs and mypy.
+
+    @dataclass(frozen=True)
+    class StopOptions:
+        run: str | None = argument("RUN", help="an id or any part of it (default: the latest)")
+        now: bool = flag("--now", help="do not wait for the ranks to save")
+
+    parser = OptionParser(prog="stop")
+    add_options(parser, StopOptions)
+    options = build_options(StopOptions, parser.parse_args(words))
+
+`options.now` is a bool that mypy knows; `options.nwo` is an error before anything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+_Options = TypeVar("_Options")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What the parser and the docs need to know of one field."""
+
+    names: tuple[str, ...]
+    """`("-y", "--yes")`; empty for a positional argument."""
+    help: str
+    group: str
+    """The heading in `--help` under which it stands; empty: the first one."""
+    old_name: str | None
+    """Works for one more release, with a warning; not in `--help`."""
+    exclusive: bool
+    """At most one of those options of a group that are exclusive may be given."""
+    keywords: Mapping[str, Any]
+    """What `add_argument` gets besides."""
+
+    @property
+    def usage(self) -> str:
+        """`--cores N|all`, as help and docs show it."""
+        value = self.keywords.get("metavar") or "|".join(self.keywords.get("choices", ()))
+        words = [value] if isinstance(value, str) else list(value)
+        return " ".join([*self.names[-1:], *filter(None, words)])
+
+
+def option(
+    *names: str,
+    help: str,
+    default: Any = None,
+    type: Callable[[str], Any] | None = None,
+    choices: Sequence[str] | None = None,
+    metavar: str | tuple[str, ...] | None = None,
+    repeatable: bool = False,
+    group: str = "",
+    old_name: str | None = None,
+    exclusive: bool = False,
+    alone: str | None = None,
+) -> Any:
+    """A field for an option with a value. `repeatable`: the field is a tuple of all values;
+    `alone`: what the option means without a value.
+
+    `metavar` with several names: the option takes that many values. `default` may be a function
+    that is called when the parser is made.
+    """
+    keywords: dict[str, Any] = {"type": type, "choices": choices, "metavar": metavar}
+    if repeatable:
+        keywords["action"] = "append"
+    if isinstance(metavar, tuple):
+        keywords["nargs"] = len(metavar)
+    if alone is not None:
+        keywords |= {"nargs": "?", "const": alone}
+    keywords = {name: value for name, value in keywords.items() if value is not None}
+    declared = Declaration(names, help, group, old_name, exclusive, keywords)
+    if callable(default):
+        return field(default_factory=default, metadata={"option": declared})
+    return field(default=() if repeatable else default, metadata={"option": declared})
+
+
+def flag(
+    *names: str, help: str, group: str = "", old_name: str | None = None, exclusive: bool = False
+) -> Any:
+    """A field for an option without a value: False, or True where it is given."""
+    declared = Declaration(names, help, group, old_name, exclusive, {"action": "store_true"})
+    return field(default=False, metadata={"option": declared})
+
+
+def argument(
+    metavar: str,
+    help: str,
+    *,
+    required: bool = False,
+    several: bool = False,
+    type: Callable[[str], Any] | None = None,
+) -> Any:
+    """A field for a positional argument; None where it may be left out and is.
+
+    `several`: at least one, as a tuple.
+    """
+    keywords: dict[str, Any] = {"metavar": metavar}
+    if several:
+        keywords["nargs"] = "+"
+    elif not required:
+        keywords["nargs"] = "?"
+    if type is not None:
+        keywords["type"] = type
+    declared = Declaration((), help, "", None, False, keywords)
+    return field(default=None, metadata={"option": declared})
+
+
+def declarations(options: type) -> list[tuple[Field[Any], Declaration]]:
+    """The fields of an options class with their declarations, in order."""
+    return [
+        (item, item.metadata["option"]) for item in fields(options) if "option" in item.metadata
+    ]
+
+
+def add_options(parser: argparse.ArgumentParser, options: type) -> None:
+    """Declare all options of a class on a parser, each under the heading of its group."""
+    groups = {group.title: group for group in parser._action_groups}
+    exclusive: dict[str, argparse._ActionsContainer] = {}
+    for item, declared in declarations(options):
+        keywords = dict(declared.keywords)
+        if not declared.names:
+            parser.add_argument(item.name, help=declared.help, **keywords)
+            continue
+        place: argparse._ActionsContainer = parser
+        if declared.group:
+            if declared.group not in groups:
+                groups[declared.group] = parser.add_argument_group(declared.group)
+            place = groups[declared.group]
+        if declared.exclusive:
+            if declared.group not in exclusive:
+                exclusive[declared.group] = place.add_mutually_exclusive_group()
+            place = exclusive[declared.group]
+        default = item.default
+        if item.default_factory is not MISSING:
+            default = item.default_factory()
+        if keywords.get("action") == "append":
+            default = None  # argparse would append to a list that is given here
+        place.add_argument(
+            *declared.names, dest=item.name, default=default, help=declared.help, **keywords
+        )
+        if declared.old_name is not None:
+            _add_old_name(parser, item.name, declared)
+
+
+def build_options(options: type[_Options], namespace: argparse.Namespace) -> _Options:
+    """The options that a parser with `add_options(parser, options)` has parsed."""
+    values = {}
+    for item, declared in declarations(options):
+        value = getattr(namespace, item.name)
+        if declared.keywords.get("action") == "append":
+            value = tuple(tuple(v) if isinstance(v, list) else v for v in value or ())
+        elif declared.keywords.get("nargs") == "+":
+            value = tuple(value)
+        values[item.name] = value
+    return options(**values)
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Names the nearest known option for one that it does not know."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; but what is left over is an error here, also of a subcommand.
+
+        argparse has the main parser complain, which does not know the subcommand's options.
+        """
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
+        return namespace, unknown
+
+    def _suggestion(self, unknown: Sequence[str]) -> str:
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        known = [name for action in shown for name in action.option_strings]
+        for word in unknown:
+            if word.startswith("--"):
+                nearest = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.7)
+                if nearest:
+                    return f"; did you mean {nearest[0]}?"
+        return ""
+
+
+class _OldName(argparse.Action):
+    """What an option was called before: sets the same field, and says the new name."""
+
+    new_name = ""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        warn(f"{parser.prog} {option_string} is now {self.new_name}; the old name will go away")
+        setattr(namespace, self.dest, True if self.nargs == 0 else values)
+
+
+def _add_old_name(parser: argparse.ArgumentParser, dest: str, declared: Declaration) -> None:
+    assert declared.old_name is not None
+    action = parser.add_argument(
+        declared.old_name,
+        dest=dest,
+        action=_OldName,
+        nargs=0 if declared.keywords.get("action") == "store_true" else None,
+        **{name: value for name, value in declared.keywords.items() if name == "type"},
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
+    assert isinstance(action, _OldName)
+    action.new_name = declared.names[-1]
+
+
+def join_lists(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """The words of a line, in which `--returns a, b` is one value, as `--returns a,b` is."""
+    joined: list[str] = []
+    option = ""
+    for word in words:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+        last = joined[-1] if joined else ""
+        goes_on = last not in ("", option) and (last.endswith(",") or word.startswith(","))
+        if goes_on and option in options and not word.startswith("-"):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return joined
+
+
+def warn(text: str) -> None:
+    """Say a line to whoever wrote the options, where errors are read too."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def parse_count(text: str) -> int:
+    """A number from 0 on."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([smh]?)", re.ASCII)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds: 90 for `90` or `90s`, 300 for `5m`, 32400 for `9h`."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration such as 90, 90s, 5m or 9h (without a unit: seconds)"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_rank_list(text: str) -> str:
+    """`all`, `none` or a list such as `0,3-5`, whose ranks are checked once a run is known."""
+    if not re.fullmatch(r"all|none|\d+(-\d+)?(,\d+(-\d+)?)*", text.replace(" ", ""), re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} does not name ranks: use all, none, or a list such as 0,3-5"
+        )
+    return text

@@ -1,0 +1,72 @@
+"""What may be a secret, by its name or by its form: such values are not written down.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ENDINGS = tuple(
+    "TOKEN KEY SECRET PASSWORD PASSWD PASSPHRASE CREDENTIAL AUTH AUTHORIZATION COOKIE "
+    "SECRETS CREDENTIALS COOKIES CREDS PASSCODE PGPASS SSHPASS JWT DSN WEBHOOK MNEMONIC".split()
+)
+_WHOLE = ("PASS", "PAT", "PWD", "KEYS", "SAS", "BEARER", "CONNSTR", "OTP", "TOTP")
+_TOGETHER = re.compile("CONNECTION_?STRING|SEED_?PHRASE|PRIVATE_?PEM|WEBHOOK_?URL")
+_HARMLESS = frozenset(
+    "BOS CLS COLUMN EOS FEATURE GROUP IMAGE IMG INPUT LABEL MASK METRIC OUTPUT PAD SEP "
+    "SORT SPECIAL TARGET TEXT UNK".split()
+)
+"""Before KEY or TOKEN: names of data."""
+_PART = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_FORMS = re.compile(
+    r"\b(hf_\w{20}|gh[opsur]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|sk-[\w-]{16}|pypi-[\w-]{20}"
+    r"|xox[abeprs]-[\w-]{10}|A(?:KI|SI)A[0-9A-Z]{16}|AIza[\w-]{30}|ya29\.[\w-]{20}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10}|hooks\.slack\.com/services/\w)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@"
+)
+"""Tokens of Hugging Face, GitHub, GitLab, OpenAI, PyPI, Slack, AWS and Google; JSON web tokens,
+private keys, URLs with a password."""
+_FIELD = re.compile(r"['\"](\w+)['\"]\s*:\s*b?['\"]")
+"""'api_key': '…' in a dict, or in JSON."""
+_PAIR = re.compile(r"(?:^|[?&;,\s])([\w.-]+)\s*=\s*[^\s&;,]")
+"""sig=… in a URL, AccountKey=… in a connection string, PASSWORD=… in a list of settings."""
+_SIGNATURES = frozenset(("SIG", "SIGNATURE"))
+_USERINFO = re.compile(r"://[^/\s'\"]+@")
+HIDDEN = "(not kept)"
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name is taken for a secret: HF_TOKEN, --api-key, Authorization.
+
+    Not TOKENIZERS_PARALLELISM, max_tokens, --pad-token: the words of the name count, not letters.
+    """
+    parts = _words(name)
+    if name == "PWD" or _HARMLESS.intersection(parts):
+        return False
+    if _TOGETHER.search("_".join(parts)):
+        return True
+    return any(part.endswith(_ENDINGS) or part in _WHOLE for part in parts)
+
+
+def is_secret_text(text: str) -> bool:
+    """Whether a text has the form of a secret, or holds one."""
+    return _FORMS.search(text) is not None or any(map(is_secret_name, _FIELD.findall(text)))
+
+
+def kept_value(name: str, value: str) -> str:
+    """The value of a variable as it is written down: without a secret that it is, or holds.
+
+    Of a URL the user, who may be a token, is left out alone.
+    """
+    if is_secret_name(name):
+        return HIDDEN
+    value = _USERINFO.sub("://…@", value)
+    pairs = _PAIR.findall(value)
+    if any(is_secret_name(pair) or _SIGNATURES & {*_words(pair)} for pair in pairs):
+        return HIDDEN
+    return HIDDEN if is_secret_text(value) else value
+
+
+def _words(name: str) -> list[str]:
+    return [part.upper() for part in _PART.split(name) if part]

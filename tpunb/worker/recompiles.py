@@ -1,0 +1,331 @@
+"""Notices in a rank, at the end of each step, that XLA compiled again, and why.
+
+Called with torch_xla's step marker, some microseconds each time. It says what the report of
+%%tpu_debug says, as far as that can be had without looking at single operations: shapes of the
+tensors that the loop's lines name, numbers that they name, and how many tensors the operations
+of a step have made.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+
+from tpunb.runs.cell_lines import CellLines
+from tpunb.utils.files import append_text
+from tpunb.xla.counters import describe_slow_operation
+from tpunb.xla.runtime import watch_steps
+
+WARM = 3
+"""Steps of a loop in which programs are new: the optimizer makes its state, sums begin."""
+MOST = 20
+"""Notes of one rank; more would be no news."""
+COUNTED = (8, 24)
+"""Between these steps of a loop, what leaves the device is counted."""
+_WIDE = 16
+"""Members of a dict or list that are looked at: a batch has few."""
+_WAYS = 3
+"""So many kinds of steps may a loop have; with more, as where threads bring batches to the device,
+the number of tensors says nothing."""
+_PLAIN = (int, bool, str, float)
+_BODIES = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Counters(Protocol):
+    """What torch_xla counts (tpunb.xla.counters)."""
+
+    def compilations_begun(self) -> int: ...
+    def compile_seconds(self) -> float: ...
+    def tensors_created(self) -> int: ...
+    def slow_operations(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True)
+class RecompileNote:
+    """A program that was compiled although the loop had been through its steps before.
+
+    Or, without seconds, what the loop does at every step that makes it slow.
+    """
+
+    step: int
+    """How often this line had ended a step, with this one."""
+    place: str
+    """'cell [4], line 12'."""
+    what: str
+    """'x has 17 rows, 32 before'."""
+    seconds: float | None
+
+
+class StepMonitor:
+    """Watches the step markers of this rank, and appends notes as JSON lines to `path`.
+
+    `after_step` are called with the number of each step.
+    """
+
+    def __init__(
+        self,
+        lines: CellLines,
+        path: Path,
+        counters: Counters,
+    ) -> None:
+        self._lines = lines
+        self._path = path
+        self._counters = counters
+        self._compiled = 0
+        self._before_marker = 0
+        self._compiled_at: list[int] = []
+        """Lines that ran when a rehearsed collective had a program compiled."""
+        self._seconds = 0.0
+        self._made = 0
+        self._notes = 0
+        self._updated = False
+        self._loops: dict[tuple[CodeType, int], LoopState] = {}
+        self._names: dict[CodeType, tuple[str, ...]] = {}
+        self._left: dict[tuple[CodeType, int], dict[str, int]] = {}
+        self.steps = 0
+        self.after_step: list[Callable[[int], None]] = []
+
+    def install(self) -> None:
+        """From now on, for the rest of this process."""
+        watch_steps(
+            self._begin_marker,
+            self.end_step,
+            compiled=self._counters.compilations_begun,
+            on_part_compiled=self.computed,
+        )
+        optimizer = importlib.import_module("torch.optim.optimizer")
+        optimizer.register_optimizer_step_post_hook(self.updated)
+
+    def _begin_marker(self) -> None:
+        self._before_marker = self._counters.compilations_begun()
+
+    def updated(self, *_: object) -> None:
+        """An optimizer has made its step."""
+        self._updated = True
+
+    def computed(self) -> None:
+        """A rehearsed collective computes what is pending: the first part of a step's program."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if (line := self._script_line(frame)) is not None:
+                self._compiled_at.append(line)
+            frame = frame.f_back
+
+    def _script_line(self, frame: FrameType) -> int | None:
+        return self._lines.script_line(frame.f_code.co_filename, frame.f_lineno)
+
+    def _describe(self, line: int) -> str:
+        return self._lines.describe(self._lines.script, line)
+
+    def end_step(self) -> None:
+        """A step has ended."""
+        self.steps += 1
+        for callback in self.after_step:
+            callback(self.steps)
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and (line := self._script_line(frame)) is None:
+            frame = frame.f_back
+        if frame is None:
+            return
+        assert line is not None
+        key = frame.f_code, line
+        loop = self._loops.setdefault(key, LoopState())
+        loop.steps += 1
+        updated, self._updated = self._updated, False
+        loop.updates += updated
+        names = self._names.get(frame.f_code)
+        if names is None:
+            names = self._names[frame.f_code] = names_of(frame)
+        values = loop.values(frame, names)
+        total = self._counters.tensors_created()
+        made, self._made = total - self._made, total
+        compiled = self._counters.compilations_begun()
+        again = compiled != self._compiled
+        if again:
+            # Between two steps a value may be read, for which another program is compiled.
+            here = compiled != self._before_marker or self._in_body(line)
+            self._compiled = compiled
+            warm = loop.steps > WARM and not (updated and loop.updates <= WARM)
+            self._again(loop, values, made, line, here=here, warm=warm)
+            self._compiled_at.clear()
+        loop.add(values, made, compiled=again)
+        if loop.steps in COUNTED:
+            self._count(key, loop)
+
+    def _again(
+        self, loop: LoopState, values: Values, made: int, line: int, *, here: bool, warm: bool
+    ) -> None:
+        """Something was compiled. `here`: for the step's own program; `warm`: it should not."""
+        total = self._counters.compile_seconds()
+        seconds = max(total - self._seconds, 0.0)
+        self._seconds = total
+        what = difference(values.shapes, loop.shapes) if loop.steps > WARM else ""
+        if not what and here and warm:
+            if loop.other_operations(made):
+                what = "other operations ran than in the steps before; %%tpu_debug names the line"
+            else:
+                what = loop.constant(values)
+        if what:
+            self._write(RecompileNote(loop.steps, self._describe(line), what, round(seconds, 3)))
+
+    def _in_body(self, line: int) -> bool:
+        """Whether a collective had compiled within the loop whose steps end at a line."""
+        if not self._compiled_at:
+            return False
+        first, last = body_around(line, Path(self._lines.script).read_text(encoding="utf-8"))
+        return any(first <= at <= last for at in self._compiled_at)
+
+    def _count(self, key: tuple[CodeType, int], loop: LoopState) -> None:
+        """What leaves the device at every step: said once for a loop."""
+        left = self._counters.slow_operations()
+        if loop.steps == COUNTED[0]:
+            self._left[key] = left
+            return
+        before = self._left.pop(key)
+        steps = COUNTED[1] - COUNTED[0]
+        for name, count in left.items():
+            if count - before.get(name, 0) >= steps:
+                reason = describe_slow_operation(name)
+                self._write(RecompileNote(loop.steps, self._describe(key[1]), reason, None))
+
+    def _write(self, note: RecompileNote) -> None:
+        if self._notes < MOST:
+            self._notes += 1
+            # Called from the user's loop, which a full disk must not end here.
+            with contextlib.suppress(OSError):
+                append_text(self._path, json.dumps(asdict(note)) + "\n")
+
+
+@dataclass
+class Values:
+    """What the lines of a loop name at the end of a step, in the order of its code's names."""
+
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """Numbers and words that may be constants of the program."""
+
+
+@dataclass
+class LoopState:
+    """A line that ends steps."""
+
+    steps: int = 0
+    updates: int = 0
+    """Steps in which an optimizer made its own."""
+    shapes: Shapes = field(default_factory=dict)
+    _numbers: dict[str, Any] = field(default_factory=dict)
+    _changed: set[str] = field(default_factory=set)
+    _harmless: set[str] = field(default_factory=set)
+    """Numbers that have changed in a step that compiled nothing."""
+    _made: set[int] = field(default_factory=set)
+    """How many tensors steps have made that compiled nothing."""
+
+    def values(self, frame: FrameType, names: tuple[str, ...]) -> Values:
+        """Of the loop's frame, at the end of a step."""
+        named = Values()
+        shapes, numbers, harmless = named.shapes, named.numbers, self._harmless
+        values = frame.f_locals
+        for name in names:
+            value: Any = values.get(name)
+            kind = type(value)
+            if kind in _PLAIN:
+                if name not in harmless:
+                    numbers[name] = value
+            elif isinstance(value, torch.Tensor):
+                shapes[name] = (tuple(value.shape), value.dtype)
+            elif kind is dict and len(value) <= _WIDE:
+                for key, item in value.items():
+                    if isinstance(item, torch.Tensor):
+                        shapes[f"{name}[{key!r}]"] = (tuple(item.shape), item.dtype)
+            elif kind in (list, tuple) and len(value) <= _WIDE:
+                for number, item in enumerate(value):
+                    if isinstance(item, torch.Tensor):
+                        shapes[f"{name}[{number}]"] = (tuple(item.shape), item.dtype)
+        return named
+
+    def constant(self, values: Values) -> str:
+        """The number that has changed now, and never before but where XLA compiled; '' if none.
+
+        Of floats that are neither 0 nor 1 few are constants: only one that stood until now.
+        """
+        changed = [
+            name
+            for name, now in values.numbers.items()
+            if name in self._numbers and _other(now, self._numbers[name])
+        ]
+        exact = [name for name in changed if type(values.numbers[name]) is not float]
+        steady = [name for name in changed if name not in self._changed]
+        for name in [*exact, *steady]:
+            return f"{name} is {_short(values.numbers[name])}, {_short(self._numbers[name])} before"
+        return ""
+
+    def other_operations(self, made: int) -> bool:
+        """Whether a step that made so many tensors did something else than all before."""
+        return made not in self._made and 0 < len(self._made) <= _WAYS
+
+    def add(self, values: Values, made: int, *, compiled: bool) -> None:
+        """Keep a step to compare the next with."""
+        for name, now in values.numbers.items():
+            if name in self._numbers and _other(now, self._numbers[name]):
+                (self._changed if compiled else self._harmless).add(name)
+        if not compiled and len(self._made) <= _WAYS:
+            self._made.add(made)
+        self.shapes, self._numbers = values.shapes, values.numbers
+
+
+def names_of(frame: FrameType) -> tuple[str, ...]:
+    """The variables that the frame's code names."""
+    code: CodeType = frame.f_code
+    at_top = frame.f_locals is frame.f_globals
+    return tuple(code.co_names if at_top else (*code.co_varnames, *code.co_cellvars))
+
+
+def body_around(line: int, script: str) -> tuple[int, int]:
+    """The first and last line of the innermost loop or function in which a line stands."""
+    body = 1, line
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, _BODIES) and node.lineno <= line <= (node.end_lineno or 0):
+            body = max(body, (node.lineno, node.end_lineno or 0))
+    return body
+
+
+def difference(now: Shapes, before: Shapes) -> str:
+    """What the first tensor with another shape has now and had before; '' if none has."""
+    for name, (sizes, dtype) in now.items():
+        old_sizes, old_dtype = before.get(name, (sizes, dtype))
+        if sizes[1:] == old_sizes[1:] and len(sizes) == len(old_sizes) and sizes != old_sizes:
+            return f"{name} has {sizes[0]} rows, {old_sizes[0]} before"
+        if sizes != old_sizes:
+            return f"{name} is {_by(sizes)}, {_by(old_sizes)} before"
+        if dtype != old_dtype:
+            return f"{name} is {_word(dtype)}, {_word(old_dtype)} before"
+    return ""
+
+
+def _other(now: object, before: object) -> bool:
+    return now is not before and (now != before or type(now) is not type(before))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return "×".join(map(str, sizes)) or "a single number"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,65 @@
+"""Progress bars of rich, which prints none while it has no terminal, become the run's progress.
+
+So do those that others make with it: Lightning's RichProgressBar, which it takes by itself where
+rich is installed. (What uses tqdm, as transformers does, prints bars that are read as text.)
+
+Replaced are public methods of `rich.progress.Progress` (`update`, `advance`); read are its public
+`tasks`. Checked on rich 13.9 to 15.0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tpunb.runs.events import Bar
+from tpunb.runs.progress import ProgressFile, progress_path
+from tpunb.xla.patching import Replacements
+
+
+def follow_rich_bars() -> None:
+    """In a rank: follow rich's bars, now or once it is imported."""
+    path = progress_path()
+    if path is not None:
+        _Followed(ProgressFile(path)).names.begin()
+
+
+class _Followed:
+    """The methods that move a bar on, with word of it."""
+
+    def __init__(self, file: ProgressFile) -> None:
+        self._file = file
+        self.names = Replacements({"rich.progress": self._replace})
+
+    def _replace(self, module: ModuleType) -> None:
+        for name in ("update", "advance"):
+            method = vars(module.Progress)[name]
+            self.names.set(module.Progress, name, self._followed(method))
+
+    def _followed(self, method: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(method)
+        def call(progress: Any, *args: Any, **kwargs: Any) -> object:
+            result = method(progress, *args, **kwargs)
+            if not progress.disable:
+                self._file.write(lambda: _bars(progress), now=progress.finished)
+            return result
+
+        return call
+
+
+def _bars(progress: Any) -> list[Bar]:
+    """What it shows, the outermost first; of loops that are done only the last."""
+    from rich.markup import render
+
+    shown = [task for task in progress.tasks if task.visible]
+    going = [task for task in shown if not task.finished] or shown[-1:]
+    return [
+        Bar(
+            render(task.description).plain.strip(),
+            int(task.completed),
+            None if task.total is None else int(task.total),
+        )
+        for task in going
+    ]

@@ -1,0 +1,84 @@
+"""How a process that runs a script's cells ends, as Python itself ends one.
+
+Private names, checked on Python 3.10 to 3.13: `threading._shutdown` waits for threads that are not
+daemons, `atexit._run_exitfuncs` runs what was registered, `multiprocessing.process._children` are
+the processes that multiprocessing waits for then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.process
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+from tpunb.worker import stdio
+
+
+def exit_code(error: SystemExit) -> int:
+    """The code with which Python ends for it; 1 for one that the system cuts to 0, as 256."""
+    if not isinstance(error.code, int):
+        return 0 if error.code is None else 1
+    return error.code & 0xFF or int(error.code != 0)
+
+
+def interrupting_signal(error: BaseException) -> str:
+    """The signal whose handler has raised it, 'SIGTERM'; '' if none has, or if it is SIGINT's.
+
+    A handler that is called like any function is none: Python calls it with the frame that it has
+    interrupted.
+    """
+    handlers = {_code(signal.getsignal(number)): number for number in signal.Signals}
+    tb = error.__traceback__
+    while tb is not None:
+        frame = tb.tb_frame
+        number = handlers.get(frame.f_code)
+        if number not in (None, signal.SIGINT):
+            values = list(frame.f_locals.values())
+            values += [each for value in values if isinstance(value, tuple) for each in value]
+            if any(value is frame.f_back for value in values):
+                return signal.Signals(number).name
+        tb = tb.tb_next
+    return ""
+
+
+def _code(handler: object) -> object:
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
+
+
+def exit_like_an_interpreter() -> None:
+    """Wait for threads and run exit handlers, as at the end of a script."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+
+
+def disown_children() -> None:
+    """After a fork: the prelude's child processes (mp.Manager) are not this process's children.
+
+    multiprocessing's own children do the same.
+    """
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]
+
+
+def end_fork(error: BaseException | None, report: Callable[[BaseException], None]) -> NoReturn:
+    """End a process that a cell has forked (os.fork) and that has left the cell by its end.
+
+    The stack above belongs to the process that it was forked from. `error` is what it has raised.
+    """
+    code = 1
+    try:
+        disown_children()
+        if error is None:
+            code = 0
+        elif isinstance(error, SystemExit):  # what it says is for the process that waits for it
+            code = exit_code(error)
+        else:
+            report(error)
+        exit_like_an_interpreter()
+    finally:
+        stdio.flush_output()
+        os._exit(code)

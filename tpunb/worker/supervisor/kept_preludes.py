@@ -1,0 +1,338 @@
+"""The preludes that were kept: processes that have run the first cells, for later runs to begin in.
+
+    add ──> kept ──> begin(run): its first cells are the run's, and nothing else has changed
+              │         └─ the longest one becomes the runner, which leaves another like it;
+              │            those that are out of date end
+              └──> ended: memory is short, nobody needs it, or it has died. It costs time only.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from socket import socket, socketpair
+
+from tpunb.runs.directory import RunDir
+from tpunb.runs.protocol import OrderChannel, PreludeKept
+from tpunb.runs.spec import Block, RunSpec
+from tpunb.utils import env_vars, memory, processes
+from tpunb.utils.processes import Process
+from tpunb.utils.text import size
+
+log = logging.getLogger(__name__)
+
+MOST = 24
+"""Kept at once. Each is a process with pages of its own (20 MB and what its cells changed)."""
+BIRTH = 2.0
+"""Seconds that a stop waits at most for a copy that is being left, which would end with the run."""
+SCARCE = 0.1
+"""Of all memory: with less than this available, none is kept."""
+
+
+@dataclass(frozen=True)
+class PreludeCell:
+    """A cell of a prelude, as far as it decides whether it has to run again."""
+
+    number: int | None
+    """Its execution count: a cell that was executed again in the kernel has another."""
+    source: str
+
+    @property
+    def name(self) -> str:
+        """'[3]'."""
+        return f"[{self.number}]"
+
+
+@dataclass(frozen=True)
+class PreludeInputs:
+    """All that the state after a prelude follows from."""
+
+    surroundings: Mapping[str, object]
+    """By name: working directory, variables of the environment, and the like."""
+    cells: tuple[PreludeCell, ...]
+    blocks: tuple[Block, ...]
+    """Of these cells, in the run's script."""
+    script: str
+
+    @classmethod
+    def of_run(
+        cls, run: RunDir, spec: RunSpec, env: Mapping[str, str], set_by_imports: Mapping[str, str]
+    ) -> PreludeInputs:
+        """Those of a run, whose folder holds its script.
+
+        `set_by_imports` are variables that torch and torch_xla set when they are imported, with
+        the values: it makes no difference whether the kernel has done that before the run.
+        """
+        lines = run.script.read_text(encoding="utf-8").split("\n")
+        blocks = tuple(block for block in spec.blocks if block.role == "prelude")
+        variables = {
+            f"the variable {name}": value
+            for name, value in env.items()
+            if name not in env_vars.PER_RUN and set_by_imports.get(name) != value
+        }
+        surroundings = {
+            "the working directory": spec.cwd,
+            "sys.path": spec.sys_path,
+            "the device": (spec.device, spec.spmd),
+            **variables,
+        }
+        cells = tuple(
+            PreludeCell(block.number, "\n".join(lines[block.first - 1 : block.last]))
+            for block in blocks
+        )
+        return cls(surroundings, cells, blocks, str(run.script))
+
+    def origins(self) -> tuple[tuple[str, int], ...]:
+        """For each cell the file that it is compiled from, and its first line there."""
+        return tuple((self.script, block.first) for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class KeptPrelude:
+    """A process that has run the first cells of a prelude."""
+
+    process: Process
+    channel: OrderChannel
+    inputs: PreludeInputs
+    ran: int
+    """How many of its cells."""
+    origins: tuple[tuple[str, int], ...]
+    seconds: float
+    """How long it takes to make it anew from the one before."""
+    modules: Mapping[str, Sequence[int]]
+    folders: Sequence[str]
+
+    def lost(self) -> str:
+        """Why it cannot be used any more, whatever the cells are; '' if it can."""
+        for file, seen in self.modules.items():
+            try:
+                status = os.stat(file)
+            except OSError:
+                return f"{os.path.basename(file)} is gone"
+            if [status.st_mtime_ns, status.st_size] != list(seen):
+                return f"{os.path.basename(file)} has changed"
+        for folder in self.folders:
+            if not os.path.isdir(folder):
+                return "the temporary folder that a cell made is gone"
+        return ""
+
+
+class KeptPreludes:
+    """Those of one supervisor. Only one run is made from them at a time."""
+
+    def __init__(self) -> None:
+        self.set_by_imports: Mapping[str, str] = {}
+        self._kept: list[KeptPrelude] = []
+        self._sockets: dict[int, socket] = {}
+        """Our ends of the connections to the copies that the present runner may leave."""
+        self.next_copy = 0
+        """The number of the first copy that the next runner may leave."""
+        self._inputs: PreludeInputs | None = None
+        """Of the present run, or of the last."""
+        self._origins: tuple[tuple[str, int], ...] = ()
+        self._taken = 0
+        """How many cells had run when the present run began."""
+        self._successor_until = 0.0
+        """Until when the one that was taken is expected to leave another like it; 0: it is not."""
+        self._added = False
+        """Whether the present run has left one that has run more."""
+        self._reason = ""
+        """Why later runs cannot begin in all of the present run's prelude."""
+
+    @property
+    def processes(self) -> list[Process]:
+        return [kept.process for kept in self._kept]
+
+    def begin(
+        self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[str], None]
+    ) -> KeptPrelude | None:
+        """Take out the longest beginning of a run's prelude that was kept; None if nothing was.
+
+        The run's spec.json then says from which files its cells were compiled. What is out of
+        date ends. `tell` gets the line for the user.
+        """
+        inputs, before = PreludeInputs.of_run(run, spec, env, self.set_by_imports), self._inputs
+        reason = "" if before is None else _difference(before, inputs)
+        before_kept = bool(self._kept)
+        self._drop_dead()
+        fitting = [kept for kept in self._kept if _fits(kept, inputs)]
+        if lost := next((words for kept in fitting if (words := kept.lost())), ""):
+            # The cells before the import may have used the file as well: from the start.
+            reason, fitting = lost, []
+        self._end([kept for kept in self._kept if lost or _is_stale(kept, inputs)])
+        best = max(fitting, key=lambda kept: kept.ran, default=None)
+        ran = 0 if best is None else best.ran
+        if inputs.cells and (before_kept or self._reason):
+            tell(_describe(inputs.cells, ran, reason or self._reason))
+        self._inputs, self._reason = inputs, ""
+        self._origins, self._taken = inputs.origins(), ran
+        if best is not None:
+            self._kept.remove(best)
+            self._origins = best.origins + self._origins[ran:]
+            _note_origins(run, spec, self._origins[:ran])
+        return best
+
+    def awaits_successor(self) -> bool:
+        """Whether the one that was taken is about to leave another: no moment to end processes."""
+        return time.monotonic() < self._successor_until
+
+    def make_sockets(self, most: int) -> list[socket]:
+        """The other ends for at most so many copies from now on; none while memory is scarce."""
+        self.close_sockets()
+        if most and _memory_is_scarce():
+            self._reason = "memory is scarce"
+            most = 0
+        theirs = []
+        for _ in range(min(most, MOST)):
+            self._sockets[self.next_copy], other = socketpair()
+            self.next_copy += 1
+            theirs.append(other)
+        self._successor_until = time.monotonic() + BIRTH if self._taken and theirs else 0.0
+        return theirs
+
+    def add(self, message: PreludeKept) -> None:
+        """A copy of the present runner is there.
+
+        One of a runner before it comes too late: it ends, since its connection is closed.
+        """
+        self._successor_until = 0.0
+        process = processes.find_process(message.pid)
+        end = self._sockets.pop(message.copy, None)
+        if process is None or end is None or self._inputs is None:
+            return
+        self._added = self._added or message.cells > self._taken
+        self._kept.append(
+            KeptPrelude(
+                process=process,
+                channel=OrderChannel(end),
+                inputs=self._inputs,
+                ran=message.cells,
+                origins=self._origins[: message.cells],
+                seconds=message.seconds,
+                modules=message.modules,
+                folders=message.folders,
+            )
+        )
+        if len(self._kept) > MOST:
+            # Never the longest: the next run is most likely to begin there.
+            longest = max(kept.ran for kept in self._kept)
+            shorter = [kept for kept in self._kept if kept.ran < longest]
+            self._end([min(shorter or self._kept[:-1], key=lambda kept: kept.seconds)])
+
+    def note_not_kept(self, reason: str) -> None:
+        """Later runs cannot begin behind some cell of the present run."""
+        self._reason = reason
+
+    def close_sockets(self) -> None:
+        """The present runner leaves no other copy."""
+        for end in self._sockets.values():
+            end.close()
+        self._sockets.clear()
+
+    def describe(self, fork_server: int) -> str:
+        """What is kept after a run, and the memory that it takes; '' if it is what was before.
+
+        `fork_server` is the pid of the process that all of them are forks of.
+        """
+        self._drop_dead()
+        if not self._added or not self._kept or self._inputs is None:
+            return ""
+        self._added = False
+        longest = max(kept.ran for kept in self._kept)
+        used = memory.added_memory(fork_server, [process.pid for process in self.processes])
+        cells = _named(self._inputs.cells[:longest])
+        return f"kept for the next run: {cells} ({size(used)})"
+
+    def end_all(self, reason: str) -> None:
+        """End every one, for a reason that the next run says."""
+        if self._kept:
+            log.info("kept preludes end: %s", reason)
+            self._reason = reason
+        self._end(list(self._kept))
+
+    def spare_memory(self) -> None:
+        """End them while memory is scarce."""
+        if self._kept and _memory_is_scarce():
+            self.end_all("memory was scarce")
+
+    def _drop_dead(self) -> None:
+        self._end([kept for kept in self._kept if not processes.is_alive(kept.process)])
+
+    def _end(self, ending: Sequence[KeptPrelude]) -> None:
+        for kept in ending:
+            self._kept.remove(kept)
+            kept.channel.close()
+            processes.send_signal(kept.process, signal.SIGKILL)
+
+
+def _fits(kept: KeptPrelude, inputs: PreludeInputs) -> bool:
+    return (
+        kept.inputs.surroundings == inputs.surroundings
+        and kept.inputs.cells[: kept.ran] == inputs.cells[: kept.ran]
+    )
+
+
+def _is_stale(kept: KeptPrelude, inputs: PreludeInputs) -> bool:
+    """Whether it can fit no later run: one that has run more cells may fit another train cell's."""
+    common = min(kept.ran, len(inputs.cells))
+    return (
+        kept.inputs.surroundings != inputs.surroundings
+        or kept.inputs.cells[:common] != inputs.cells[:common]
+    )
+
+
+def _note_origins(run: RunDir, spec: RunSpec, origins: Sequence[tuple[str, int]]) -> None:
+    """Say in spec.json from which files the cells were compiled that do not run again."""
+    left = list(origins)
+    blocks = tuple(
+        replace(block, origin=left.pop(0)) if left and block.role == "prelude" else block
+        for block in spec.blocks
+    )
+    with contextlib.suppress(OSError):  # then tracebacks name the lines of another script
+        run.write_spec(replace(spec, blocks=blocks))
+
+
+def _difference(before: PreludeInputs, now: PreludeInputs) -> str:
+    """The first thing in which a prelude differs from that of the run before, in words."""
+    for name in (*before.surroundings, *now.surroundings):
+        if before.surroundings.get(name) != now.surroundings.get(name):
+            verb = "have" if name.endswith("s") else "has"
+            return f"{name} {verb} changed"
+    old, new = before.cells, now.cells
+    at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
+    if at is None:
+        return ""
+    if old[at].source == new[at].source:
+        return f"cell {new[at].name} was executed again"
+    if old[at] in new[at + 1 :]:
+        return f"cell {new[at].name} is new"
+    if new[at] in old[at + 1 :]:
+        return f"a cell above {new[at].name} is gone"
+    return f"cell {new[at].name} has changed"
+
+
+def _describe(cells: Sequence[PreludeCell], ran: int, reason: str) -> str:
+    """'prelude: [1] to [3] kept, [4] and [5] run again: cell [4] has changed'."""
+    if ran == len(cells):
+        return f"prelude: {_named(cells)} kept from the run before"
+    again = f"{_named(cells[ran:])} {'runs' if len(cells) - ran == 1 else 'run'}"
+    why = f": {reason}" if reason else ""
+    return f"prelude: {_named(cells[:ran])} kept, {again}{why}" if ran else f"prelude: {again}{why}"
+
+
+def _named(cells: Sequence[PreludeCell]) -> str:
+    """'cell [3]', or 'cells [1] to [4]'."""
+    first, last = cells[0].name, cells[-1].name
+    return f"cell {first}" if len(cells) == 1 else f"cells {first} to {last}"
+
+
+def _memory_is_scarce() -> bool:
+    available, total = memory.available_memory(), memory.total_memory()
+    return bool(available is not None and total and available < SCARCE * total)

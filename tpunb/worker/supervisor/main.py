@@ -1,0 +1,607 @@
+"""The supervisor: starts, watches and ends every process of a run, and outlives none of them.
+
+Standard library only, and none of the user's code. Its standard input is the kernel's lifeline:
+messages (tpunb.runs.protocol) come from there, and when it closes, the supervisor ends everything
+below it and then itself. Only with a detached run it goes on until that has ended. What others
+than the kernel ask for comes through the run folder (tpunb.runs.state).
+
+    Supervisor   a fork server, the preludes that were kept; one run at a time, the others queued
+      QueuedRun  from the order to the run's turn, its place in the queue for a device
+      Supervision  from its turn to the written result
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from socket import socketpair
+from typing import IO, Any
+
+from tpunb.runs import protocol
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Event, Note, Phase
+from tpunb.runs.protocol import (
+    Broken,
+    ForkRunner,
+    ImportLibraries,
+    Leaving,
+    LibrariesImported,
+    Message,
+    MessageReader,
+    OrderChannel,
+    Preload,
+    PreludeKept,
+    PreludeNotKept,
+    Ready,
+    RunFinished,
+    RunnerForked,
+    StartRun,
+    StopRun,
+)
+from tpunb.runs.spec import PhaseKind, Stop, StopCause, StopOrigin
+from tpunb.utils import processes
+from tpunb.utils.files import PACKAGE_ROOT, LineTail
+from tpunb.utils.processes import Process
+from tpunb.utils.text import duration
+from tpunb.worker.supervisor import outcome
+from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
+from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
+from tpunb.worker.supervisor.outcome import RunObservation, StopRecord
+from tpunb.worker.supervisor.supervision import Supervision
+
+log = logging.getLogger(__name__)
+
+TICK = 0.02
+"""Seconds between two looks at a running run: logs are merged and waits checked."""
+MEMORY_CHECK = 1.0
+"""Seconds between two looks at whether memory is scarce, during a run."""
+DEVICE_CHECK = 0.2
+"""Seconds between two looks at whether a device is free."""
+
+FORK_SERVER = (
+    "import sys; sys.path[0] = sys.argv.pop(1); "
+    "from tpunb.worker import fork_server; fork_server.main()"
+)
+
+
+class QueuedRun:
+    """One run that the kernel has ordered: it waits for its turn, and may be stopped before."""
+
+    def __init__(self, order: StartRun) -> None:
+        self.dir = RunDir(order.dir)
+        self.env = order.env
+        self.detached = order.detached
+        self.ahead = order.ahead
+        self.spec = self.dir.read_spec()
+        self._ordered = time.time()
+        self._requests = LineTail(self.dir.requests)
+        self._lock: IO[str] | None = None
+        self._phase = ""
+        self._checked = -DEVICE_CHECK
+        self._holder: RunDescription | None = None
+        self._device_lock = self._queue_for(order.device)
+
+    def emit(self, event: Event) -> None:
+        """Tell of an event in the run folder. A full disk or a deleted folder stops no run."""
+        with contextlib.suppress(OSError):
+            self.dir.emit(event)
+
+    def _queue_for(self, device: str | None) -> DeviceLock | None:
+        if device is None:
+            return None
+        try:
+            return DeviceLock(device, self.description)
+        except OSError as error:
+            self.emit(Note(f"runs cannot wait for each other on this machine: {error}"))
+            return None
+
+    @property
+    def description(self) -> RunDescription:
+        """What runs that wait for this one say of it."""
+        cores = f"{self.spec.spmd or self.spec.world_size} {self.spec.device} cores"
+        return RunDescription(self.dir.id, cores, self._ordered)
+
+    def device_holder(self) -> RunDescription | None:
+        """The run that has the device; None if it is this run's turn."""
+        now = time.monotonic()
+        if self._device_lock is not None and now - self._checked >= DEVICE_CHECK:
+            self._holder = self._device_lock.holder()
+            self._checked = now
+        return self._holder
+
+    def wait_for(self, other: RunDescription) -> None:
+        """Say which run this one waits for, and hold the lock of a run that goes on."""
+        if self._lock is None:
+            self._lock = self.dir.take_lock()
+        since = time.strftime("%H:%M", time.localtime(other.since))
+        text = f"waits for run {other.run} ({other.cores}, since {since})"
+        if text != self._phase:
+            self._phase = text
+            log.info("%s waits for %s", self.dir.id, other.run)
+            self.emit(Phase(PhaseKind.QUEUED, text))
+
+    def begin(self) -> None:
+        """It is this run's turn: its lock is let go for the Supervision, which takes it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+            self.emit(Phase(PhaseKind.STARTING, "starting"))
+
+    def stop_requests(self) -> Iterator[StopRun]:
+        """The stops that others asked for since the last call."""
+        for line in self._requests.read():
+            request = _stop_request(line)
+            if request is not None:
+                yield StopRun(
+                    str(self.dir.path),
+                    StopCause.USER,
+                    str(request.get("reason", "")),
+                    _origin(request.get("origin")),
+                    now=bool(request.get("now")),
+                )
+
+    def cancel(self, stop: Stop, reason: str) -> None:
+        """Write the result of a run that was stopped before its turn."""
+        now = time.time()
+        observation = RunObservation(
+            started=self._ordered,
+            ended=now,
+            exits=[],
+            stop=StopRecord(stop, reason, now),
+            attempt=0,
+            replicate=self.spec.replicate,
+            cell=None,
+        )
+        result = outcome.build_result(self.dir, self.spec, observation)
+        with contextlib.suppress(OSError):
+            self.dir.write_result(result)
+        self.emit(Phase(PhaseKind.ENDED, result.state))
+        self.emit(Ended(result.state))
+        self.close()
+
+    def close(self) -> None:
+        """It is over: the next run may have the device."""
+        self._requests.close()
+        if self._lock is not None:
+            self._lock.close()
+        if self._device_lock is not None:
+            self._device_lock.release()
+
+
+def _stop_request(line: str) -> dict[str, Any] | None:
+    """A request, or None for a line that is none: the file is the user's, who may edit it."""
+    try:
+        request = json.loads(line)
+    except ValueError:
+        return None
+    is_stop = isinstance(request, dict) and request.get("do") == "stop"
+    return request if is_stop else None
+
+
+def _origin(value: object) -> StopOrigin | None:
+    try:
+        return StopOrigin(value)
+    except ValueError:  # none is said, or the line was edited
+        return None
+
+
+class Supervisor:
+    """One fork server, and one run at a time; others wait."""
+
+    def __init__(self) -> None:
+        self.kernel = MessageReader(0)
+        self.fork_server: subprocess.Popen[bytes] | None = None
+        self.reports: MessageReader | None = None
+        """From the fork server and the processes below it."""
+        self.ready = False
+        self.kept = KeptPreludes()
+        self._asked: KeptPrelude | None = None
+        self._asked_gone = False
+        """From which a runner is being forked."""
+        self._stop_later: list[tuple[QueuedRun, StopRun]] = []
+        self._orders: OrderChannel | None = None
+        """To the fork server."""
+        self._idle_since = time.monotonic()
+        self._looked_at_memory = 0.0
+        self.run: Supervision | None = None
+        self.current: QueuedRun | None = None
+        """The order that `run` carries out."""
+        self.queue: list[QueuedRun] = []
+        self.leaving = ""
+        """Why the supervisor is to end; empty while it stays."""
+        self._preload: Preload | None = None
+        self._log = SupervisorLog()
+        self._umask = os.umask(0o077)  # what the supervisor writes is its user's alone
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fork_server_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
+        # What its imports leave (torch makes a folder for code that it may generate): they remove
+        # it at a normal exit, and a fork server has none.
+        self._import_files = tempfile.TemporaryDirectory(
+            prefix=protocol.IMPORT_FILES.format(os.getpid()), ignore_cleanup_errors=True
+        )
+
+    def main_loop(self) -> None:
+        """Until the lifeline closes, and then until nothing is left."""
+        processes.adopt_orphans()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGCHLD, self._on_signal)  # a runner's end is noticed at once
+        # A terminal that is closed is the lifeline's business. A handler, unlike SIG_IGN, is
+        # not inherited by the fork server.
+        signal.signal(signal.SIGHUP, _ignore)
+        try:
+            while not (self.leaving and self.run is None):
+                self._wait()
+                self._read_requests()
+                if self.run is not None and self.run.step():
+                    self._finish_run()
+                self._start_next()
+                self._look_after_kept()
+                if self.fork_server is not None and self._fork_server_ended(self.fork_server):
+                    self._on_fork_server_end()
+            log.info("leaving: %s", self.leaving)
+        except BaseException:
+            log.exception("the supervisor has failed")
+            raise
+        finally:
+            self._kill_fork_server()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # then it is awake already
+            os.write(self._waker, bytes([number]))
+
+    def _leave(self, reason: str) -> None:
+        self._note_leaving(reason)
+        for queued in self._runs():
+            self._stop(queued, StopRun(str(queued.dir.path), StopCause.KERNEL_GONE, reason))
+
+    def _note_leaving(self, reason: str) -> None:
+        """From now on this supervisor takes no run, which the kernel is to know at once."""
+        if not self.leaving:
+            self.leaving = reason
+            self._send(Leaving(reason))
+
+    def _runs(self) -> list[QueuedRun]:
+        return [*([] if self.current is None else [self.current]), *self.queue]
+
+    def _wait(self) -> None:
+        sources = [self._wake]
+        for reader in (self.kernel, self.reports):
+            if reader is not None and not reader.closed:
+                sources.append(reader.fd)
+        readable, _, _ = select.select(sources, [], [], TICK if self._busy else self._patience())
+        if self._wake in readable and signal.SIGTERM in os.read(self._wake, 1 << 16):
+            self._leave("the supervisor was terminated (SIGTERM)")
+        if self.reports is not None and self.reports.fd in readable:
+            for message in self.reports.read():
+                self._on_report(message)
+        if self.kernel.fd in readable:
+            for message in self.kernel.read():
+                self._on_order(message)
+            if self.kernel.closed and not any(queued.detached for queued in self._runs()):
+                self._leave("the kernel has ended")
+
+    @property
+    def _busy(self) -> bool:
+        return self.run is not None or bool(self.queue)
+
+    def _patience(self) -> float | None:
+        """Seconds until something is to be done that nobody asks for."""
+        if self._preload is None or not self.ready:
+            return None
+        due = self._preload.idle / (2 if self.kept.processes else 1)
+        return max(self._idle_since + due - time.monotonic(), 0.0)
+
+    def _look_after_kept(self) -> None:
+        """End what is kept where memory is needed, or where nobody has needed it for long."""
+        now = time.monotonic()
+        if self._busy or not self.ready:
+            self._idle_since = now
+        if now - self._looked_at_memory > MEMORY_CHECK:
+            self._looked_at_memory = now
+            self.kept.spare_memory()
+        if self._preload is not None and not self._busy:
+            idle, limit = now - self._idle_since, self._preload.idle
+            if idle >= limit / 2:
+                self.kept.end_all(f"nothing ran for {duration(limit / 2)}")
+            if idle >= limit:
+                self._note_leaving("nothing ran for long")
+        if self._asked is None or processes.is_alive(self._asked.process):
+            return
+        if not self._asked_gone:  # what it said last is still to be read
+            self._asked_gone = True
+        else:
+            log.warning("a kept prelude has ended before it became the runner")
+            self._asked = None
+            if self.run is not None:
+                self.run.begin()
+
+    def _send(self, message: Message) -> None:
+        log.info("to the kernel: %s", message)
+        # The kernel may be gone already; then nobody reads this.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, protocol.encode_message(message))
+
+    def _on_order(self, message: Message) -> None:
+        """A message of the kernel."""
+        match message:
+            case Preload():
+                log.info("preload, with %d processors", len(message.processors))
+                self._preload = message
+                # What the kernel's thread was pinned to is not what ranks are to share.
+                os.sched_setaffinity(0, message.processors)
+                self._start_fork_server()
+            case StartRun():
+                try:
+                    queued = QueuedRun(message)
+                except (OSError, ValueError) as error:  # its folder was deleted a moment ago
+                    log.error("%s cannot be read: %s", message.dir, error)
+                    self._send(RunFinished(message.dir))
+                    return
+                self._log.open_run(queued.dir.path)
+                log.info("run %s ordered (detached: %s)", queued.dir.id, message.detached)
+                if message.ahead and not all(other.ahead for other in self._runs()):
+                    self._remove(queued)
+                    return
+                self._end_those_ahead(message)
+                self.queue.append(queued)
+                if self.leaving:
+                    self._leave(self.leaving)
+            case StopRun():
+                for queued in self._runs():
+                    if str(queued.dir.path) == message.dir:
+                        self._stop(queued, message)
+            case _:
+                log.warning("not for a supervisor: %s", message)
+
+    def _end_those_ahead(self, order: StartRun) -> None:
+        """A prelude that runs ahead makes way; what has run of it is kept.
+
+        It does not for one that knows of more cells: that one begins where it ends.
+        """
+        for queued in self._runs():
+            if queued.ahead and not (order.ahead and queued is self.current):
+                stop = StopRun(str(queued.dir.path), StopCause.USER, "another run has come")
+                self._stop(queued, replace(stop, now=True))
+
+    def _remove(self, queued: QueuedRun) -> None:
+        queued.close()
+        self._log.close_run(queued.dir.path)
+        shutil.rmtree(queued.dir.path, ignore_errors=True)
+
+    def _read_requests(self) -> None:
+        later, self._stop_later = self._stop_later, []
+        for queued, order in later:
+            self._stop(queued, order)
+        for queued in self._runs():
+            for order in queued.stop_requests():
+                self._stop(queued, order)
+
+    def _stop(self, queued: QueuedRun, order: StopRun) -> None:
+        log.info("%s", order)
+        # A stopped one (SIGSTOP) would fork nothing, and there would be nobody to be told.
+        for process in self._waiting_processes():
+            processes.send_signal(process, signal.SIGCONT)
+        if queued is self.current and self.kept.awaits_successor():
+            self._stop_later.append((queued, order))
+        elif queued is self.current and self.run is not None:
+            self.run.stop(order.cause, order.reason, origin=order.origin, now=order.now)
+        elif queued in self.queue:
+            self.queue.remove(queued)
+            queued.cancel(Stop(order.cause, order.origin), order.reason)
+            self._on_run_end(queued)
+
+    def _start_next(self) -> None:
+        """Begin the run whose turn it is, if one's is; the others say for which one they wait."""
+        before = self.current
+        for queued in list(self.queue):
+            holder = queued.device_holder() if before is None else before.description
+            if holder is not None:
+                queued.wait_for(holder)
+            else:
+                self.queue.remove(queued)
+                self._begin(queued)
+            before = queued
+
+    def _begin(self, queued: QueuedRun) -> None:
+        log.info("begin %s", queued.dir.id)
+        if self.fork_server is None:
+            self._start_fork_server()
+        queued.begin()
+        try:
+            self.run = Supervision(
+                queued.dir, self._fork_runner, self._waiting_processes, self._describe_kept
+            )
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be read: %s", queued.dir.id, error)
+            queued.close()
+            self._on_run_end(queued)
+            return
+        self.current = queued
+        if self.ready:
+            self.run.begin()
+
+    def _waiting_processes(self) -> list[Process]:
+        """Those that runners are forked from."""
+        server = None if self.fork_server is None else processes.find_process(self.fork_server.pid)
+        return [*([] if server is None else [server]), *self.kept.processes]
+
+    def _describe_kept(self) -> str:
+        if self.fork_server is None or self.current is None or self.current.ahead:
+            return ""  # a run that somebody sees says it
+        return self.kept.describe(self.fork_server.pid)
+
+    def _fork_runner(self, replicate: str | None) -> None:
+        """Have a runner forked for the present run, from the longest beginning of its prelude."""
+        queued, run = self.current, self.run
+        assert queued is not None and run is not None
+        folder, env = queued.dir, queued.env
+        kept, copies, first = None, [], self.kept.next_copy
+        if replicate is None:
+            spec = run.spec
+            kept = self.kept.begin(folder, spec, env, lambda line: queued.emit(Note(line)))
+            with contextlib.suppress(OSError, ValueError):
+                run.spec = folder.read_spec()
+            cells = sum(block.role == "prelude" for block in spec.blocks)
+            # One that becomes the runner leaves another like it.
+            copies = self.kept.make_sockets(cells if kept is None else cells - kept.ran + 1)
+        order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
+        channel = self._orders if kept is None else kept.channel
+        log.info("the runner: %s", "a new fork" if kept is None else kept.process)
+        self._asked, self._asked_gone = kept, False
+        assert channel is not None
+        # One that is dead is noticed by the loop.
+        with contextlib.suppress(OSError):
+            channel.send(order, copies)
+        for each in copies:
+            each.close()
+        if kept is not None:
+            channel.close()
+
+    def _on_report(self, message: Message) -> None:
+        """A message of the fork server or of a runner."""
+        log.info("%s", message)
+        if isinstance(message, LibrariesImported):
+            self.kept.set_by_imports = message.variables
+            self.ready, self._idle_since = True, time.monotonic()
+            self._send(Ready())
+            if self.run is not None:
+                self.run.begin()
+        elif isinstance(message, PreludeKept):
+            self.kept.add(message)
+        elif self.run is not None:
+            if isinstance(message, RunnerForked):
+                self._asked = None
+            elif isinstance(message, PreludeNotKept):
+                self.kept.note_not_kept(message.reason)
+            self.run.on_message(message)
+
+    def _start_fork_server(self) -> None:
+        assert self._preload is not None
+        self.kept.end_all("the fork server had ended")  # they report to nobody now
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        ours, theirs = socketpair()
+        self._orders = OrderChannel(ours)
+        self.fork_server = subprocess.Popen(
+            [sys.executable, "-c", FORK_SERVER, PACKAGE_ROOT, str(os.getpid()), str(writer)],
+            stdin=theirs.fileno(),
+            stdout=self._fork_server_output,
+            stderr=self._fork_server_output,
+            pass_fds=[writer],
+            start_new_session=True,
+            cwd="/",
+            env=self._preload.env,
+            umask=self._umask,
+        )
+        log.info("fork server started: pid %d", self.fork_server.pid)
+        os.close(writer)
+        theirs.close()
+        if self.reports is not None:
+            os.close(self.reports.fd)
+        self.reports = MessageReader(reader)
+        with contextlib.suppress(OSError):  # one that is dead is noticed by the loop
+            self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files.name))
+
+    def _finish_run(self) -> None:
+        queued, self.run, self.current = self.current, None, None
+        assert queued is not None
+        self.kept.close_sockets()
+        queued.close()
+        self._on_run_end(queued)
+
+    def _on_run_end(self, queued: QueuedRun) -> None:
+        if queued.ahead:
+            self._remove(queued)
+            return
+        self._send(RunFinished(str(queued.dir.path)))
+        self._log.close_run(queued.dir.path)
+        if queued.detached:
+            self.leaving = self.leaving or "its run was detached, and has ended"
+
+    def _fork_server_ended(self, fork_server: subprocess.Popen[bytes]) -> bool:
+        if self.reports is not None and self.reports.closed:
+            # Its pipe closes a moment before it can be reaped, and nothing would wake us then.
+            fork_server.wait()
+        return fork_server.poll() is not None
+
+    def _on_fork_server_end(self) -> None:
+        assert self.fork_server is not None
+        code, self.fork_server = self.fork_server.returncode, None
+        log.warning("the fork server has ended: exit code %d", code)
+        self.ready = False
+        output = self._fork_server_tail()
+        if self.run is not None:
+            self.run.lose_fork_server(code, output)
+        if self.queue and not self.leaving:
+            return  # those whose turn is still to come get another one
+        self._send(Broken(code, output))
+        self.leaving = self.leaving or "the fork server has ended"
+
+    def _fork_server_tail(self) -> str:
+        """The end of what it wrote."""
+        size = self._fork_server_output.seek(0, os.SEEK_END)
+        self._fork_server_output.seek(max(0, size - 3000))
+        return self._fork_server_output.read().decode("utf-8", "replace").strip()
+
+    def _kill_fork_server(self) -> None:
+        if self.fork_server is not None:
+            self.fork_server.kill()
+            self.fork_server.wait()
+        for process in processes.descendants(os.getpid()):
+            processes.signal_and_continue(process, signal.SIGKILL)
+        self._import_files.cleanup()
+
+
+class SupervisorLog(logging.Handler):
+    """Writes log lines to `supervisor.log` of each run that is ordered; to stderr without one.
+
+    A line is one write, and one that cannot be written (a full disk) is left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[Path, int] = {}
+        self.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%H:%M:%S"))
+        root = logging.getLogger("tpunb")
+        root.addHandler(self)
+        root.setLevel(logging.INFO)
+
+    def open_run(self, folder: Path) -> None:
+        """From now on, lines are written to the folder of this run too."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with contextlib.suppress(OSError):
+            self._files[folder] = os.open(folder / "supervisor.log", flags, 0o600)
+
+    def close_run(self, folder: Path) -> None:
+        """The run has ended."""
+        if folder in self._files:
+            os.close(self._files.pop(folder))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = (self.format(record) + "\n").encode("utf-8", "replace")
+        # Python itself writes to stderr what ends the process.
+        for fd in [*self._files.values()] or ([] if record.exc_info else [2]):
+            with contextlib.suppress(OSError):
+                os.write(fd, line)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A signal that changes nothing."""
+
+
+def main() -> None:
+    """Run a supervisor on this process's standard input and output."""
+    Supervisor().main_loop()

@@ -1,0 +1,365 @@
+"""How a run ended, put together from exit codes and what its processes left in the run folder.
+
+    exits, error.json, crash.txt ──> failures, earliest first, without what a stop has caused
+
+    state        the first that holds:
+    hung         it was called hung
+    failed       a failure is older than the stop, or the stop was for a failed rank
+    timed_out    it was stopped for its time-out
+    interrupted  it was stopped for any other cause
+    failed       with failures
+    succeeded    without
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpunb.runs.cell_lines import CellLines, read_block, read_cell
+from tpunb.runs.directory import RunDir
+from tpunb.runs.parameters import parameters
+from tpunb.runs.result import Failure, RunResult, signal_name
+from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCause
+from tpunb.utils import memory, records
+from tpunb.utils.text import excerpt, size
+from tpunb.xla.rehearsal import stats
+
+RETURNCODES: dict[RunState, int] = {
+    RunState.SUCCEEDED: 0,
+    RunState.FAILED: 1,
+    RunState.HUNG: 124,
+    RunState.TIMED_OUT: 124,  # as coreutils' timeout
+    RunState.INTERRUPTED: 130,  # as a shell after SIGINT
+}
+
+AROUND = 2
+"""Lines of the cell that are kept before and after the one that failed."""
+LONGEST = 120
+"""Characters that are kept of such a line."""
+
+_CRASH_WORDS = {
+    "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
+    "SIGABRT": "crashed with SIGABRT (native code gave up)",
+    "SIGBUS": "crashed with SIGBUS (a memory mapping could not be read; is /dev/shm full?)",
+}
+_WATCHER = "the process that watches the ranks"
+_NOT_SENT = "not sent by tpunb: it came from outside (kill -INT), or the code raised it"
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """A process of the run that has ended. `code` is negative for a signal."""
+
+    rank: int | None
+    """None: the runner, or the fork server."""
+    pid: int | None
+    code: int
+    time: float
+    peak: int = 0
+    """The most memory that it held at once, in bytes."""
+    memory: str = ""
+    """How it is known that the kernel killed it for its memory; '' if nothing says so."""
+    signals_sent: frozenset[str] = frozenset()
+    """The signals that the ranks had been sent by then, to stop them."""
+    fork_server: bool = False
+    finished: bool = True
+    """Of a rank: its train cell has ended well. Of the runner: it has ended by itself."""
+    ranks_forked: bool = False
+    """Of the runner: the prelude was over, and it watched the ranks."""
+
+    @property
+    def failed(self) -> bool:
+        """Whatever the exit code: os._exit(0) is no end of a train cell."""
+        return self.code != 0 or not self.finished
+
+
+@dataclass(frozen=True)
+class StopRecord:
+    """The first stop of a run: why, when, and in words."""
+
+    stop: Stop
+    reason: str
+    time: float
+
+    @property
+    def for_failed_peer(self) -> bool:
+        """True if the ranks were stopped because one of them had failed."""
+        return self.stop.cause is StopCause.PEER_FAILED
+
+
+@dataclass
+class RunObservation:
+    """What the supervisor has seen of a run by its end."""
+
+    started: float
+    ended: float
+    exits: list[ProcessExit]
+    stop: StopRecord | None
+    attempt: int
+    replicate: str | None
+    """Why every rank ran the prelude itself; None if it did not."""
+    cell: int | None
+    """The number of the prelude's cell that began last."""
+    hang: Failure | None = None
+    """Who waited where, if the run was called hung."""
+    fork_server_output: str = ""
+    """The end of what the fork server wrote, if it has ended."""
+
+
+def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
+    """How the run ended. Of returns it has the names; the kernel reads the values."""
+    failures = [
+        with_source(failure, spec, run)
+        for end in seen.exits
+        if (end.failed or run.error(seen.attempt, end.rank).exists())
+        and (failure := _failure(run, spec, seen, end)) is not None
+    ]
+    # What follows from a lost peer may be told before that peer's end is seen.
+    failures.sort(key=lambda failure: (failure.kind is FailureKind.PEER_LOST, failure.time))
+    if seen.hang is not None:
+        failures.insert(0, with_source(seen.hang, spec, run))
+    if not failures and (seen.stop is None or seen.stop.for_failed_peer):
+        failures = _without_end(spec, seen)
+    state = _state(seen, failures)
+    return RunResult(
+        state=state,
+        name=spec.name,
+        world_size=spec.world_size,
+        spmd=spec.spmd,
+        device=spec.device,
+        started=seen.started,
+        ended=seen.ended,
+        dir=run.path,
+        returncode=RETURNCODES[state],
+        attempts=seen.attempt + 1,
+        failures=tuple(failures),
+        peak_memory=_peaks(seen.exits),
+        memory_limit=memory.total_memory(),
+        collectives=tuple(
+            row
+            for rank in range(spec.world_size)
+            for row in stats.read_collectives(run.collectives(seen.attempt, rank))
+        ),
+        warm=spec.warm,
+        replicated=seen.replicate is not None,
+        replicate_reason=seen.replicate or "",
+        reason=seen.stop.reason if seen.stop else "",
+        stop=seen.stop.stop if seen.stop else None,
+        price=spec.price,
+        parameters=parameters(run),
+        resumed_from=spec.resumed_from,
+        returns=dict.fromkeys(_returned_names(run)),
+    )
+
+
+def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
+    stop = seen.stop
+    if seen.hang is not None:
+        return RunState.HUNG
+    failed_first = bool(failures) and (stop is None or failures[0].time < stop.time)
+    if failed_first or (failures and stop is not None and stop.for_failed_peer):
+        return RunState.FAILED
+    if stop is not None and not stop.for_failed_peer:
+        timed_out = stop.stop.cause is StopCause.TIMEOUT
+        return RunState.TIMED_OUT if timed_out else RunState.INTERRUPTED
+    return RunState.FAILED if failures else RunState.SUCCEEDED
+
+
+def _without_end(spec: RunSpec, seen: RunObservation) -> list[Failure]:
+    """The first rank that has left nothing that says that it has come to its end, if there is one.
+
+    However a run seems to have gone: only the ends of all its ranks make it a success.
+    """
+    finished = {end.rank for end in seen.exits if not end.failed}
+    for rank in range(spec.world_size):
+        if rank not in finished:
+            message = "has not reached the end of the train cell, and nothing says why"
+            kind = FailureKind.EXIT
+            return [
+                Failure(
+                    rank, None, None, None, "Exit", message, None, None, "", seen.ended, kind=kind
+                )
+            ]
+    return []
+
+
+def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit) -> Failure | None:
+    """The failure that an exit means; None where it only follows from the stop."""
+    signal = signal_name(-end.code) if end.code < 0 else None
+    stop = seen.stop
+    error = None if end.fork_server else run.read_error(seen.attempt, end.rank)
+    if error is not None:
+        failure = replace(error, pid=end.pid, exitcode=end.code, signal=signal)
+        if _is_interrupt(failure):
+            if stop is not None and failure.time >= stop.time:
+                return None
+            failure = replace(failure, message=failure.message or _NOT_SENT)
+        if _follows_from_stop(stop, failure):
+            return None
+        if end.ranks_forked:
+            return _lost(failure, f"{_WATCHER} failed: {failure.type}: {failure.message}")
+        if stop is not None and end.time >= stop.time and signal in end.signals_sent:
+            # By us, on its way out: it failed before.
+            return replace(failure, exitcode=None, signal=None)
+        return failure
+    # By that only: it may have been killed a moment before the stop, and seen after it.
+    sent = end.signals_sent
+    if stop is not None and end.time >= stop.time:
+        by_itself = end.code in (0, 130)  # after its KeyboardInterrupt, by os._exit
+        if signal in sent or ("SIGINT" in sent and by_itself):
+            return None
+    cell, line, stack = None, None, ""
+    if not end.fork_server:
+        crash = run.attempt(seen.attempt, end.rank) / "crash.txt"
+        cell, line, stack = _crash(crash, CellLines(run.script, spec))
+        cell = seen.cell if end.rank is None else cell
+    if end.memory:
+        message = f"was killed because memory ran out ({_held(end)}; {end.memory})"
+    elif signal == "SIGKILL":
+        held = f" ({_held(end)})" if end.peak else ""
+        message = f"was killed with SIGKILL, and nothing shows who sent it{held}"
+    elif signal is not None:
+        message = _CRASH_WORDS.get(signal, f"was ended by {signal}")
+        if fatal := _fatal_line(run, seen, end.rank):
+            message += f": {fatal}"
+    else:
+        message = f"ended with exit code {end.code} (os._exit, or native code that calls exit)"
+        if end.code == 0:
+            before = "the train cell" if end.rank is None else "the end of the train cell"
+            message = f"ended before {before} (os._exit(0), exec, or native code that calls exit)"
+    failure = Failure(
+        rank=end.rank,
+        pid=end.pid,
+        exitcode=end.code,
+        signal=signal,
+        type="Signal" if signal else "Exit",
+        message=message,
+        cell=cell,
+        line=line,
+        traceback=stack or _last_lines(run, seen, end.rank),
+        time=end.time,
+        kind=_kind(end),
+    )
+    if end.fork_server:
+        return _lost(failure, f"the fork server, which starts the processes of a run, {message}")
+    return _lost(failure, f"{_WATCHER} {message}") if end.ranks_forked else failure
+
+
+def _lost(failure: Failure, message: str) -> Failure:
+    """That a process of tpunb itself has ended, which is in no cell."""
+    return replace(
+        failure, type="Lost", kind=FailureKind.LOST, message=message, cell=None, line=None
+    )
+
+
+def _is_interrupt(failure: Failure) -> bool:
+    return failure.type == KeyboardInterrupt.__name__
+
+
+def _kind(end: ProcessExit) -> FailureKind:
+    """Of a process that has left no exception. A guess at memory is no evidence."""
+    if end.memory:
+        return FailureKind.OUT_OF_MEMORY
+    return FailureKind.SIGNAL if end.code < 0 else FailureKind.EXIT
+
+
+def _follows_from_stop(stop: StopRecord | None, failure: Failure) -> bool:
+    """Whether a rank lost the others to the stop: they had its signal, and ended, before it."""
+    stopped = stop is not None and not stop.for_failed_peer and failure.time >= stop.time
+    return stopped and failure.kind is FailureKind.PEER_LOST
+
+
+def _peaks(exits: list[ProcessExit]) -> tuple[int, ...]:
+    peaks = {end.rank: end.peak for end in exits if end.rank is not None}
+    return tuple(peaks.get(rank, 0) for rank in range(max(peaks, default=-1) + 1))
+
+
+def _held(end: ProcessExit) -> str:
+    """'it held 3.1 GB of 13.6 GB at most'."""
+    total = memory.describe_memory_limit()
+    of = f" of {total}" if total else ""
+    return f"it held {size(end.peak)}{of} at most" if end.peak else f"there are {total}"
+
+
+_FATAL = re.compile(
+    # glog's and abseil's fatal lines; C++'s terminate; asserts of C, glibc and Rust.
+    r"^F\d{4} .*|^.*\bCheck failed:.*|^\s*what\(\):.*|^terminate called.*|"
+    r"^.*: Assertion .* failed\.?$|^\*\*\* .* \*\*\*.*$|^(?:malloc|free|double free|corrupted)\b.*|"
+    r"^(?:LLVM ERROR|FATAL|Fatal glibc error)\b.*|^thread '.*' panicked at .*",
+    re.MULTILINE,
+)
+
+
+def _fatal_line(run: RunDir, seen: RunObservation, rank: int | None) -> str:
+    """The last line in which native code says why it gives up."""
+    lines = _FATAL.findall(_last_lines(run, seen, rank, most=200))
+    lines = [line for line in lines if not line.startswith("terminate called")] or lines
+    return lines[-1].strip()[:300] if lines else ""
+
+
+def _returned_names(run: RunDir) -> list[str]:
+    report = records.read_dict(run.returns / "report.json")
+    return [name for name, entry in report.items() if "error" not in entry]
+
+
+def _crash(path: Path, lines: CellLines) -> tuple[int | None, int | None, str]:
+    """Cell, line and stack of a crash from faulthandler's file.
+
+    Its frames are listed innermost first; those below the notebook's are tpunb's own.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None, None, ""
+    place: tuple[int | None, int | None] = (None, None)
+    stack: list[str] = []
+    for text_line in text.splitlines():
+        match = re.match(r'\s*File "(.*)", line (\d+) in (.*)', text_line)
+        if match and match[1] in lines:
+            number, within = lines.locate(match[1], int(match[2]))
+            if place == (None, None):
+                place = (number, within)
+            stack.append(f"  cell [{number}], line {within}, in {match[3]}")
+        elif match and place != (None, None):
+            break
+        elif text_line:
+            stack.append(text_line)
+    return (*place, "\n".join(stack))
+
+
+def _last_lines(run: RunDir, seen: RunObservation, rank: int | None, most: int = 20) -> str:
+    """The end of what a process wrote to its standard error, or of the fork server's output."""
+    if rank is None and seen.fork_server_output:
+        return seen.fork_server_output
+    stream = "prelude.log" if rank is None else "stderr.log"
+    try:
+        text = (run.attempt(seen.attempt, rank) / stream).read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-most:])
+
+
+def with_source(failure: Failure, spec: RunSpec, run: RunDir) -> Failure:
+    """The same failure with the lines around it as they ran, and its cell's id, where known."""
+    if failure.cell is None or failure.line is None or not run.script.exists():
+        return failure
+    for block in spec.blocks:
+        # A cell that calls tpunb.launch has two blocks: what stands above the call, and the call.
+        if block.number == failure.cell and failure.line <= block.last - block.first + 1:
+            source = _lines_around(block, failure, run)
+            return replace(failure, source=source, cell_id=read_cell(run, block).get("id"))
+    return failure
+
+
+def _lines_around(block: Block, failure: Failure, run: RunDir) -> tuple[tuple[int, str], ...]:
+    at, lines = failure.line or 0, read_block(run, block)
+    if not 1 <= at <= len(lines):
+        return ()
+    return tuple(
+        (n, excerpt(lines[n - 1], LONGEST, around=failure.column or 0 if n == at else 0))
+        for n in range(max(1, at - AROUND), min(len(lines), at + AROUND) + 1)
+    )

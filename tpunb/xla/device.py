@@ -1,0 +1,139 @@
+"""Prepares, starts and finishes the XLA device of a rank, so that a plain loop finds it."""
+
+from __future__ import annotations
+
+import sys
+
+from tpunb.runs import heartbeat
+from tpunb.runs.spec import Device
+from tpunb.utils import env_vars
+from tpunb.xla import spmd
+
+FOREVER = 1e8
+"""Seconds: three years."""
+
+
+def prepare_device(
+    device: Device,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    spmd_cores: int | None,
+) -> None:
+    """Before any of the user's code: nothing here starts the XLA runtime.
+
+    On a TPU the environment gives this process its own chip; on CPU several ranks get
+    rehearsal collectives.
+    `spmd_cores`: how many cores this process drives alone, in SPMD mode: on a TPU all chips
+    that it sees, on CPU as many as CPU_NUM_DEVICES says, which was set before.
+    """
+    if device == "TPU":
+        if spmd_cores is None or spmd_cores == 1:
+            _own_chip(local_rank, local_world_size)
+        if spmd_cores is not None:  # `begin` may come after the first device
+            keep_compiled(local_rank, local_world_size)
+        return
+    from tpunb.xla import device_count
+
+    device_count.count_cores(world_size)
+    spmd.prepare_spmd()
+    if world_size > 1:
+        from tpunb.xla.rehearsal.install import install_rehearsal
+
+        # A run without activity is ended by the supervisor, which knows where all ranks are. That
+        # ranks wait for one that goes on may be meant, however long.
+        install_rehearsal(rank, world_size, local_rank, local_world_size, FOREVER)
+        spmd.refuse_in_ranks()
+
+
+def _own_chip(local_rank: int, local_world_size: int) -> None:
+    """The environment half of torch_xla's own start of a process (pjrt.initialize_*)."""
+    import os
+
+    import torch_xla.core.xla_env_vars as xenv
+    from torch_xla._internal import tpu
+
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_RANK, str(local_rank))
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_COUNT, str(local_world_size))
+    if local_world_size == 1:
+        tpu.configure_one_chip_topology()
+    else:
+        tpu.configure_topology(local_rank, local_world_size)
+
+
+def keep_compiled(local_rank: int, local_world_size: int) -> None:
+    """Keep what is compiled for later runs, where the run's environment names a folder for it.
+
+    Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). A folder for
+    each rank: they write at once. What the person's own `xr.initialize_cache` has chosen stays.
+    """
+    import os
+    from pathlib import Path
+
+    import torch_xla.runtime as xr
+    from torch_xla.version import __version__
+
+    folder = os.environ.get(env_vars.XLA_CACHE, "off")
+    if folder == "off" or "XLA_PERSISTENT_CACHE_PATH" in os.environ:
+        return
+    place = Path(folder, __version__, f"{local_rank}-of-{local_world_size}")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"tpunb: compiled programs are not kept: {place}: {error.strerror}", file=sys.stderr)
+        return
+    xr.initialize_cache(str(place))
+
+
+def start_device(
+    device: Device, local_rank: int, local_world_size: int, spmd_cores: int | None
+) -> None:
+    """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
+
+    Not earlier, because `xr.initialize_cache` in the prelude must come before it; and not at
+    all for SPMD, which the cell itself may switch on, before the first device.
+    """
+    if device == "TPU" and spmd_cores is not None:
+        heartbeat.watch_counters()
+    elif device == "TPU":
+        keep_compiled(local_rank, local_world_size)
+        if local_world_size == 1:
+            from torch_xla._internal import pjrt
+
+            pjrt.initialize_singleprocess()
+        else:
+            start_runtime_with_others(local_rank, local_world_size)
+        heartbeat.watch_counters()
+
+
+def start_runtime_with_others(local_rank: int, local_world_size: int) -> None:
+    """Start this process's TPU runtime as one of several, on this host or on others."""
+    from torch_xla._internal import pjrt
+
+    pjrt.initialize_multiprocess(local_rank, local_world_size)
+    spmd.check_devices()
+
+
+def count_chips() -> int:
+    """TPU chips of this machine, as torch_xla counts them."""
+    from torch_xla._internal import tpu
+
+    chips: int = tpu.num_available_chips()
+    return chips
+
+
+def finish_device(device: Device, world_size: int) -> None:
+    """After a train cell that ended well."""
+    if device == "CPU" and world_size > 1:
+        from tpunb.xla.rehearsal.install import leave_rehearsal
+
+        leave_rehearsal()
+
+
+def leave_device(device: Device, world_size: int) -> None:
+    """At the end of the process, after its exit handlers: raises what is wrong with its part."""
+    if device == "CPU" and world_size > 1:
+        from tpunb.xla.rehearsal.install import end_rehearsal
+
+        end_rehearsal()

@@ -1,0 +1,67 @@
+"""torch_xla's data loaders: errors of data sets reach the loop; a loader can be replaced inside.
+
+torch_xla 2.8 and 2.9 read the data set in a thread of `ParallelLoader`. If it raises there, the
+loop just ends: a training goes on with part of its data and is called a success, or its ranks
+leave the loop at different steps and wait for each other (measured). Errors on the way to the
+device are reported through a queue that the loop checks at its end; here the thread uses it too.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from queue import Queue
+from typing import Any
+
+
+def report_errors() -> None:
+    """For the rest of this process, errors of data sets are raised in the loop."""
+    from torch_xla.distributed.parallel_loader import ParallelLoader
+
+    worker: Any = ParallelLoader._loader_worker
+    if getattr(worker, "reports_errors", False):
+        return
+
+    def reporting_worker(self: Any) -> None:
+        self._cpu_loader = _ErrorQueueLoader(self._cpu_loader, self._exception_queue)
+        worker(self)
+
+    reporting_worker.reports_errors = True  # type: ignore[attr-defined]
+    ParallelLoader._loader_worker = reporting_worker  # type: ignore[method-assign]
+
+
+class _ErrorQueueLoader:
+    """A loader that ends where it would raise, and puts the error in a queue."""
+
+    def __init__(self, loader: Any, errors: Queue[Exception]) -> None:
+        self._loader = loader
+        self._errors = errors
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Before the thread closes the queue of batches, because then the loop checks for an error.
+        try:
+            yield from self._loader
+        except Exception as error:
+            self._errors.put(error)
+
+
+def inner_loader(loader: Any) -> Any:
+    """The loader inside an MpDeviceLoader, which moves its batches to the device; else None."""
+    module: Any = sys.modules.get("torch_xla.distributed.parallel_loader")
+    if module is None or not isinstance(loader, module.MpDeviceLoader):
+        return None
+    return loader._loader
+
+
+def with_inner_loader(device_loader: Any, loader: Any) -> Any:
+    """A copy of an MpDeviceLoader with another loader inside."""
+    twin = copy.copy(device_loader)
+    twin._loader, twin._parallel_loader = loader, None
+    return twin

@@ -1,0 +1,352 @@
+"""Compares the programs of the ranks at each collective, and warns where they differ.
+
+Each core of a TPU compiles its own program. Programs with a collective must be the same on all
+cores: torch_xla's own code takes care to "produce the exact same graph in each replica to prevent
+hanging" (xm.collective_broadcast), and different layouts around a collective may silently corrupt
+data (pytorch/xla#3511, #4359). What a rank does alone between two collectives (evaluate, save,
+print a loss) is not compared, because no other core takes part in it.
+
+Compared is the graph that leads to the tensors of a collective: operations, shapes and types, not
+data. torch_xla's hash tells which graphs were seen before. Numbers from Python are data too,
+except 0 and 1, which torch_xla writes into the program (XLA_NO_SPECIAL_SCALARS=1 turns that off).
+What follows the last collective of a step is in one program with it on a TPU; of that, the
+optimizer's step is compared, at the next collective.
+
+All-reduces between two torch_xla.sync() must also agree on `pin_layout`. torch_xla ties them to
+each other by a token, so that they are in one program, which XLA refuses otherwise ("HloModule has
+a mix of layout constrained and unconstrained AllReduce instructions": seen with one replica,
+torch_xla 2.8 and 2.9, also with .item() between them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch_xla
+import torch_xla.debug.metrics as met
+
+from tpunb.utils.text import describe_ranks
+from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_line
+
+SHARE = 0.01
+"""Largest share of a rank's time for hashing; above it only every 2nd, 4th, … is hashed."""
+ALWAYS = 32
+"""This many programs are hashed first, whatever it costs."""
+ROOM = 65536
+"""Bytes in which a rank describes its program to the others."""
+_MOST_KEPT = 1024
+_MOST_WARNINGS = 16
+
+_XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
+_NODE = re.compile(r"^  %\d+ = (\(.*?\)|\S+) ([\w:]+)\((.*)$", re.MULTILINE)
+_LAYOUT = re.compile(r"\{[^}]*\}")
+_INPUT = "xla::device_data"
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A program without its constants: the counts of its inputs, operations and results.
+
+    Constants may differ: torch_xla's own xm.all_gather pads by the rank, and a rank may slice its
+    part out of a tensor on the device. Shapes, and so layouts, stay the same.
+    """
+
+    operations: Mapping[str, int] = field(default_factory=dict)
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    """'f32[32,784]' and how many of that shape."""
+    results: Mapping[str, int] = field(default_factory=dict)
+    """'aten::mul f32[32,784]' and how many of these."""
+
+    def __add__(self, other: Outline) -> Outline:
+        """The outline of two programs in a row."""
+        mine, theirs = vars(self).values(), vars(other).values()
+        return Outline(
+            *(Counter(left) + Counter(right) for left, right in zip(mine, theirs, strict=True))
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Outline:
+        """From torch_xla's text of a graph."""
+        nodes = [
+            (_LAYOUT.sub("", shape), kind)
+            for shape, kind, rest in _NODE.findall(text)
+            # A root that is an input was computed before, and is not part of the program.
+            if kind != _INPUT or "ROOT=" not in rest
+        ]
+        inputs = Counter(shape for shape, kind in nodes if kind == _INPUT)
+        operations = [(kind, shape) for shape, kind in nodes if kind != _INPUT]
+        results = Counter(f"{kind} {shape}" for kind, shape in operations)
+        return cls(Counter(kind for kind, _ in operations), inputs, results)
+
+    def hash(self) -> int:
+        """64 bits, never 0, the same for the same outline."""
+        if not self.operations:
+            return 1
+        text = json.dumps([sorted(self.results.items()), sorted(self.inputs.items())])
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2
+
+    def difference(self, other: Outline) -> str:
+        """What this outline has in addition to another, and what it lacks."""
+        if not self.operations and other.operations:
+            return "it had computed these tensors before (torch_xla.sync() or a value was read)"
+        differences = []
+        more, less = _beyond(self.inputs, other.inputs), _beyond(other.inputs, self.inputs)
+        if more or less:
+            differences.append(
+                f"reads {more or 'nothing'} where the others read {less or 'nothing'}"
+            )
+        for own, others in (
+            (self.operations, other.operations),
+            *([(self.results, other.results)] if not differences else []),
+        ):
+            if more := _beyond(own, others):
+                differences.append(f"has in addition {more}")
+            if less := _beyond(others, own):
+                differences.append(f"lacks {less}")
+            if differences:
+                break
+        return "; ".join(differences) or "other operations"
+
+
+def _beyond(counts: Mapping[str, int], others: Mapping[str, int], most: int = 4) -> str:
+    """'3 × aten::mul, aten::relu': what `counts` has beyond `others`."""
+    extra = Counter(counts) - Counter(others)
+    # torch's own operations first: casts and constants only come with them.
+    order = sorted(extra.items(), key=lambda item: (not item[0].startswith("aten"), item))
+    named = [f"{count} × {name}" if count > 1 else name for name, count in order[:most]]
+    left = len(extra) - len(named)
+    return ", ".join(named) + (f" and {left} more kinds" if left else "")
+
+
+class ProgramHashes(NamedTuple):
+    """What ranks compare at a collective. 0: not hashed; 1: no operations."""
+
+    program: int
+    """The program that leads to it."""
+    step: int
+    """The optimizer steps after the previous collective, up to the end of its program."""
+
+
+class ProgramComparison:
+    """The programs of one rank, and their differences from those of the others."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """Collectives so far."""
+        self._is_open = False
+        """True if on a TPU the next operations are in one program with the last collective."""
+        self._step_graphs: list[bytes] = []
+        self._stepped: CodeLine | None = None
+        self._differing = 0
+        self._hashed = 0
+        self._spent = 0.0
+        self._begun = 0.0
+        self._period = 1
+        self._current = 0
+        self._latest = ProgramHashes(0, 0)
+        self._hashes: dict[bytes, int] = {}
+        self._outlines: dict[int, Outline] = {}
+        self._same = ""
+        self._warned: dict[tuple[int, ...], set[tuple[bytes, int, tuple[int, ...]]]] = {}
+        """By group of ranks, because only its members have met in the same collectives."""
+
+    def hash_program(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Hash the program that computes these tensors. Call it before they are computed."""
+        self._current = 0
+        if self.calls % self._period or any(t.device.type != "xla" for t in tensors):
+            return
+        graph = self._hash(tensors)
+        self._current = self._outline_hash((graph,), tensors)
+
+    def note_optimizer_step(
+        self, optimizer: torch.optim.Optimizer, args: object, options: object
+    ) -> None:
+        """A torch.optim hook for the end of an optimizer's step."""
+        if torch.compiler.is_compiling() or not self._is_open or self.calls % self._period:
+            return
+        groups = optimizer.param_groups
+        tensors = [p for group in groups for p in group["params"] if p.device.type == "xla"]
+        if tensors:
+            self._stepped = running_line()
+            self._step_graphs.append(self._hash(tensors))
+            self._outline_hash(self._step_graphs, tensors)
+
+    def end_program(self) -> None:
+        """torch_xla.sync(): later operations are in another program."""
+        self._is_open = False
+
+    def _hash(self, tensors: Sequence[torch.Tensor]) -> bytes:
+        begun = time.perf_counter()
+        self._begun = self._begun or begun
+        graph: bytes = _XLAC._get_graph_hash(tensors)
+        ended = time.perf_counter()
+        self._hashed += 1
+        self._spent += ended - begun
+        if self._hashed > ALWAYS:
+            every = self._period * self._spent / (ended - self._begun) / SHARE
+            self._period = 1 << max(0, int(every).bit_length())
+        return graph
+
+    def _outline_hash(self, graphs: Sequence[bytes], tensors: Sequence[torch.Tensor]) -> int:
+        """Hash of the outline of some programs in a row; the last computes these tensors."""
+        key = b"".join(graphs)
+        if key not in self._hashes:
+            # New, so that XLA compiles it, which takes a hundred times as long as this.
+            if len(self._hashes) == _MOST_KEPT:
+                self._hashes.clear()
+                self._outlines.clear()
+            outline = Outline.parse(_XLAC._get_xla_tensors_text(tensors))
+            if before := self._hashes.get(b"".join(graphs[:-1])):
+                outline = self._outlines[before] + outline
+            self._hashes[key] = outline.hash()
+            self._outlines[outline.hash()] = outline
+        return self._hashes[key]
+
+    def begin_collective(self) -> ProgramHashes:
+        """The hashes of the program that led to this collective, and of the steps before it."""
+        hashed = self.calls % self._period == 0 and self.calls > 0
+        step = (
+            self._hashes.get(b"".join(self._step_graphs), 0) if self._step_graphs else int(hashed)
+        )
+        self._latest = ProgramHashes(self._current, step)
+        self.calls += 1
+        self._current = 0
+        self._step_graphs.clear()
+        self._is_open = True
+        return self._latest
+
+    def differ(self, call: Call, members: Sequence[int], hashes: Sequence[ProgramHashes]) -> bool:
+        """True if the programs differ in a way not warned of yet. The same on all members."""
+        warned = self._warned.setdefault(tuple(members), set())
+        for which, graphs in enumerate(zip(*hashes, strict=True)):
+            hashed = [graph for graph in graphs if graph]
+            if len(hashed) < 2:
+                continue
+            if len(set(hashed)) == 1:
+                if which == 0 and len(hashed) == len(graphs):
+                    self._same = f"collective {self.calls} ({_steps()})"
+                continue
+            pattern = tuple(graphs.index(graph) for graph in graphs)
+            known = (call.digest, which, pattern)
+            if known in warned or len(warned) == _MOST_WARNINGS:
+                continue
+            warned.add(known)
+            self._differing = which
+            return True
+        return False
+
+    def described(self) -> bytes:
+        """This rank's program and line for the others, in ROOM bytes."""
+        latest = self._latest[self._differing]
+        outline = self._outlines.get(latest, Outline())
+        place = str(self._stepped or "") if self._differing else users_line()
+        for most in (None, 40, 0):
+            parts = [dict(Counter(part).most_common(most)) for part in vars(outline).values()]
+            text = json.dumps([latest, place[:500], *parts]).encode()
+            if len(text) <= ROOM:
+                break
+        return text.ljust(ROOM)
+
+    def describe_difference(self, call: Call, described: Mapping[int, bytes]) -> str:
+        """Which ranks differ from the others, where, in what, and why it matters."""
+        groups: dict[int, list[int]] = {}
+        places, outlines = {}, {}
+        for rank, text in described.items():
+            graph, places[rank], *parts = json.loads(text)
+            if graph:  # else that rank did not hash it
+                groups.setdefault(graph, []).append(rank)
+                outlines[rank] = Outline(*parts)
+        most, *others = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+        what = "in the optimizer's step before" if self._differing else "in"
+        lines = [
+            f"{what} {call} the ranks run different programs (a warning, once per difference):"
+        ]
+        for ranks in (most, *others):
+            if self._differing and not outlines[ranks[0]].operations:
+                lines.append(f"  {describe_ranks(ranks)}: no step, or one after torch_xla.sync()")
+                continue
+            lines.append(f"  {describe_ranks(ranks)}: at {places[ranks[0]]}")
+            if ranks is not most:
+                lines.append(f"      {outlines[ranks[0]].difference(outlines[most[0]])}")
+        if self._differing:
+            since = "the step is in one program with the previous collective"
+        elif self._same:
+            since = f"the programs were the same at {self._same}"
+        else:
+            since = "it is the first one compared"
+        lines.append(f"  This is collective {self.calls} ({_steps()}); {since}.")
+        lines.append(_WHY)
+        return "\n".join(lines)
+
+
+_WHY = (
+    "  The cores of a TPU must run the same program around a collective, or they may hang or "
+    "exchange\n  wrong numbers. Give every rank batches of the same shape (drop_last=True), and do "
+    "not compute\n  the inputs of a collective under a condition on the rank. A number that is 0 "
+    "or 1 on some ranks\n  only is part of the program too (XLA_NO_SPECIAL_SCALARS=1 makes it "
+    "data)."
+)
+
+
+def _steps() -> str:
+    count = met.counter_value("MarkStep") or 0
+    return f"after {count} step{'' if count == 1 else 's'}"
+
+
+def print_warning(text: str) -> None:
+    """Write to this rank's standard error. One rank does it for all."""
+    print(f"tpunb: {text}", file=sys.stderr, flush=True)
+
+
+programs = ProgramComparison()
+"""Of this process. A rank is forked from a process that takes part in no collectives."""
+
+
+_set_token: Any = _XLAC._set_all_reduce_token
+
+
+class PinLayoutCheck:
+    """Compares `pin_layout` of one rank's all-reduces between two torch_xla.sync()."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._first: tuple[bool, str] | None = None
+        self._warned = False
+
+    def add(self, call: Call, pinned: bool | None) -> None:
+        """Add an all-reduce. Rank 0 warns once if it differs from the first of the step.
+
+        `pinned` is None for a program of its own, as torch.compile makes it.
+        """
+        if self._warned or self._rank > 0 or pinned is None:
+            return
+        if self._first is None:
+            self._first = pinned, f"{call} at {users_line()}"
+            return
+        before, place = self._first
+        if before != pinned:
+            self._warned = True
+            print_warning(
+                f"{call} at {users_line()} has pin_layout={pinned}, and in the same step "
+                f"pin_layout={before} has {place}. This works here, but on a TPU XLA refuses the "
+                "program ('HloModule has a mix of layout constrained and unconstrained AllReduce "
+                "instructions'). The functions of xm pin by default, those of torch.distributed "
+                "do not: pass pin_layout=False to the former, or call torch_xla.sync() between "
+                "them."
+            )
+
+    def set_token(self, device: str, token: Any) -> None:
+        """`_XLAC._set_all_reduce_token`: torch_xla.sync() sets None, which ends the program."""
+        if token is None:
+            self._first = None
+            programs.end_program()
+        _set_token(device, token)

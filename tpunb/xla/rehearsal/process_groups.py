@@ -1,0 +1,179 @@
+"""The stores of torch.distributed's process groups in a rehearsal.
+
+Upstream, neither way is right for every script. If torch elastic shares its store
+(TORCHELASTIC_USE_AGENT_STORE), ranks only connect to MASTER_PORT: a script that sets another
+port waits for a server that does not exist, and a second init_process_group, or one after a
+retry, finds the keys of the first. If it does not, `xla://` keeps MASTER_PORT until the process
+ends, so that a later `env://` cannot use it. So both are replaced: at torch elastic's port each
+init_process_group gets keys of its own in its store, and at any other port rank 0 serves a store,
+as after `xmp.spawn` on a TPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import socket
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
+from torch_xla.distributed.xla_backend import ProcessGroupXla  # registers what is replaced here
+
+from tpunb.xla.rehearsal.board import open_store
+from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.wire import Wire
+
+
+class ProcessGroupStores:
+    """Gives the process groups of one rank their stores.
+
+    `address` and `port` are those of torch elastic's store; nothing connects to it before the
+    first init_process_group. `attempt` keeps the keys of a restarted run separate.
+    """
+
+    def __init__(self, wire: Wire, world_size: int, address: str, port: int, attempt: int) -> None:
+        self._wire = wire
+        self._world_size = world_size
+        self._address = address
+        self._port = port
+        self._attempt = attempt
+        self._pid = os.getpid()
+        self._count: Counter[int] = Counter()
+        """By world size, how many groups there have been; the same on all ranks."""
+
+    def install(self) -> None:
+        """Replace torch_xla's `xla://`, and what makes the store of `env://` and `tcp://`."""
+        # By its module name, because the package's attribute of that name is a function.
+        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+        rendezvous._rendezvous_handlers["xla"] = self.xla_handler
+        rendezvous._create_c10d_store = self.create_store
+
+    def xla_handler(
+        self, url: str, timeout: timedelta = default_pg_timeout, **kwargs: object
+    ) -> Iterator[tuple[Store, int, int]]:
+        """`pjrt_rendezvous_handler`: for init_method="xla://"."""
+        self._meet("xla")
+        yield self._own_keys(self._world_size, timeout), self._wire.rank, self._world_size
+
+    def create_store(
+        self,
+        hostname: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        use_libuv: bool = True,
+    ) -> Store:
+        """`_create_c10d_store`: for init_method="env://" and "tcp://"."""
+        if world_size == self._world_size and os.getpid() == self._pid:
+            self._meet(f"port {port}")
+        if port == self._port:
+            return self._own_keys(world_size, timeout)
+        return TCPStore(
+            hostname,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timeout,
+            multi_tenant=True,
+            master_listen_fd=_listen_here(hostname, port) if rank == 0 else None,
+            use_libuv=use_libuv,
+        )
+
+    def _meet(self, where: str) -> None:
+        """Meet on the wire first, which names a missing rank and its line; a store does not."""
+        with self._wire.exchange(Call("init_process_group", detail=where), range(self._world_size)):
+            pass
+
+    def _own_keys(self, world_size: int, timeout: timedelta) -> Store:
+        self._count[world_size] += 1
+        store = open_store(self._address, self._port, timeout)
+        number = self._count[world_size]
+        return PrefixStore(f"tpunb/groups/{self._attempt}/{world_size}/{number}", store)
+
+
+def _listen_here(hostname: str, port: int) -> int | None:
+    """A socket on the loopback interface where that is what the script names.
+
+    TCPStore itself listens on all interfaces, whatever the name. None: as TCPStore does it.
+    """
+    if hostname != "localhost" and not hostname.startswith("127."):
+        return None
+    address = "127.0.0.1" if hostname == "localhost" else hostname
+    try:
+        return socket.create_server((address, port), backlog=socket.SOMAXCONN).detach()
+    except OSError:  # TCPStore shares a port that this process serves already, or says why not
+        return None
+
+
+_pairs = 0
+"""How many of torch.distributed's sends and receives are running."""
+
+
+def is_pairwise() -> bool:
+    """Whether torch.distributed sends or receives, which only two ranks call."""
+    return _pairs > 0
+
+
+def warn_of_pairs(world_size: int) -> None:
+    """Warn of torch.distributed's send and recv where there are more ranks than two.
+
+    torch_xla makes each a collective_permute and runs its program at once, on two ranks, and
+    XLA compiles it for all.
+    """
+    warned = world_size == 2
+
+    def replace(name: str) -> None:
+        original = getattr(ProcessGroupXla, name)
+
+        @functools.wraps(original)
+        def pairwise(*args: Any, **options: Any) -> Any:
+            global _pairs
+            nonlocal warned
+            if not warned:
+                warned = True
+                warnings.warn(
+                    f"torch.distributed's {name} makes a program that two ranks run, and XLA "
+                    f"compiles it for all {world_size}: on a TPU it may wait for the others. "
+                    "xm.collective_permute with all pairs, called on every rank, does not",
+                    stacklevel=2,
+                )
+            _pairs += 1
+            try:
+                return original(*args, **options)
+            finally:
+                _pairs -= 1
+
+        setattr(ProcessGroupXla, name, pairwise)
+
+    replace("send")
+    replace("recv")
+
+
+def warn_of_bucket_views() -> None:
+    """Warn of a DDP option with which torch_xla trains wrong weights, on a TPU as well.
+
+    Seen in unmodified torch_xla 2.9 with one replica: the gradient that is ready last keeps its
+    value when its bucket is reduced.
+    """
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(self: DistributedDataParallel, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        if self.gradient_as_bucket_view and self.device_type == "xla":
+            warnings.warn(
+                "DistributedDataParallel(gradient_as_bucket_view=True) with torch_xla 2.9 does "
+                "not reduce one gradient of each bucket: on a TPU the ranks' weights drift "
+                "apart, here they do not. Remove gradient_as_bucket_view",
+                stacklevel=2,
+            )
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]

@@ -1,0 +1,472 @@
+"""Waiting for the other ranks, and saying why they do not come.
+
+A rank that waits for more than a moment says so in the run's store, where the others look it
+up. The store is not used while the ranks come in time. How one wait goes:
+
+    call ─ exchange ─ all came ──────────────────────────────── return
+              │
+              ├─ `step` has passed: publish a Wait, then look
+              │     ├─ a member left a Departure ────────────── PeerLostError
+              │     ├─ waiting ranks wait for each other ────── DeadlockError
+              │     └─ neither: wait for another `step`
+              └─ it failed (time-out, broken connection): ask who is in it
+                    ├─ a member's process has ended ─────────── PeerLostError
+                    ├─ a member lives and is elsewhere ──────── WaitedTooLongError
+                    └─ all are in it ────────────────────────── CollectiveError
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store, Work
+
+from tpunb.utils.text import describe_ranks
+from tpunb.xla.rehearsal.board import open_store
+from tpunb.xla.rehearsal.call import (
+    Call,
+    CodeLine,
+    describe_first_divergence,
+    describe_mismatch,
+)
+from tpunb.xla.rehearsal.errors import (
+    CollectiveError,
+    DeadlockError,
+    PeerLostError,
+    WaitedTooLongError,
+)
+from tpunb.xla.rehearsal.transport import Arrival, Group, Mesh
+
+
+@dataclass(frozen=True)
+class WaitTimes:
+    """Seconds that waiting ranks spend on finding out why others do not come."""
+
+    step: float = 0.2
+    """How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
+    departures: float = 1.0
+    """After one rank has left the train cell, wait this long for others that leave with it."""
+    inquiry: float = 2.0
+    """How long the ranks of a failed collective have to say that they are in it."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What a rank publishes when it will make no more collective calls."""
+
+    calls: int
+    last: str
+    """The line of its last collective; '' if it took part in none."""
+    first_divergence: str
+    exchanges: Mapping[str, int]
+    """By group of ranks, how many exchanges it took part in."""
+    launches: str
+    """The programs that it would have run on a TPU, as `Launches.described`."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Departure:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a waiting rank publishes."""
+
+    group: str
+    members: Sequence[int]
+    """The ranks of the group."""
+    exchanges: Mapping[str, int]
+    """By group, how many exchanges it began, including the one in which it waits."""
+    call: str
+    """The call, as `Call.described`."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Wait:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+    def lacks(self, other: Wait) -> bool:
+        """True if it waits for the rank that published `other`."""
+        return other.exchanges.get(self.group, 0) < self.exchanges[self.group]
+
+
+class CallHistory:
+    """Where one rank made its collectives, as far as error messages need it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._last: CodeLine | None = None
+        self.first_divergence = ""
+        """'number 4, at cell [1], line 6: …', the first collective that the ranks made from
+        different lines; '' if there was none."""
+
+    def add(self, line: CodeLine | None, line_hashes: Sequence[int]) -> None:
+        """Add a collective that all ranks agreed on, with the hashes of all ranks' lines."""
+        self.calls += 1
+        self._last = line
+        if not self.first_divergence and len(set(line_hashes)) > 1:
+            self.first_divergence = f"number {self.calls}, at {line}"
+
+    @property
+    def last(self) -> str:
+        """The line of the last collective."""
+        return "" if self._last is None else str(self._last)
+
+
+def find_cycle(rank: int, wait: Wait, find_wait: Callable[[int], Wait | None]) -> dict[int, Wait]:
+    """The waits that this rank depends on if some of them form a cycle, else {}.
+
+    Ranks of one group compare their calls before each exchange. But where ranks name different
+    groups (pairs of xm.collective_permute that are not the same everywhere), each may wait in a
+    group of its own for one that waits elsewhere.
+
+    `find_wait` returns what a rank has published, None if it does not wait. It may ask one rank
+    after the other: in a cycle no wait can end before that of the rank that it waits for.
+    """
+    waits: dict[int, Wait | None] = {rank: wait}
+    needs: dict[int, list[int]] = {}
+    pending = [rank]
+    while pending:
+        waiting = pending.pop()
+        own, needs[waiting] = waits[waiting], []
+        assert own is not None
+        for member in own.members:
+            if member not in waits:
+                waits[member] = find_wait(member)
+            other = waits[member]
+            if other is not None and own.lacks(other):
+                needs[waiting].append(member)
+                if member not in needs and member not in pending:
+                    pending.append(member)
+    if not _has_cycle(needs):
+        return {}
+    return {each: other for each in sorted(needs) if (other := waits[each]) is not None}
+
+
+def _has_cycle(needs: Mapping[int, Sequence[int]]) -> bool:
+    """True if something is left after removing, again and again, the ranks that need nobody."""
+    left = dict(needs)
+    while free := [rank for rank, others in left.items() if not left.keys() & set(others)]:
+        for rank in free:
+            del left[rank]
+    return bool(left)
+
+
+class Connections:
+    """One rank's connections to the others, and its waits for them.
+
+    `address` and `port` are those of the agent's store; nothing connects to it before the
+    first collective. `attempt` keeps the keys of a restarted run separate.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        address: str,
+        port: int,
+        attempt: int,
+        timeout: float,
+        times: WaitTimes | None = None,
+    ) -> None:
+        self.rank = rank
+        self.history = CallHistory()
+        self._address = address
+        self._port = port
+        self._prefix = f"tpunb/rehearsal/{attempt}"
+        self._timeout = timeout
+        self._times = times or WaitTimes()
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._store: Store | None = None
+        self._leaving = "left"
+        """What says that another rank will not come: 'gone' once this one has left the cell."""
+        self._waits = 0
+        """How many this rank has published."""
+
+    def group(self, members: Sequence[int], call: Call) -> Group:
+        """The group of these ranks, connected. Waits for all of them the first time."""
+        key = tuple(members)
+        if key not in self._groups:
+            self._groups[key] = self._connect(key, call)
+        return self._groups[key]
+
+    def gloo(self, members: Sequence[int], call: Call) -> tuple[Any, Group]:
+        """The group and its gloo backend, once all members have agreed on a call."""
+        group = self.group(members, call)
+        if group.backend is None:
+            try:
+                group.connect_gloo(self.rank, self._timeout)
+            except RuntimeError as error:
+                self._raise_cause(group, call, error)
+        return group.backend, group
+
+    def exchange_headers(
+        self, header: bytes, payload: torch.Tensor | None, members: Sequence[int], call: Call
+    ) -> Mesh:
+        """Send all members a header, and the payload if there is room; receive theirs."""
+        group = self.group(members, call)
+        self.wait(group.mesh.send(header, payload, self._timeout), group, call)
+        return group.mesh
+
+    def wait(self, work: Work | Arrival, group: Group, call: Call) -> None:
+        """Wait until an exchange has taken place. Can be interrupted."""
+        group.exchanges += 1
+        step = timedelta(seconds=self._times.step)
+        published, publish = False, time.monotonic() + self._patience()
+        while True:
+            try:
+                work.wait(step)
+                if published:
+                    self._withdraw_wait()
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    break
+                if not published and time.monotonic() >= publish:
+                    self._publish_arrival(group)
+                    self._publish_wait(group.name, group.members, call)
+                    published = True
+                self._check_departures(group.name, group.exchanges, group.members, call)
+                if published:
+                    self._check_deadlock()
+        try:
+            work.wait()  # returns at once: it failed, or has completed since
+        except RuntimeError as error:
+            self._raise_cause(group, call, error)
+
+    def leave(self, launches: str, *, final: bool) -> dict[int, str]:
+        """Publish that this rank has left the train cell: nobody there need wait for it.
+
+        In what follows (exit handlers) it waits for all that do not say `final`, the end of their
+        process. Then it returns the launches of the ranks that have said so before, of those it is
+        connected to.
+        """
+        history = self.history
+        departure = Departure(
+            history.calls, history.last, history.first_divergence, self._exchanges(), launches
+        )
+        known = {member for group in self._groups for member in group} - {self.rank}
+        with contextlib.suppress(RuntimeError):  # no store any more: the run is over as well
+            store = self._open_store()
+            store.set(f"left/{self.rank}", departure.to_json())
+            self._leaving = "gone"
+            if final:
+                store.set(f"gone/{self.rank}", departure.to_json())
+                return {
+                    rank: Departure.from_json(store.get(f"gone/{rank}")).launches
+                    for rank in known
+                    if store.check([f"gone/{rank}"])
+                }
+        return {}
+
+    def _exchanges(self) -> dict[str, int]:
+        return {group.name: group.exchanges for group in self._groups.values()}
+
+    def _connect(self, members: tuple[int, ...], call: Call) -> Group:
+        """Wait until all members are here, then connect them, which takes milliseconds.
+
+        Waiting here and not in gloo can be interrupted, and knows which ranks have not come.
+        """
+        name = "-".join(str(member) for member in members)
+        store = PrefixStore(name, self._open_store())
+        mesh = Mesh(self.rank, members)
+        store.set(f"address/{self.rank}", mesh.address)
+        store.set(f"pid/{self.rank}", str(os.getpid()))
+        absent = [member for member in members if member != self.rank]
+        began = checked = time.monotonic()
+        pause, published = 0.001, False
+        while absent := [member for member in absent if not store.check([f"pid/{member}"])]:
+            now = time.monotonic()
+            if now > began + self._timeout:
+                raise WaitedTooLongError(self._timed_out(call, absent))
+            self._check_departures(name, 1, absent, call)
+            if now > checked + self._times.step:
+                checked = now
+                if not published:
+                    self._publish_wait(name, members, call)
+                    published = True
+                self._check_deadlock()
+            time.sleep(pause)
+            pause = min(0.01, 2 * pause)
+        if published:
+            self._withdraw_wait()
+        pids = {member: int(store.get(f"pid/{member}")) for member in members}
+        group = Group(name, members, pids, store, mesh)
+        try:
+            mesh.connect(
+                {member: store.get(f"address/{member}").decode() for member in members},
+                pids,
+                self._timeout,
+            )
+        except RuntimeError as error:
+            self._raise_cause(group, call, error)
+        return group
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            store = open_store(self._address, self._port, timedelta(seconds=30))
+            self._store = PrefixStore(self._prefix, store)
+        return self._store
+
+    # -- ranks that will not come
+
+    def _check_departures(
+        self, group: str, exchange: int, absent: Sequence[int], call: Call
+    ) -> None:
+        """Raise PeerLostError if a rank that is waited for has said that it will not come."""
+        left = self._departures(group, exchange, absent)
+        if left:
+            deadline = time.monotonic() + self._times.departures
+            others = [member for member in absent if member != self.rank]
+            while len(left) < len(others) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                left = self._departures(group, exchange, others)
+            raise PeerLostError(describe_departures(self.rank, self.history, call, left))
+
+    def _departures(self, group: str, exchange: int, absent: Sequence[int]) -> dict[int, Departure]:
+        store = self._open_store()
+        left = {
+            member: Departure.from_json(store.get(f"{self._leaving}/{member}"))
+            for member in absent
+            if member != self.rank and store.check([f"{self._leaving}/{member}"])
+        }
+        return {
+            member: departure
+            for member, departure in left.items()
+            if departure.exchanges.get(group, 0) < exchange
+        }
+
+    # -- ranks that wait for each other
+
+    def _patience(self) -> float:
+        """Seconds after which a wait is published: the store keeps everything in memory.
+
+        Longer with each: ranks that wait a second in each step add some MB in an hour.
+        """
+        return min(5.0, self._times.step * (1 + self._waits / 100))
+
+    def _publish_wait(self, group: str, members: Sequence[int], call: Call) -> None:
+        self._waits += 1
+        described = call.described(self.history.first_divergence).decode()
+        wait = Wait(group, members, {group: 1, **self._exchanges()}, described)
+        self._open_store().set(f"wait/{self.rank}", wait.to_json())
+
+    def _withdraw_wait(self) -> None:
+        self._open_store().set(f"wait/{self.rank}", "")
+
+    def _find_wait(self, rank: int) -> Wait | None:
+        store, key = self._open_store(), f"wait/{rank}"
+        text = store.get(key) if store.check([key]) else b""
+        return Wait.from_json(text) if text else None
+
+    def _check_deadlock(self) -> None:
+        """Raise DeadlockError if this rank's wait, which it has published, can never end."""
+        own = self._find_wait(self.rank)
+        waits = find_cycle(self.rank, own, self._find_wait) if own else {}
+        if waits:
+            raise DeadlockError(
+                describe_mismatch(
+                    {
+                        rank: Call.from_description(wait.call.encode())
+                        for rank, wait in waits.items()
+                    }
+                )
+            )
+
+    # -- exchanges that failed
+
+    def _publish_arrival(self, group: Group) -> None:
+        """For ranks that come out of a failed exchange earlier than this one."""
+        group.store.set(f"here/{self.rank}", str(group.exchanges))
+
+    def _raise_cause(self, group: Group, call: Call, error: RuntimeError) -> NoReturn:
+        """Raise the error that says which rank is missing from an exchange that failed."""
+        ended, absent = self._missing(group)
+        if ended:
+            if self._departures(group.name, group.exchanges, ended):
+                self._check_departures(group.name, group.exchanges, absent, call)
+            raise PeerLostError(
+                f"{describe_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
+                "failed, and its own error says why, or it makes fewer collective calls than "
+                "the others (one batch less?)"
+            ) from error
+        if absent:
+            raise WaitedTooLongError(self._timed_out(call, absent)) from error
+        raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
+
+    def _missing(self, group: Group) -> tuple[list[int], list[int]]:
+        """The members that ended, and those that live but are not in this exchange."""
+        self._publish_arrival(group)
+        absent = [member for member in group.members if member != self.rank]
+        deadline = time.monotonic() + self._times.inquiry
+        while True:
+            # In this order: a rank that was here as well says so before it ends.
+            ended = [member for member in absent if _has_ended(group.pids[member])]
+            absent = [member for member in absent if not self._has_arrived(group, member)]
+            ended = [member for member in ended if member in absent]
+            if ended or not absent or time.monotonic() > deadline:
+                return ended, absent
+            time.sleep(0.02)
+
+    @staticmethod
+    def _has_arrived(group: Group, member: int) -> bool:
+        key = f"here/{member}"
+        return group.store.check([key]) and int(group.store.get(key)) >= group.exchanges
+
+    def _timed_out(self, call: Call, absent: Sequence[int]) -> str:
+        return (
+            f"rank {self.rank} waited {self._timeout:.0f} s in {call}, but "
+            f"{describe_ranks(absent)} did not come. Every rank must make the same collective "
+            "calls in the same order"
+        )
+
+
+def describe_departures(
+    rank: int, history: CallHistory, call: Call, left: Mapping[int, Departure]
+) -> str:
+    """The message of a rank that waits for others that have returned from the train cell."""
+    names = describe_ranks(left)
+    have = "have" if len(left) > 1 else "has"
+    first = left[min(left)]
+    last = f", the last at {first.last}" if first.last else ""
+    divergences = {
+        rank: history.first_divergence,
+        **{member: departure.first_divergence for member, departure in left.items()},
+    }
+    lines = [
+        f"{names} {have} returned from the train cell while rank {rank} waited in {call}: it is "
+        f"the {_ordinal(history.calls + 1)} collective of rank {rank}, and {names} took part in "
+        f"{first.calls or 'none'}{last}.",
+        "Every rank must make the same collective calls. Does one rank have a batch less, leave "
+        "its loop early, or skip a call under a condition on the rank? On a TPU this would hang.",
+        *describe_first_divergence(divergences),
+    ]
+    return "\n".join(lines)
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0)
+    return f"{number}{ending or 'th'}"
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
