@@ -12,7 +12,6 @@ Standard library only.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from typing import Any
 from tpunb.utils import secrets
 from tpunb.utils.digests import Digest, differ, digest, own_attributes
 from tpunb.utils.literals import literal
+from tpunb.utils.modules import loaded
 
 _DEEPEST = 4
 _MOST_PARTS = 300
@@ -154,10 +154,9 @@ def _kind(value: object) -> PartKind:
         return PartKind.CLASS if own.get("__module__") == "__main__" else PartKind.LEAF
     if type(kind) is not type:
         return PartKind.LEAF
-    argparse = sys.modules.get("argparse")
     if kind is dict:
         return PartKind.DICT
-    if kind is SimpleNamespace or (argparse is not None and kind is argparse.Namespace):
+    if kind is SimpleNamespace or kind is loaded("argparse", "Namespace"):
         return PartKind.NAMESPACE
     own = type.__getattribute__(kind, "__dict__")
     attributes = own_attributes(value)

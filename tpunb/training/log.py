@@ -29,6 +29,7 @@ from tpunb.runs.directory import rank_of_run
 from tpunb.runs.metrics import MEAN, REDUCTIONS, RESERVED
 from tpunb.training.ranks import is_first
 from tpunb.utils.files import append_lines
+from tpunb.utils.modules import is_a
 from tpunb.xla import tensors
 
 GATHER = 0.05
@@ -103,8 +104,7 @@ class Record:
 
     def add(self, name: str, value: Any) -> None:
         """Check and keep a value."""
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if torch is not None and isinstance(value, torch.Tensor):
+        if is_a(value, "torch", "Tensor"):
             if value.numel() != 1:
                 raise ValueError(
                     f"tpunb.log: {name} is a tensor of shape {list(value.shape)}, not a single "
@@ -117,7 +117,7 @@ class Record:
                 self.lazy.add(name)
                 return
             value = value.detach().item()
-        elif numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
+        elif is_a(value, "numpy", "generic", "ndarray"):
             if value.size != 1:
                 raise ValueError(
                     f"tpunb.log: {name} is an array of shape {list(value.shape)}, not a single "
@@ -145,8 +145,7 @@ class Record:
 def _step(step: int | None) -> int | None:
     if step is None:
         return None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(step, torch.Tensor):
+    if is_a(step, "torch", "Tensor"):
         # operator.index would start the computation of a lazy tensor and wait for it.
         raise TypeError("tpunb.log: step must be an int, not a tensor")
     try:

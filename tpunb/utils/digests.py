@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpunb.utils.literals import literal
+from tpunb.utils.modules import loaded
 
 SAMPLE = 256
 """Items of an array that are looked at, spread over all of it."""
@@ -37,19 +38,19 @@ def digest(value: object) -> Digest | None:
     Also of an optimizer's settings. None if there is none.
     """
     kind = type(value)
-    torch, numpy, pandas = (sys.modules.get(name) for name in ("torch", "numpy", "pandas"))
     # Classes are compared by identity: a metaclass may do it by code of its own.
     if kind is str or kind is bytes:
         return _text(value)
     if any(kind is known for known in (list, tuple, dict, set, frozenset)):
         return _container(value)
-    if numpy is not None and kind is numpy.ndarray:
+    if kind is loaded("numpy", "ndarray"):
         return _array(value, SAMPLE)
-    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
+    if kind is loaded("torch", "Tensor") or kind is loaded("torch", "nn.Parameter"):
         return _tensor(value, SAMPLE)
-    if torch is not None and issubclass(kind, torch.nn.Module):
+    module = loaded("torch", "nn.Module")
+    if module is not None and issubclass(kind, module):
         return _module(value)
-    if pandas is not None and (kind is pandas.DataFrame or kind is pandas.Series):
+    if kind is loaded("pandas", "DataFrame") or kind is loaded("pandas", "Series"):
         return _table(value)
     return None
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import ast
 import math
 import pathlib
-import sys
 from typing import Any
+
+from tpunb.utils.modules import loaded
 
 MOST_ITEMS = 1000
 """Items of a container, those of its containers counted."""
@@ -133,25 +134,28 @@ _NUMPY = frozenset(
 def _of_libraries(value: Any) -> str:
     """Scalars of numpy and torch, and their dtypes."""
     kind = type(value)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        if type(kind) is type and issubclass(kind, numpy.generic) and kind.__name__ in _NUMPY:
-            return f'__import__("numpy").{kind.__name__}({_scalar(value.item())})'
-        if kind is numpy.ndarray and value.ndim == 0 and value.dtype.name in _NUMPY:
-            return f'__import__("numpy").array({_scalar(value.item())}, {value.dtype.name!r})'
-    if torch is not None:
-        if kind is torch.dtype:
-            return f'__import__("torch").{str(value).removeprefix("torch.")}'
-        if (
-            kind is torch.Tensor
-            and value.dim() == 0
-            and not value.requires_grad
-            and value.device.type == "cpu"
-            and value.layout is torch.strided
-            and not (value.is_quantized or value.is_complex())
-        ):
-            dtype = f'__import__("torch").{str(value.dtype).removeprefix("torch.")}'
-            return f'__import__("torch").tensor({_scalar(value.item())}, dtype={dtype})'
+    generic = loaded("numpy", "generic")
+    if (
+        generic is not None
+        and type(kind) is type
+        and issubclass(kind, generic)
+        and kind.__name__ in _NUMPY
+    ):
+        return f'__import__("numpy").{kind.__name__}({_scalar(value.item())})'
+    if kind is loaded("numpy", "ndarray") and value.ndim == 0 and value.dtype.name in _NUMPY:
+        return f'__import__("numpy").array({_scalar(value.item())}, {value.dtype.name!r})'
+    if kind is loaded("torch", "dtype"):
+        return f'__import__("torch").{str(value).removeprefix("torch.")}'
+    if (
+        kind is loaded("torch", "Tensor")
+        and value.dim() == 0
+        and not value.requires_grad
+        and value.device.type == "cpu"
+        and value.layout is loaded("torch", "strided")
+        and not (value.is_quantized or value.is_complex())
+    ):
+        dtype = f'__import__("torch").{str(value.dtype).removeprefix("torch.")}'
+        return f'__import__("torch").tensor({_scalar(value.item())}, dtype={dtype})'
     raise _NotPlainError
 
 

@@ -36,6 +36,7 @@ from tpunb.utils import env_vars
 from tpunb.utils.deprecation import renamed_arguments
 from tpunb.utils.errors import CheckpointError
 from tpunb.utils.files import append_text
+from tpunb.utils.modules import is_a
 from tpunb.utils.text import name_ranks, size
 from tpunb.xla import tensors
 
@@ -294,8 +295,7 @@ def _store(path: str | Path) -> Store:
 
 
 def _step(step: int) -> int:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(step, torch.Tensor):
+    if is_a(step, "torch", "Tensor"):
         # operator.index would start the computation of a lazy tensor and wait for it.
         raise TypeError("the step of a checkpoint must be an int, not a tensor")
     try:
