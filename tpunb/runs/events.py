@@ -64,7 +64,10 @@ class Note:
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """Kept. The ranks of an attempt were forked; `pids` in order of rank."""
+    """Kept. The ranks of an attempt were forked; `pids` in order of rank.
+
+    Of a run on several hosts host 0 says it, and all pids are 0: they are other machines'.
+    """
 
     attempt: int
     pids: tuple[int, ...]

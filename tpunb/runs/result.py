@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PROCESS_ENDS = (FailureKind.SIGNAL, FailureKind.EXIT, FailureKind.OUT_OF_MEMORY)
+_OURS = (FailureKind.LOST, FailureKind.HOST_LOST, FailureKind.REFUSED)
 _MOST_ATTEMPTS = 10_000
 _WIDTH = 96
 """Columns of a diagnosis as text."""
@@ -69,6 +70,15 @@ class Failure:
     kind: FailureKind = FailureKind.EXCEPTION
     column: int | None = None
     """Where in its line the failed expression begins, in characters from 0; Python 3.11 knows."""
+    host: str | None = None
+    """The name of the host that it was on; None for a run on one machine."""
+
+    @property
+    def who(self) -> str:
+        """'rank 3', 'rank host-1/3', 'the prelude', 'the prelude on host-1'."""
+        if self.rank is None:
+            return f"the prelude on {self.host}" if self.host else "the prelude"
+        return f"rank {self.host}/{self.rank}" if self.host else f"rank {self.rank}"
 
     def is_like(self, other: Failure) -> bool:
         """True if another rank failed in the same way at the same line."""
@@ -88,18 +98,18 @@ class Failure:
         first = self.message.strip().partition("\n")[0]
         if len(first) > _LONGEST:
             first = f"{first[:_LONGEST]} …"
-        if self.kind is FailureKind.LOST:  # a process of tpunb, which has no cell
+        if self.kind in _OURS:  # a process of tpunb, or a host: it has no cell
             return first
-        who = "the prelude" if self.rank is None else f"rank {self.rank}"
         place = "" if self.cell is None else f" in cell [{self.cell}]"
         if self.cell is not None and self.line is not None:
             place += f", line {self.line}"
         if self.kind in _PROCESS_ENDS:
-            return f"{who} {self.message}{place}"
+            return f"{self.who} {self.message}{place}"
         if self.rank is None and place:
-            failed = f"re-running{place.removeprefix(' in')} for the ranks failed"
+            on = f" on {self.host}" if self.host else ""
+            failed = f"re-running{place.removeprefix(' in')} for the ranks{on} failed"
             return f"{failed}: {self.type}: {first}".rstrip(": ")
-        return f"{who} failed{place}: {self.type}: {first}".rstrip(": ")
+        return f"{self.who} failed{place}: {self.type}: {first}".rstrip(": ")
 
 
 @dataclass(frozen=True)
@@ -329,6 +339,10 @@ class RunResult(Printable):
     """What `tpunb.runs()` shows as `params.*`: `tpunb.runs.parameters.parameters`."""
     resumed_from: str | None = None
     """The run, folder or URL whose last checkpoint it began with (`--resume`)."""
+    hosts: tuple[str, ...] = ()
+    """The names of the hosts in order of node rank; (): it ran on the kernel's machine."""
+    place: str = ""
+    """What `--on` named; '' for the kernel's machine."""
     diagnoses: tuple[Diagnosis, ...] = ()
     """Possible causes of a failure, the likeliest first."""
     summary: Summary = field(default_factory=Summary)

@@ -70,6 +70,8 @@ class StopCause(_Word):
     """The machine is about to be taken away."""
     PEER_FAILED = "peer"
     """Another rank failed."""
+    HOST_LOST = "host_lost"
+    """Another host of the run was lost: it died, or nothing is heard from it any more."""
 
 
 class StopOrigin(_Word):
@@ -112,6 +114,10 @@ class FailureKind(_Word):
     """A process of tpunb itself ended: the fork server or the supervisor."""
     PEER_LOST = "peer_lost"
     """An exception that follows from another rank's end."""
+    HOST_LOST = "host_lost"
+    """A whole host is gone, or has never come."""
+    REFUSED = "refused"
+    """Nothing was started: a host differs from the others, or cannot take part."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +222,35 @@ class RunSpec:
     resumed_from: str | None = None
     """The run, folder or URL that `--resume` gave."""
 
+    hosts: tuple[str, ...] = ()
+    """The names of the hosts in order of node rank, as people see them; (): this machine alone.
+    Each has `world_size / len(hosts)` ranks, and a folder of the run with those of its ranks."""
+    place: str = ""
+    """What `--on` named; '' for a run on the kernel's own machine."""
+
+    @property
+    def local_world_size(self) -> int:
+        """The ranks of one host."""
+        return self.world_size // max(1, len(self.hosts))
+
+    def ranks_on(self, node_rank: int) -> range:
+        """The ranks on one host, in order: they are global ranks."""
+        first = node_rank * self.local_world_size
+        return range(first, first + self.local_world_size)
+
+    def host_of(self, rank: int) -> str | None:
+        """The name of the host that a rank is on; None for a run on one machine."""
+        return self.hosts[rank // self.local_world_size] if self.hosts else None
+
+    def name_rank(self, rank: int) -> str:
+        """'3', or 'host-1/3' for a run on several hosts."""
+        return f"{self.host_of(rank)}/{rank}" if self.hosts else str(rank)
+
     def cores(self) -> str:
-        """'4 rehearsal cores', '8 TPU cores': all that the run uses."""
-        return count_cores(self.spmd or self.world_size, self.device)
+        """'4 rehearsal cores', '8 TPU cores on 2 hosts': all that the run uses."""
+        count = self.spmd * max(1, len(self.hosts)) if self.spmd else self.world_size
+        on = f" on {len(self.hosts)} hosts" if len(self.hosts) > 1 else ""
+        return count_cores(count, self.device) + on
 
     def locate(self, line: int) -> tuple[int | None, int | None]:
         """The cell's number and the line within it (from 1) of a line of `script.py`."""
@@ -241,7 +273,8 @@ class RunSpec:
         """The inverse of `to_json`. Raises ValueError."""
         spec = records.build(cls, data)
         named = all(name.isidentifier() for name in spec.returns)
-        if not 0 < spec.world_size <= MOST_RANKS or not named:
+        whole = spec.world_size % max(1, len(spec.hosts)) == 0
+        if not 0 < spec.world_size <= MOST_RANKS or not named or not whole:
             raise ValueError("not the spec of a run")
         return spec
 

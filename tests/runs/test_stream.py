@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tpunb.runs import stream
+from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.runs.stream import Append, End, Hello, Line, Replace, Start, Stop
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        Hello("20261123-1-nb", 1, 4, "h1", "10.0.0.3", "flags", "10.0.0.2:29400", {"torch": "2.9"}),
+        Append("attempts/0/3/stdout.log", 17, b"\xff\x00 text\n", 1.5),
+        Replace("attempts/0/3/pulse", bytes(80)),
+        End(130),
+        Start("ab01", {"TOKEN": "x"}),
+        Stop(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
+    ],
+)
+def test_lines_come_back_as_they_were(line: Line) -> None:
+    assert stream.decode(stream.encode(line)) == line
+
+
+def test_a_line_says_its_kind_in_lower_case() -> None:
+    encoded = stream.encode(Append("run.log", 0, b"a\n", 2.0))
+    assert json.loads(encoded) == {
+        "kind": "append",
+        "file": "run.log",
+        "at": 0,
+        "data": "YQo=",
+        "time": 2.0,
+    }
+    assert encoded.endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Warning: Permanently added 'h1' to the list of known hosts.",
+        "[1]",
+        '{"kind": "other"}',
+        '{"kind": "append", "file": "run.log", "at": 0, "time": 1.0}',
+        '{"kind": "append", "file": "run.log", "at": 0, "data": "?", "time": 1.0}',
+        '{"kind": "replace", "file": "../../.bashrc", "data": ""}',
+        '{"kind": "replace", "file": "/etc/passwd", "data": ""}',
+        '{"kind": "end", "returncode": "0"}',
+    ],
+)
+def test_what_is_no_line_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        stream.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("file", "node_rank", "place"),
+    [
+        ("attempts/0/3/stdout.log", 1, "attempts/0/3/stdout.log"),
+        ("attempts/0/prelude/prelude.log", 0, "attempts/0/prelude/prelude.log"),
+        ("attempts/0/prelude/prelude.log", 1, "hosts/1/attempts/0/prelude/prelude.log"),
+        ("run.log", 1, "run.log"),
+        ("metrics.jsonl", 2, "metrics.jsonl"),
+        ("supervisor.log", 2, "hosts/2/supervisor.log"),
+        ("result.json", 0, "result.json"),
+        ("result.json", 2, "hosts/2/result.json"),
+    ],
+)
+def test_each_file_of_a_host_has_a_place_in_the_union(
+    file: str, node_rank: int, place: str
+) -> None:
+    assert stream.place_in_union(file, node_rank) == place

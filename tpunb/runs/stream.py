@@ -1,0 +1,150 @@
+"""What `tpunb node --stream` says on its standard output, and hears on its standard input.
+
+    tpunb node  ──> whoever started it    Hello, then Append and Replace as files grow, End
+    whoever started it  ──> tpunb node    Start first, then Stop; a stream that closes is a stop
+
+A line is {"kind": <the class in lower case>, <fields>}; bytes are in base64. Files are named by
+their path in the run folder. Each host has a run folder of the same run, in which the folders of
+its own ranks are; `place_in_union` says where a file of a host stands in the folder that holds all
+of them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.utils import records
+
+MERGED = ("run.log", "events.jsonl", "metrics.jsonl")
+"""Files of lines that every host has and that are one in the union. An `Append` to one of them
+holds whole lines only, so that those of several hosts can be put in order of `time`."""
+SHARED = ("parameters.json",)
+"""Every host has the same one."""
+RESULT = "result.json"
+"""Of the whole run, on every host, once host 0 has written it. A host that was cut off from host 0
+has one of its own ranks, which names the host that it has lost."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First: who this host is, and from where it knows."""
+
+    run: str
+    """The run's id."""
+    node_rank: int
+    nnodes: int
+    host: str
+    """Its name, as people see it."""
+    address: str
+    """By which the other hosts reach it."""
+    source: str
+    """'flags', 'TPU_WORKER_ID and TPU_WORKER_HOSTNAMES', 'the metadata server', …"""
+    rendezvous: str
+    """HOST:PORT at which host 0 listens; the port that it got where 0 was asked for."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of tpunb, python, torch and torch_xla; '' for what is not installed."""
+    chips: int = 0
+    """TPU chips of this host."""
+    pid: int = 0
+    """Of the process that stops the run on this host at SIGTERM."""
+    time: float = 0.0
+    """This host's clock, for who compares it with others."""
+
+
+@dataclass(frozen=True)
+class Append:
+    """A file has grown."""
+
+    file: str
+    at: int
+    """The offset of the first of these bytes."""
+    data: bytes
+    time: float
+    """When they were read on this host."""
+
+
+@dataclass(frozen=True)
+class Replace:
+    """A small file has been written anew."""
+
+    file: str
+    data: bytes
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class End:
+    """Last. No process of the run is left on this host, and everything was sent."""
+
+    returncode: int
+    message: str = ""
+    """Why nothing was started, if nothing was."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first line to a node that reads its key here (`--key-file -`)."""
+
+    key: str
+    """Of the run, in hexadecimal digits: hosts prove to each other that they have it."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """For the environment of the ranks; they may be secrets, so no file holds them."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop the run on all hosts; any host may be told."""
+
+    cause: StopCause = StopCause.USER
+    reason: str = ""
+    origin: StopOrigin | None = None
+    now: bool = False
+    """Skip the grace period, or what is left of it."""
+
+
+Line = Hello | Append | Replace | End | Start | Stop
+_KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
+
+
+def encode(line: Line) -> bytes:
+    """A line, with its newline."""
+    values = {each.name: getattr(line, each.name) for each in fields(line)}
+    if isinstance(line, (Append, Replace)):
+        values["data"] = base64.b64encode(line.data).decode()
+    return (json.dumps({"kind": type(line).__name__.lower(), **values}) + "\n").encode()
+
+
+def decode(line: bytes | str) -> Line:
+    """The inverse. Raises ValueError for what is no such line."""
+    data = records.parse(line)
+    kind = _KINDS.get(str(data.get("kind"))) if isinstance(data, dict) else None
+    if kind is None:
+        raise ValueError(f"no line of a node's stream: {line!r:.80}")
+    if kind in (Append, Replace):
+        try:
+            data["data"] = base64.b64decode(data["data"], validate=True)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no data in {line!r:.80}") from error
+        path = str(data.get("file"))
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ValueError(f"{path} is not in the run folder")
+    made: Line = records.build(kind, data)
+    return made
+
+
+def place_in_union(file: str, node_rank: int) -> str:
+    """Where a host's file stands in the folder of the whole run.
+
+    The folders of ranks have the same name; what all hosts have is merged, or that of host 0;
+    anything else, as `supervisor.log` and the prelude's folder, is below `hosts/<node rank>/`.
+    """
+    parts = file.split("/")
+    of_a_rank = parts[0] == "attempts" and len(parts) > 2 and parts[2].isdecimal()
+    if node_rank == 0 or of_a_rank or file in (*MERGED, *SHARED):
+        return file
+    return f"hosts/{node_rank}/{file}"
