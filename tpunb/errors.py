@@ -23,11 +23,14 @@ TpunbError
 ├─ HandoffError
 ├─ CheckpointError        .path
 ├─ DataError
+├─ PlaceError             .file .key
+├─ HostsError             .place .problems: hosts that differ, or are not reached
 └─ RuleError              .file .rule: a rule of `tpunb diagnose` is wrong
 """
 
 from tpunb.diagnostics.failure.rules import RuleError
 from tpunb.notebook.errors import ConversionError, LintError, NotebookError, NotebookNotFoundError
+from tpunb.places.errors import HostsError, PlaceError
 from tpunb.runs.result import (
     RankFailedError,
     RunError,
@@ -62,6 +65,7 @@ __all__ = [
     "DeadlockError",
     "DeviceBusyError",
     "HandoffError",
+    "HostsError",
     "LintError",
     "MismatchError",
     "MissingPackageError",
@@ -69,6 +73,7 @@ __all__ = [
     "NotebookError",
     "NotebookNotFoundError",
     "PeerLostError",
+    "PlaceError",
     "RankFailedError",
     "RuleError",
     "RunError",

@@ -62,20 +62,21 @@ def build(kind: type[T], data: object) -> T:
     if not isinstance(data, Mapping):
         raise ValueError(f"not a {kind.__name__}")
     record: Any = kind
-    hints = _hints(record)
+    types = hints(record)
     try:
-        return kind(**{name: _convert(hints[name], data[name]) for name in hints if name in data})
+        return kind(**{name: convert(types[name], data[name]) for name in types if name in data})
     except TypeError:  # a field is missing
         raise ValueError(f"not a whole {kind.__name__}") from None
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+def hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    types = get_type_hints(kind)
+    return {field.name: types[field.name] for field in fields(kind)}
 
 
-def _convert(hint: Any, value: Any) -> Any:
+def convert(hint: Any, value: Any) -> Any:
     """The value as a field of this type holds it."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -87,12 +88,12 @@ def _convert(hint: Any, value: Any) -> Any:
             return value
     elif origin is tuple and isinstance(value, (list, tuple)):
         if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(_convert(inner[0], item) for item in value)
+            return tuple(convert(inner[0], item) for item in value)
         if len(inner) == len(value):
-            return tuple(map(_convert, inner, value))
+            return tuple(map(convert, inner, value))
     elif origin is not None:
         if issubclass(origin, Mapping) and isinstance(value, Mapping):
-            return {key: _convert(inner[1], item) for key, item in value.items()}
+            return {key: convert(inner[1], item) for key, item in value.items()}
     elif isinstance(value, hint) and not isinstance(value, int | float):
         return value
     elif is_dataclass(hint):
@@ -111,7 +112,7 @@ def _convert(hint: Any, value: Any) -> Any:
 def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:
     for hint in hints:
         try:
-            return _convert(hint, value)
+            return convert(hint, value)
         except ValueError:
             continue
     raise ValueError(f"{value!r:.40} is of none of the types {hints}")

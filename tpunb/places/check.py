@@ -1,0 +1,346 @@
+"""What the hosts of a place say of themselves, and what of it forbids a run or is to be told.
+
+The same look before each run and in `tpunb doctor --on`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from typing import Any
+
+from tpunb.places import probe
+from tpunb.places.config import PlaceConfig, Settings
+from tpunb.places.transport import Answer, Transport, ask_hosts
+from tpunb.runs.spec import Device
+from tpunb.utils import records
+from tpunb.utils.text import size
+from tpunb.utils.version import package_digest
+
+RANK_PORT = 8476
+"""torch_xla's ranks listen here and above, one port each."""
+MOST_SKEW = 5.0
+"""Seconds by which a host's clock may differ before it is worth a line."""
+LEAST_DISK = 1_000_000_000
+"""Bytes that must be free where runs are kept."""
+_RENDEZVOUS = 6
+"""Ports that are tried for the rendezvous, from the place's on."""
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """What tpunb on the host finds out about its TPU."""
+
+    device: Device = "CPU"
+    chips: int = 0
+    cores: int = 0
+    devices_per_chip: int = 1
+    accelerator_type: str = ""
+    worker: int = 0
+    workers: int = 1
+    memory: int = 0
+    digest: str = ""
+    """Of tpunb's own files."""
+    error: str = ""
+    """Why nothing is known."""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """One host, as `probe` describes it."""
+
+    host: str
+    """Its own name."""
+    address: str
+    """Its own, by which it was reached: the other hosts reach it by that as well."""
+    python: str
+    versions: Mapping[str, str]
+    machine: MachineReport
+    folder: str
+    """Where runs are kept there, as a path."""
+    free: int
+    """Bytes on that disk."""
+    taken: tuple[int, ...]
+    """Ports that somebody listens on."""
+    uv: str
+    rsync: str
+    time: float
+    """Seconds since the epoch, by its clock."""
+    chips_seen: bool = False
+    """Whether there is a TPU, as far as that is seen without tpunb."""
+    skew: float = 0.0
+    """By how much that is ahead of ours."""
+    skew_error: float = 0.0
+    """How well that is known: half of what the answer took."""
+
+
+@dataclass(frozen=True)
+class HostsReport:
+    """All hosts of a place, in the order in which they were asked."""
+
+    place: PlaceConfig
+    names: tuple[str, ...]
+    """As the place names them."""
+    hosts: tuple[HostReport | None, ...]
+    """None for one that has not answered."""
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Why, by name."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """What forbids a run, by the host's name."""
+        return list(_problems(self))
+
+    def notes(self) -> list[tuple[str, str]]:
+        """What is worth knowing, by the host's name."""
+        return list(_notes(self))
+
+    @property
+    def answered(self) -> list[tuple[str, HostReport]]:
+        """The hosts that have answered, with their names."""
+        pairs = zip(self.names, self.hosts, strict=True)
+        return [(name, host) for name, host in pairs if host is not None]
+
+    def order(self) -> list[int]:
+        """The hosts by node rank, which is the TPU's worker number where there is one."""
+        workers = [None if host is None else host.machine.worker for host in self.hosts]
+        if sorted(worker or 0 for worker in workers) == list(range(len(workers))):
+            return sorted(range(len(workers)), key=lambda index: workers[index] or 0)
+        return list(range(len(workers)))
+
+    def ordered(self) -> HostsReport:
+        """The same in the order of node ranks."""
+        order = self.order()
+        return replace(
+            self,
+            names=tuple(self.names[index] for index in order),
+            hosts=tuple(self.hosts[index] for index in order),
+        )
+
+    @property
+    def device(self) -> Device:
+        """What the ranks run on."""
+        return self.answered[0][1].machine.device
+
+    @property
+    def local_cores(self) -> int:
+        """Ranks of each host, where nobody says how many."""
+        return self.place.settings.cores or self.answered[0][1].machine.cores
+
+    def rendezvous_port(self) -> int | None:
+        """One that is free on host 0; None if none of those that are tried is."""
+        taken = self.answered[0][1].taken
+        tried = range(self.place.settings.port, self.place.settings.port + _RENDEZVOUS)
+        return next((port for port in tried if port not in taken), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `tpunb doctor --on PLACE --json` prints."""
+        return {
+            "place": self.place.name,
+            "kind": self.place.kind,
+            "hosts": [
+                {
+                    "name": name,
+                    "reached": host is not None,
+                    **({} if host is None else _host_json(host)),
+                }
+                for name, host in zip(self.names, self.hosts, strict=True)
+            ],
+            "problems": [{"host": host, "message": what} for host, what in self.problems()],
+            "advice": [{"host": host, "message": what} for host, what in self.notes()],
+        }
+
+
+def _host_json(host: HostReport) -> dict[str, Any]:
+    return {
+        "host": host.host,
+        "address": host.address,
+        "python": host.python,
+        "versions": dict(host.versions),
+        "device": host.machine.device,
+        "chips": host.machine.chips,
+        "worker": host.machine.worker,
+        "accelerator_type": host.machine.accelerator_type,
+        "free": host.free,
+        "skew": round(host.skew, 3),
+    }
+
+
+def ask(
+    place: PlaceConfig, transport: Transport, *, cancelled: Callable[[], bool] = lambda: False
+) -> HostsReport:
+    """Ask every host at once. Hosts that do not answer are `silent`."""
+    settings = place.settings
+    ports = [*range(settings.port, settings.port + _RENDEZVOUS), *range(RANK_PORT, RANK_PORT + 8)]
+    asked = json.dumps({"folder": settings.folder, "ports": ports}).encode()
+    names = transport.hosts
+    command = probe_command(settings)
+    answers = ask_hosts(
+        transport, dict.fromkeys(range(len(names)), (command, asked)), cancelled=cancelled
+    )
+    shown = tuple(name.rpartition("@")[2] for name in names)
+    hosts: list[HostReport | None] = []
+    silent = {}
+    for index, name in enumerate(shown):
+        host, problem = _read(answers[index])
+        hosts.append(host)
+        if host is None:
+            silent[name] = problem
+    return HostsReport(place, shown, tuple(hosts), silent)
+
+
+def probe_command(settings: Settings) -> str:
+    """What is run on a host: `probe`, by the interpreter that will run the ranks."""
+    code = inspect.getsource(probe)
+    return f"exec {interpreter(settings)} -c {shlex.quote(code)}"
+
+
+def interpreter(settings: Settings) -> str:
+    """The interpreter of the ranks, as a word of the host's shell."""
+    if settings.environment == "make":
+        made = f"{settings.folder.rstrip('/')}/env/bin/python"
+        either = f"test -x {quote(made)} && echo {quote(made)} || echo {quote(settings.python)}"
+        return f'"$({either})"'
+    return quote(settings.python)
+
+
+def quote(path: str) -> str:
+    """A path as a word of the host's shell; `~/` stays the home folder there."""
+    if path.startswith("~/"):
+        return '"$HOME"/' + shlex.quote(path[2:])
+    return shlex.quote(path)
+
+
+def _read(answer: Answer) -> tuple[HostReport | None, str]:
+    """What a host has said, or why it has said nothing."""
+    for line in answer.output.decode("utf-8", "replace").splitlines():
+        if line.startswith(probe.MARK):
+            try:
+                host = records.build(HostReport, records.parse(line.removeprefix(probe.MARK)))
+            except ValueError as error:
+                return None, f"its answer cannot be read: {error}"
+            middle = (answer.started + answer.ended) / 2
+            half = (answer.ended - answer.started) / 2
+            return replace(host, skew=host.time - middle, skew_error=half), ""
+    return None, answer.problem() or "its answer cannot be read"
+
+
+def own_versions() -> dict[str, str]:
+    """Those of this interpreter, as a host says its own."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in probe.PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
+def _public(version: str) -> str:
+    """'2.9.0' of '2.9.0+cpu': which build it is may differ."""
+    return version.partition("+")[0]
+
+
+def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
+    yield from report.silent.items()
+    makes = report.place.settings.environment == "make"
+    mine = own_versions()
+    for name, host in report.answered:
+        if not makes:
+            yield from _package_problems(name, host, mine)
+        if host.free < LEAST_DISK:
+            yield name, f"only {size(host.free)} are free in {host.folder}"
+    if not makes:
+        for package in ("torch", "torch_xla"):
+            versions = [_public(host.versions.get(package, "")) for _, host in report.answered]
+            yield from _different(
+                report, [f"{package} {version or 'is missing'}" for version in versions], str
+            )
+    machines = [host.machine for _, host in report.answered]
+    if any(machine.error for machine in machines):
+        return  # said above, or the environment is still to be made
+    kinds = [machine.device for machine in machines]
+    yield from _different(report, kinds, lambda kind: f"it would run on {kind}")
+    chips = [machine.chips for machine in machines]
+    yield from _different(report, chips, lambda count: f"it has {count} chips")
+    if len(set(kinds)) == 1 and kinds[0] == "TPU":
+        yield from _slice_problems(report)
+
+
+def _package_problems(
+    name: str, host: HostReport, mine: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    fix = 'or let it be made: environment = "make" in places.toml'
+    theirs = host.versions
+    if theirs["python"].split(".")[:2] != mine["python"].split(".")[:2]:
+        yield name, f"Python {theirs['python']}, and here {mine['python']}: name one, {fix}"
+    if not theirs.get("tpunb"):
+        yield name, f"tpunb is not installed for {host.python}: install {mine['tpunb']}, {fix}"
+    elif theirs["tpunb"] != mine["tpunb"]:
+        yield name, f"tpunb {theirs['tpunb']}, and here {mine['tpunb']}: install the same, {fix}"
+    elif host.machine.error:
+        yield name, f"tpunb cannot be imported there: {host.machine.error}"
+    elif host.machine.digest != package_digest():
+        yield name, f"tpunb {theirs['tpunb']} has other files than here: install the same, {fix}"
+    for package in ("torch", "torch_xla"):
+        if not theirs.get(package):
+            yield name, f"{package} is not installed for {host.python}: install it, {fix}"
+
+
+def _different(
+    report: HostsReport, values: Sequence[Any], describe: Callable[[Any], str]
+) -> Iterator[tuple[str, str]]:
+    """The hosts that are not as most of them are."""
+    usual = Counter(values).most_common(1)[0][0] if values else None
+    for (name, _), value in zip(report.answered, values, strict=True):
+        if value != usual:
+            yield name, f"{describe(value)}, unlike the other hosts ({describe(usual)})"
+
+
+def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
+    """Of a slice, every host takes part, once: its chips start together or not at all."""
+    for name, host in report.answered:
+        machine = host.machine
+        if machine.devices_per_chip > 1:
+            yield (
+                name,
+                f"{machine.accelerator_type} has several devices for each chip, which "
+                + ("torch_xla drives from threads of one process: tpunb runs a process for each"),
+            )
+        if machine.workers != len(report.names):
+            yield (
+                name,
+                (
+                    f"it is one of the {machine.workers} hosts of a {machine.accelerator_type}, "
+                    f"and the place names {len(report.names)}"
+                ),
+            )
+    workers = Counter(host.machine.worker for _, host in report.answered)
+    for name, host in report.answered:
+        if workers[host.machine.worker] > 1:
+            yield name, f"it says that it is worker {host.machine.worker}, as another host does"
+        if taken := [port for port in host.taken if port >= RANK_PORT]:
+            yield (
+                name,
+                (
+                    f"port {', '.join(map(str, taken))} is in use, which torch_xla's ranks need: "
+                    "another program uses this TPU"
+                ),
+            )
+
+
+def _notes(report: HostsReport) -> Iterator[tuple[str, str]]:
+    mine = own_versions()
+    for name, host in report.answered:
+        if abs(host.skew) > MOST_SKEW + host.skew_error:
+            ahead = "ahead of" if host.skew > 0 else "behind"
+            yield name, f"its clock is {abs(host.skew):.0f} s {ahead} this machine's"
+        for package in ("torch", "torch_xla"):
+            theirs, ours = _public(host.versions.get(package, "")), _public(mine[package])
+            if theirs and ours and theirs != ours:
+                yield name, f"{package} {theirs}, and {ours} in this kernel"

@@ -1,0 +1,263 @@
+"""`places.toml`: the places that runs can be sent to, from the project and the user's own.
+
+    [places.pod]
+    kind = "gcloud-tpu"
+    name = "my-v5e-16"
+    zone = "us-west4-a"
+    files = ["*.py", "data/small.csv"]
+
+The file is looked for in the working directory and above it, up to the one with `.git` or the
+home folder, and then as `tpunb/places.toml` in the user's configuration folder ($XDG_CONFIG_HOME,
+~/.config). A place of the project hides one of the user's with the same name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from tpunb.places.errors import PlaceError
+from tpunb.utils import records
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "places.toml"
+PORT = 8470
+"""Of host 0, where the others find it: below the ports of torch_xla's ranks (8476 and up)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every place of several hosts may have in `places.toml`."""
+
+    python: str = "python3"
+    """The interpreter on each host; with `environment = "make"` the one it is made with."""
+    folder: str = "~/.tpunb"
+    """On each host: where runs, files and environments are kept."""
+    files: tuple[str, ...] = ()
+    """Files and folders that travel, relative to `places.toml` or the working directory: paths or
+    patterns; `- PATTERN` leaves out what matches below them, as in rsync's filters."""
+    environment: Literal["check", "make"] = "check"
+    """Whether the hosts' packages are only compared with these, or installed with uv."""
+    cores: int | None = None
+    """Ranks of each host; None: its chips, or 4 rehearsal cores without a TPU."""
+    port: int = PORT
+    checkpoints: str = ""
+    """A folder that all hosts share, or a URL: where `tpunb.save` writes and `tpunb.load` reads."""
+
+
+@dataclass(frozen=True)
+class SshSettings(Settings):
+    """`kind = "ssh"`: hosts as ssh knows them."""
+
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GcloudTpuSettings(Settings):
+    """`kind = "gcloud-tpu"`: a TPU VM of one or more hosts."""
+
+    name: str = ""
+    zone: str = ""
+    project: str = ""
+    internal_ip: bool = False
+    """From a machine in the same network."""
+
+
+@dataclass(frozen=True)
+class GcloudMigSettings(GcloudTpuSettings):
+    """`kind = "gcloud-mig"`: the VMs of a managed instance group."""
+
+    tunnel: bool = False
+    """Through Identity-Aware Proxy, for VMs without an address outside."""
+
+
+KINDS: Mapping[str, type[Settings]] = {
+    "ssh": SshSettings,
+    "gcloud-tpu": GcloudTpuSettings,
+    "gcloud-mig": GcloudMigSettings,
+}
+_NEEDED = {
+    "ssh": {"hosts": 'hosts = ["10.0.0.2", "10.0.0.3"]'},
+    "gcloud-tpu": {"name": 'name = "my-tpu"', "zone": 'zone = "us-west4-a"'},
+    "gcloud-mig": {"name": 'name = "my-group"', "zone": 'zone = "us-west4-a"'},
+}
+"""What cannot be left out, with an example."""
+_EXAMPLES = {
+    tuple[str, ...]: '["…", "…"]',
+    str: '"…"',
+    int | None: "4",
+    int: "8470",
+    bool: "true",
+    Literal["check", "make"]: '"check" or "make"',
+}
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")
+"""Not with a dash first: ssh would take it for an option."""
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    """One place of a `places.toml`."""
+
+    name: str
+    kind: str
+    file: Path
+    settings: Settings
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict of plain JSON values, for the folder of a run that goes there."""
+        own = {item.name: getattr(self.settings, item.name) for item in fields(self.settings)}
+        return {"name": self.name, "kind": self.kind, "file": str(self.file), "settings": own}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlaceConfig:
+        """The inverse of `to_json`. Raises ValueError."""
+        try:
+            kind = KINDS[data["kind"]]
+            settings = records.build(kind, data["settings"])
+            return cls(str(data["name"]), str(data["kind"]), Path(data["file"]), settings)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a place: {error}") from None
+
+
+def find_place(name: str, folder: Path) -> PlaceConfig:
+    """The place that is called so, as seen from a working directory.
+
+    Raises PlaceError where no file names it, or where its entry is wrong.
+    """
+    known: dict[str, Path] = {}
+    files = list(_files(folder))
+    for file in files:
+        places = _read(file)
+        if name in places:
+            return _parse(file, name, places[name])
+        known.update(dict.fromkeys(places, file))
+    if not files:
+        user = _user_file()
+        raise PlaceError(
+            f"there is no {FILE} in {folder} or above it, nor {user}. Write one:\n"
+            f'[places.{name}]\nkind = "ssh"\nhosts = ["10.0.0.2", "10.0.0.3"]',
+            folder / FILE,
+        )
+    listed = ", ".join(map(str, files))
+    raise PlaceError(
+        f"{listed} has no place {name!r}{_meant(name, known)} (there is: "
+        f"{', '.join(sorted(known)) or 'none'})",
+        files[0],
+        f"places.{name}",
+    )
+
+
+def _user_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "tpunb" / FILE
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those that exist, the nearest first."""
+    found = []
+    for parent in (folder, *folder.parents):
+        found.append(parent / FILE)
+        if (parent / ".git").exists() or parent == Path.home():
+            break
+    return [file for file in (*found, _user_file()) if file.is_file()]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The places of a file. Raises PlaceError."""
+    if file.stat().st_uid not in (os.geteuid(), 0):
+        raise PlaceError(
+            f"{file} is another user's: it would send your code to hosts of their choice. "
+            "Write one of your own",
+            file,
+        )
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlaceError(f"{file} is not TOML: {error}", file) from None
+    for key in data:
+        if key != "places":
+            meant = _meant(key, ["places"]) or " (it holds [places.NAME] tables only)"
+            raise PlaceError(f"{file}: unknown table {key!r}{meant}", file, key)
+    places = data.get("places", {})
+    if not isinstance(places, dict):
+        raise PlaceError(f"{file}: places is not a table: write [places.NAME]", file, "places")
+    return places
+
+
+def _parse(file: Path, name: str, table: object) -> PlaceConfig:
+    where = f"places.{name}"
+    if not _NAME.fullmatch(name):
+        raise PlaceError(
+            f"{file}: {where}: a name has letters, digits, dashes and dots", file, where
+        )
+    if not isinstance(table, dict):
+        raise PlaceError(f"{file}: {where} is not a table: write [{where}]", file, where)
+    table = dict(table)
+    kinds = " or ".join(f'"{kind}"' for kind in KINDS)
+    if "kind" not in table:
+        raise PlaceError(
+            f"{file}: {where} has no kind: write kind = {kinds}", file, f"{where}.kind"
+        )
+    kind = table.pop("kind")
+    if kind not in KINDS:
+        raise PlaceError(
+            f"{file}: {where}.kind = {kind!r} is unknown{_meant(str(kind), KINDS)}: "
+            f"write kind = {kinds}",
+            file,
+            f"{where}.kind",
+        )
+    values = {}
+    made: Any = KINDS[kind]
+    types = records.hints(made)
+    for key, value in table.items():
+        if key not in types:
+            raise PlaceError(
+                f"{file}: {where}.{key} is unknown{_meant(key, types)} "
+                f'(a place of kind "{kind}" has: {", ".join(types)})',
+                file,
+                f"{where}.{key}",
+            )
+        try:
+            values[key] = records.convert(types[key], value)
+        except ValueError:
+            example = _EXAMPLES.get(types[key], '"…"')
+            raise PlaceError(
+                f"{file}: {where}.{key} = {value!r} is not what it must be: "
+                f"write {key} = {example}",
+                file,
+                f"{where}.{key}",
+            ) from None
+    for key, example in _NEEDED[kind].items():
+        if not values.get(key):
+            raise PlaceError(
+                f"{file}: {where} has no {key}: write {example}", file, f"{where}.{key}"
+            )
+    for host in values.get("hosts", ()):
+        if not _HOST.fullmatch(host):
+            raise PlaceError(
+                f"{file}: {where}.hosts: {host!r} is not a host's name: write it as for ssh, "
+                "[USER@]HOST",
+                file,
+                f"{where}.hosts",
+            )
+    hosts = values.get("hosts", ())
+    if len(set(hosts)) != len(hosts):
+        twice = next(host for host in hosts if hosts.count(host) > 1)
+        raise PlaceError(f"{file}: {where}.hosts names {twice!r} twice", file, f"{where}.hosts")
+    return PlaceConfig(name, kind, file, made(**values))
+
+
+def _meant(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,248 @@
+"""A run on hosts that are reached by ssh or gcloud: `tpunb node` on each (`runs.stream`)."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import os
+import queue
+import secrets
+import shlex
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tpunb.places import remote, transfer
+from tpunb.places.check import quote
+from tpunb.places.errors import HostsError
+from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.places.transport import (
+    PATIENCE,
+    HostProcess,
+    Transport,
+    ask_hosts,
+    make_transport,
+)
+from tpunb.runs import stream
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunState
+from tpunb.runs.stream import End, Start, Stop
+from tpunb.utils.files import LineBuffer
+
+LOOK = 0.05
+"""Seconds that `follow` waits for a line before it says that there is none."""
+SENT = (
+    "spec.json script.py notebook.json notebook.ipynb env.json kernel_values.json arguments.pt "
+    "arguments.json"
+).split()
+"""The files of a run folder that exist before the run."""
+AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds until the next try to reach a host of a detached run, whose connection has ended."""
+
+
+class HostsPlace(Place):
+    """One connection to each host; a thread reads it, another has written what the host needs."""
+
+    def __init__(self, run: RunDir, placed: PlacedRun, transport: Transport | None = None) -> None:
+        super().__init__(run, placed)
+        if transport is None:
+            transport = make_transport(placed.place)
+            names = transport.hosts
+            transport.reorder([names.index(host) for host in placed.hosts if host in names])
+        self._transport = transport
+        self._connections: dict[int, HostProcess] = {}
+        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._letting_go = False
+
+    # Starting
+
+    def start(
+        self,
+        variables: Mapping[str, str],
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        settings = self.placed.place.settings
+        if settings.files:
+            transfer.send_files(self._transport, self.placed, say, cancelled)
+        if cancelled():
+            raise Cancelled
+        payload = pack(self.run)
+        digest = hashlib.sha256(payload).hexdigest()
+        key = secrets.token_hex(32)
+        for host in range(len(self.placed.hosts)):
+            command = self._node(host, len(payload), digest)
+            first = payload + stream.encode(Start(key, dict(variables)))
+            self._connect(host, command, first)
+
+    def _node(self, host: int, size: int, digest: str) -> str:
+        """The command that unpacks the run folder on a host and becomes its supervisor."""
+        placed = self.placed
+        node = [
+            "node", "--run", placed.folders[host], "--nnodes", str(len(placed.hosts)),
+            "--node-rank", str(host), "--rendezvous", f"{placed.addresses[0]}:{placed.port}",
+            "--address", placed.addresses[host], "--key-file", "-", "--stream",
+            *(["--detach"] if placed.detached else []),
+        ]  # fmt: skip
+        words = [
+            inspect.getsource(remote),
+            "unpack",
+            placed.folders[host],
+            str(size),
+            digest,
+            *node,
+        ]
+        return f"exec {placed.python} -c {shlex.join(words)}"
+
+    def _connect(self, host: int, command: str, first: bytes = b"") -> None:
+        process = HostProcess(self._transport.command(host, command))
+        self._connections[host] = process
+        if first:
+            threading.Thread(target=process.send, args=(first,), daemon=True).start()
+        threading.Thread(target=self._read, args=(host, process), daemon=True).start()
+
+    def _read(self, host: int, process: HostProcess) -> None:
+        """Pass on the lines of a host, in a thread of its own, until its connection ends."""
+        lines = LineBuffer()
+        ended = False
+        while not ended:
+            try:
+                data = os.read(process.output.fileno(), 1 << 18)
+            except (OSError, ValueError):  # it was closed here
+                break
+            if not data:
+                break
+            for line in lines.feed(data):
+                try:
+                    said = stream.decode(line)
+                except ValueError:
+                    continue  # what a login shell prints
+                ended = ended or isinstance(said, End)
+                self._said.put(Said(host, said))
+        if not ended:
+            code = process.wait(PATIENCE)
+            told = process.errors().splitlines()
+            reason = told[-1] if told else "the connection has ended"
+            self._said.put(Said(host, HostGone(f"{reason} (exit code {code})")))
+
+    # Following
+
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+        if not self._connections:
+            for host in range(len(self.placed.hosts)):
+                self._look_again(host, since[host])
+        waiting: dict[int, float] = {}
+        tries = dict.fromkeys(range(len(self.placed.hosts)), 0)
+        left = set(tries)
+        while left:
+            for host, due in list(waiting.items()):
+                if time.monotonic() >= due:
+                    del waiting[host]
+                    self._look_again(host, since[host])
+            try:
+                said = self._said.get(timeout=LOOK)
+            except queue.Empty:
+                yield None
+                continue
+            host = said.host
+            if isinstance(said.line, HostGone):
+                self._close(host)
+                if self.placed.detached and not self._letting_go and tries[host] < len(AGAIN):
+                    waiting[host] = time.monotonic() + AGAIN[tries[host]]
+                    tries[host] += 1
+                    continue
+                left.discard(host)
+            elif isinstance(said.line, End):
+                left.discard(host)
+            else:
+                tries[host] = 0
+            yield said
+
+    def _look_again(self, host: int, since: Mapping[str, int]) -> None:
+        """Follow a run that goes on, or has ended, by what is not here yet."""
+        folder = self.placed.folders[host]
+        words = ["node", "--run", folder, "--follow", "--since", "-", "--stream"]
+        code = "import os, sys; os.chdir('/'); from tpunb.cli import main; sys.exit(main())"
+        command = f"exec {self.placed.python} -c {shlex.join([code, *words])}"
+        self._connect(host, command, (json.dumps(dict(since)) + "\n").encode())
+
+    def stop(self, request: Stop) -> None:
+        for process in self._connections.values():
+            process.send(stream.encode(request))
+
+    def _close(self, host: int) -> None:
+        process = self._connections.pop(host, None)
+        if process is not None:
+            process.close()
+
+    def let_go(self) -> None:
+        """Close every lifeline, and leave the connections open for what is still to come."""
+        self._letting_go = True
+        for process in self._connections.values():
+            process.close_input()
+
+    def close(self) -> None:
+        """End every connection."""
+        self._letting_go = True
+        for host in list(self._connections):
+            self._close(host)
+
+    # Looking
+
+    def state(self) -> RunState | None:
+        words = [inspect.getsource(remote), "state", self.placed.folders[0]]
+        command = f"exec {self.placed.python} -c {shlex.join(words)}"
+        answer = ask_hosts(self._transport, {0: (command, b"")})[0]
+        try:
+            return RunState(answer.output.decode().strip().rpartition("\n")[2])
+        except ValueError:  # no answer, or none that says it
+            return None
+
+    def fetch(self, patterns: Sequence[str], into: Path) -> list[Path]:
+        """Raises HostsError where a host does not answer."""
+        commands = {}
+        for host, folder in enumerate(self.placed.folders):
+            words = [inspect.getsource(remote), "pack", folder, *patterns]
+            commands[host] = (f"exec {self.placed.python} -c {shlex.join(words)}", b"")
+        answers = ask_hosts(self._transport, commands, timeout=24 * 3600.0)
+        problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
+        if problems:
+            raise HostsError(self.placed.place.name, tuple(problems), "nothing was fetched")
+        fetched = []
+        for host, answer in answers.items():
+            start = answer.output.find(remote.ARCHIVE) + len(remote.ARCHIVE)
+            with tarfile.open(fileobj=io.BytesIO(answer.output[start:])) as archive:
+                for member in archive.getmembers():
+                    if not member.isfile():
+                        continue
+                    place = into / stream.place_in_union(_inside(member.name), host)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    source = archive.extractfile(member)
+                    assert source is not None
+                    place.write_bytes(source.read())
+                    fetched.append(place)
+        return fetched
+
+
+def _inside(name: str) -> str:
+    """A path of an archive. Raises ValueError for one that leads out of the folder."""
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"{name} is not in the run folder")
+    return name
+
+
+def pack(run: RunDir) -> bytes:
+    """The files of a run folder that exist before the run, as a tar archive."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in SENT:
+            if (run.path / name).is_file():
+                archive.add(run.path / name, name)
+    return data.getvalue()
+
+
+__all__ = ["HostsPlace", "pack", "quote"]

@@ -1,0 +1,152 @@
+"""What several hosts say of one run, put together in its folder here.
+
+The files of ranks are copied as they are. Lines of `run.log` are put in order of time, by clocks
+that are set right first; of what every host tells (`events.jsonl`), each thing is told once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tpunb.runs import events
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.runs.spec import PhaseKind, RunSpec
+from tpunb.runs.stream import MERGED, RESULT, Append, Replace, place_in_union
+from tpunb.utils import files, records
+
+HOLD = 0.5
+"""Seconds that lines of `run.log` wait for older ones of other hosts."""
+OFFSETS = "mirror.json"
+"""How many bytes of which file of each host are here: for who follows the run later."""
+
+
+class Merge:
+    """Writes what hosts say into the run's folder here."""
+
+    def __init__(self, run: RunDir, spec: RunSpec, skews: tuple[float, ...]) -> None:
+        self._run = run
+        self._spec = spec
+        self._skews = skews or (0.0,) * len(spec.hosts)
+        self.offsets = self._read_offsets()
+        self._lines: list[tuple[float, int, bytes]] = []
+        """Of run.log, a heap by time."""
+        self._count = 0
+        self._started: dict[int, set[int]] = {}
+        """Which hosts have started their ranks, by attempt."""
+        self._told: set[object] = set()
+        self.problem = ""
+        """Why something could not be written; '' if everything was."""
+
+    def _read_offsets(self) -> list[dict[str, int]]:
+        kept = records.read_dict(self._run.path / OFFSETS)
+        try:
+            return [
+                records.convert(Mapping[str, int], kept[str(host)])
+                for host in range(len(self._spec.hosts))
+            ]
+        except (KeyError, ValueError):  # nothing was followed before
+            return [{} for _ in self._spec.hosts]
+
+    def save_offsets(self) -> None:
+        """Note how much is here."""
+        kept = {str(host): offsets for host, offsets in enumerate(self.offsets)}
+        with contextlib.suppress(OSError):  # a full disk: then more comes twice
+            files.write_json(self._run.path / OFFSETS, kept)
+
+    def add(self, host: int, line: Append | Replace, now: float) -> None:
+        """Take in what a host has sent; `now` in seconds since the epoch."""
+        if isinstance(line, Append):
+            known = self.offsets[host].get(line.file, 0)
+            if line.at + len(line.data) <= known:
+                return  # it has come before, over a connection that broke
+            if line.at < known:
+                line = replace(line, data=line.data[known - line.at :], at=known)
+            self.offsets[host][line.file] = line.at + len(line.data)
+        try:
+            self._write(host, line, now)
+        except OSError as error:
+            self.problem = self.problem or f"{error.strerror or error} ({line.file})"
+
+    def _write(self, host: int, line: Append | Replace, now: float) -> None:
+        place = self._run.path / place_in_union(line.file, host)
+        if line.file in MERGED and isinstance(line, Append):
+            if line.file == self._run.log.name:
+                self._count += 1
+                at = min(line.time - self._skews[host], now)
+                heapq.heappush(self._lines, (at, self._count, line.data))
+            elif line.file == self._run.events.name:
+                for text in line.data.decode("utf-8", "replace").splitlines():
+                    self._add_event(host, text)
+            else:
+                files.append_lines(place, line.data)
+            return
+        if line.file == RESULT and host == 0:
+            place = self._run.path / "hosts" / "0" / RESULT  # the run's own is written at its end
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if isinstance(line, Replace):
+            files.atomic_write(place, line.data)
+            return
+        fd = files.open_file(place, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.pwrite(fd, line.data, line.at)
+        finally:
+            os.close(fd)
+
+    def _add_event(self, host: int, text: str) -> None:
+        try:
+            event = events.from_line(text)
+        except ValueError:  # cut off by a full disk there
+            return
+        if (told := self._to_tell(host, event)) is not None:
+            self._run.emit(told)
+
+    def _to_tell(self, host: int, event: Event) -> Event | None:
+        """What the run's followers here are to know of an event of one host."""
+        name = self._spec.hosts[host]
+        match event:
+            case RanksStarted(attempt):
+                started = self._started.setdefault(attempt, set())
+                started.add(host)
+                if len(started) < len(self._spec.hosts):
+                    return None
+                # Their pids say nothing here.
+                return replace(event, pids=(0,) * self._spec.world_size)
+            case RankEnded():
+                return event
+            case Stopping(step):
+                return self._once(("stopping", step), event)
+            case Note(text):
+                return self._once(text, event if host == 0 else Note(f"{name}: {text}", event.time))
+            case Phase(kind):
+                ends = kind is PhaseKind.ENDED
+                return None if ends else event if host == 0 else self._once(kind, event)
+            case Ended():
+                return None  # said of the whole run, once its result is written
+        return None
+
+    def _once(self, what: object, event: Event) -> Event | None:
+        if what in self._told:
+            return None
+        self._told.add(what)
+        return event
+
+    def flush(self, now: float) -> None:
+        """Write the lines of `run.log` that have waited long enough."""
+        due = bytearray()
+        while self._lines and self._lines[0][0] <= now - HOLD:
+            due += heapq.heappop(self._lines)[2]
+        if due:
+            try:
+                files.append_lines(self._run.log, bytes(due))
+            except OSError as error:
+                self.problem = self.problem or f"{error.strerror or error} (run.log)"
+
+    def result_of(self, host: int) -> Path:
+        """Where a host's own result is."""
+        return self._run.path / "hosts" / str(host) / RESULT

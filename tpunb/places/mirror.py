@@ -1,0 +1,362 @@
+"""The process that keeps a run's folder here as the union of its hosts' folders.
+
+    kernel ── stdin pipe: the lifeline ──> mirror ── ssh, one for each host ──> tpunb node
+
+It starts the run, or finds one that goes on, and holds the folder's lock until it has ended: so
+whatever reads run folders, asks for stops or waits for ends does it here as for any other run. When
+the lifeline closes it closes those of the hosts, unless the run is detached: then it stays, and
+when it is gone itself, `ensure` starts another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import IO, Any
+
+from tpunb.places.errors import HostsError
+from tpunb.places.hosts import HostsPlace
+from tpunb.places.merge import Merge
+from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Note, Phase
+from tpunb.runs.result import Failure, RunResult
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import Stop as StopReason
+from tpunb.runs.stream import Append, End, Hello, Replace, Stop
+from tpunb.utils import records
+from tpunb.utils.errors import TpunbError
+from tpunb.utils.files import PACKAGE_ROOT, LineTail
+
+LOG = "mirror.log"
+SAVE = 1.0
+"""Seconds between two notes of how much is here."""
+FIRST_LOOK = 15.0
+"""Seconds that who asks for a run elsewhere waits until its hosts have answered."""
+_MIRROR = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.places import mirror; mirror.main()"
+)
+
+
+def open_place(run: RunDir, placed: PlacedRun) -> Place:
+    """The place of a run, by its kind."""
+    return HostsPlace(run, placed)
+
+
+class MirrorProcess:
+    """The kernel's end of a mirror: the run goes on as long as its lifeline is open."""
+
+    def __init__(self, run: RunDir, *, variables: Mapping[str, str] | None, stays: bool) -> None:
+        """`variables`: of the ranks, of a run that is to start; None for one that is found.
+
+        `stays`: it outlives this process.
+        """
+        self._log: IO[bytes] = open(run.path / LOG, "ab", opener=_private)  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MIRROR, PACKAGE_ROOT, str(run.path), "stays" * stays],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # the interrupt key signals the kernel's whole group
+        )
+        self._log.close()
+        assert self._process.stdin is not None
+        order = None if variables is None else dict(variables)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
+            self._process.stdin.write((json.dumps({"variables": order}) + "\n").encode())
+            self._process.stdin.flush()
+        if stays:
+            self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_exited(self) -> bool:
+        """Whether nothing will be written into the run's folder any more."""
+        return self._process.poll() is not None
+
+    def close(self, wait: float = 60.0) -> None:
+        """Close the lifeline, and wait until the run has ended on all hosts."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(wait)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def ensure(run: RunDir) -> MirrorProcess | None:
+    """Have a run that is elsewhere followed, if nobody does; waits until its hosts have answered.
+
+    None for a run that needs nothing: on this machine, followed already, or ended. Raises
+    TpunbError where what is noted of its place cannot be read.
+    """
+    try:
+        placed = PlacedRun.read(run)
+    except ValueError as error:
+        raise TpunbError(f"{run.path}: place.json cannot be read: {error}") from None
+    if placed is None or run.is_running() or state.read_result(run) is not None:
+        return None
+    mirror = MirrorProcess(run, variables=None, stays=True)
+    synced = run.path / _SYNCED
+    deadline = time.monotonic() + FIRST_LOOK
+    with contextlib.suppress(FileNotFoundError):
+        synced.unlink()
+    while not synced.exists() and not mirror.has_exited() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return mirror
+
+
+_SYNCED = "synced"
+"""Exists once the hosts of a run that was found again have said what was not here."""
+
+
+class Mirror:
+    """Follows one run until it has ended on all hosts."""
+
+    def __init__(self, run: RunDir, place: Place, *, stays: bool) -> None:
+        self.run = run
+        self.spec: RunSpec = run.read_spec()
+        self.place = place
+        self.stays = stays
+        self._merge = Merge(run, self.spec, place.placed.skews)
+        self._requests = LineTail(run.requests)
+        self._started = time.time()
+        self._stop: Stop | None = None
+        self._gone: dict[int, str] = {}
+        """Hosts whose connection has ended too early, and why."""
+        self._refused: dict[int, str] = {}
+        """Hosts that have started nothing, and why."""
+        self._ended: set[int] = set()
+        self._lifeline = not stays
+        """Whether there is one, and it is open."""
+        self._quiet_since = time.monotonic()
+
+    # Requests
+
+    def _look_for_stops(self) -> Iterator[Stop]:
+        """The stops that were asked for since the last call."""
+        for line in self._requests.read():
+            with contextlib.suppress(ValueError):
+                request: Any = records.parse(line)
+                if isinstance(request, dict) and request.get("do") == "stop":
+                    origin = request.get("origin")
+                    yield Stop(
+                        StopCause.USER,
+                        str(request.get("reason", "")),
+                        StopOrigin(origin) if origin else None,
+                        now=bool(request.get("now")),
+                    )
+        if self._lifeline and select.select([0], [], [], 0)[0] and not os.read(0, 4096):
+            self._lifeline = False
+            yield Stop(StopCause.KERNEL_GONE, "the kernel has ended")
+
+    def _cancelled(self) -> bool:
+        """Whether a stop was asked for before the run has begun."""
+        for request in self._look_for_stops():
+            self._stop = self._stop or request
+        return self._stop is not None
+
+    def _pass_on_stops(self) -> None:
+        for request in self._look_for_stops():
+            self._stop = self._stop or request
+            self.place.stop(request)
+            if request.cause is StopCause.KERNEL_GONE:
+                self.place.let_go()
+
+    # The run
+
+    def begin(self, variables: Mapping[str, str]) -> bool:
+        """Start it; False if that failed or was given up, which its result says."""
+        self.run.emit(Phase(PhaseKind.STARTING, "starting"))
+
+        def say(text: str) -> None:
+            self.run.emit(Phase(PhaseKind.STARTING, text))
+
+        try:
+            self.place.start(variables, say, self._cancelled)
+        except Cancelled:
+            self._finish_without_hosts(())
+            return False
+        except TpunbError as error:
+            problems = error.problems if isinstance(error, HostsError) else ((None, str(error)),)
+            failures = tuple(_failure(FailureKind.REFUSED, what, host) for host, what in problems)
+            self._finish_without_hosts(failures)
+            return False
+        return True
+
+    def follow(self) -> None:
+        """Until it has ended on all hosts, and its result is here."""
+        saved = time.monotonic()
+        for said in self.place.follow(self._merge.offsets):
+            self._pass_on_stops()
+            now = time.time()
+            if said is None:
+                self._note_synced()
+            else:
+                self._quiet_since = time.monotonic()
+                self._take_in(said, now)
+            self._merge.flush(now)
+            if time.monotonic() - saved >= SAVE:
+                saved = time.monotonic()
+                self._merge.save_offsets()
+        self._merge.flush(float("inf"))
+        self._merge.save_offsets()
+        self._finish()
+
+    def _note_synced(self) -> None:
+        """Hosts that say nothing for a while have said everything that was not here."""
+        if self.stays and time.monotonic() - self._quiet_since > 1.0:
+            with contextlib.suppress(OSError):
+                (self.run.path / _SYNCED).touch()
+
+    def _take_in(self, said: Said, now: float) -> None:
+        host, name = said.host, self.spec.hosts[said.host]
+        match said.line:
+            case Append() | Replace() as line:
+                self._merge.add(host, line, now)
+            case Hello():
+                self._gone.pop(host, None)
+            case End(returncode, message):
+                self._ended.add(host)
+                if message and returncode:
+                    self._refused[host] = message
+                    self._stop_others(f"{name}: {message}")
+            case HostGone(reason):
+                self._gone[host] = reason
+                self.run.emit(Note(f"the connection to {name} has ended: {reason}"))
+                self._stop_others(f"the connection to {name} has ended: {reason}")
+
+    def _stop_others(self, reason: str) -> None:
+        """No host waits for one that does not take part any more."""
+        self.place.stop(Stop(StopCause.HOST_LOST, reason))
+
+    # The end
+
+    def _finish(self) -> None:
+        result = self._whole_result()
+        problem = self._merge.problem
+        if problem:
+            self.run.emit(Note(f"this copy of the run is not complete: {problem}"))
+        self._write(result)
+
+    def _whole_result(self) -> RunResult:
+        """That of host 0, or, if it is lost, what the others and the connections say."""
+        found = [self._read_result(host) for host in range(len(self.spec.hosts))]
+        whole = next((result for result in found if result is not None), None)
+        names = self.spec.hosts
+        lost = tuple(
+            _failure(FailureKind.HOST_LOST, f"{names[host]} was lost: {reason}", names[host])
+            for host, reason in self._gone.items()
+        )
+        refused = tuple(
+            _failure(FailureKind.REFUSED, f"{names[host]}: {reason}", names[host])
+            for host, reason in self._refused.items()
+        )
+        if whole is None:
+            return self._made((*refused, *lost))
+        whole = replace(whole, hosts=self.spec.hosts, place=self.spec.place, dir=self.run.path)
+        known = {failure.host for failure in whole.failures}
+        more = tuple(each for each in (*refused, *lost) if each.host not in known)
+        if found[0] is None and not self._gone_by_request() and more:
+            return replace(whole, state=RunState.FAILED, failures=(*more, *whole.failures))
+        return whole
+
+    def _gone_by_request(self) -> bool:
+        return self._stop is not None
+
+    def _read_result(self, host: int) -> RunResult | None:
+        try:
+            return RunResult.from_json(records.read(self._merge.result_of(host)), self.run.path)
+        except (OSError, ValueError):
+            return None
+
+    def _finish_without_hosts(self, failures: tuple[Failure, ...]) -> None:
+        """Of a run that no host has begun."""
+        self._write(self._made(failures))
+
+    def _made(self, failures: tuple[Failure, ...]) -> RunResult:
+        """A result that no host has written."""
+        stop = self._stop
+        return RunResult(
+            state=RunState.FAILED if failures or stop is None else RunState.INTERRUPTED,
+            name=self.spec.name,
+            world_size=self.spec.world_size,
+            device=self.spec.device,
+            started=self._started,
+            ended=time.time(),
+            dir=self.run.path,
+            returncode=1,
+            failures=failures,
+            reason="" if stop is None else stop.reason,
+            stop=None if stop is None else StopReason(stop.cause, stop.origin),
+            spmd=self.spec.spmd,
+            resumed_from=self.spec.resumed_from,
+            hosts=self.spec.hosts,
+            place=self.spec.place,
+        )
+
+    def _write(self, result: RunResult) -> None:
+        with contextlib.suppress(OSError):
+            self.run.write_result(result)
+        self.run.emit(Phase(PhaseKind.ENDED, result.state))
+        self.run.emit(Ended(result.state))
+
+
+def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
+    return Failure(
+        rank=None,
+        pid=None,
+        exitcode=None,
+        signal=None,
+        type="Lost" if kind is FailureKind.HOST_LOST else "Refused",
+        message=message,
+        cell=None,
+        line=None,
+        traceback="",
+        time=time.time(),
+        kind=kind,
+        host=host,
+    )
+
+
+def main() -> None:
+    """Run a mirror: `sys.argv` has the run's folder and 'stays' or ''."""
+    run, stays = RunDir(sys.argv[1]), bool(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o077)
+    lock = run.take_lock()
+    order = json.loads(_first_line())
+    placed = PlacedRun.read(run)
+    assert placed is not None
+    mirror = Mirror(run, open_place(run, placed), stays=stays)
+    try:
+        if order["variables"] is None or mirror.begin(order["variables"]):
+            mirror.follow()
+    finally:
+        mirror.place.close()
+        if lock is not None:
+            lock.close()
+
+
+def _first_line() -> bytes:
+    """The first line of standard input, and not a byte more."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1)
+        if not part:
+            break
+        line += part
+    return bytes(line)

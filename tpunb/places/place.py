@@ -1,0 +1,137 @@
+"""What a place does for a run: five calls, and what it cannot do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
+
+from tpunb.places.config import PlaceConfig
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunState
+from tpunb.runs.stream import Line, Stop
+from tpunb.utils import files, records
+
+FILE = "place.json"
+"""In the folder here of a run that is somewhere else."""
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """Where a run is: what is needed to find it again from any process."""
+
+    place: PlaceConfig
+    hosts: tuple[str, ...]
+    """As the place's transport names them, in order of node rank."""
+    addresses: tuple[str, ...]
+    """By which they reach each other."""
+    folders: tuple[str, ...]
+    """The run's folder on each."""
+    python: str
+    """The interpreter there, as a word of a shell."""
+    port: int
+    """Of the rendezvous, on host 0."""
+    root: str
+    """The folder here from which files travel …"""
+    work: str
+    """… and theirs there."""
+    rsync: bool = False
+    """Whether all hosts have it."""
+    detached: bool = False
+    """The run outlives the kernel, and the connections to its hosts."""
+    skews: tuple[float, ...] = ()
+    """By how many seconds each host's clock is ahead of this one's."""
+
+    def write(self, run: RunDir) -> None:
+        """Note it in the run's folder here."""
+        values = asdict(self) | {"place": self.place.to_json()}
+        files.write_json(run.path / FILE, values)
+
+    @classmethod
+    def read(cls, run: RunDir) -> PlacedRun | None:
+        """What is noted there; None for a run on this machine. Raises ValueError."""
+        try:
+            data: dict[str, Any] = records.read(run.path / FILE)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ValueError(str(error)) from None
+        place = PlaceConfig.from_json(data.pop("place"))
+        types: dict[str, Any] = get_type_hints(cls)
+        try:
+            return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a place's run: {error}") from None
+
+
+@dataclass(frozen=True)
+class HostGone:
+    """The connection to a host has ended before its last line."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """What has come from a host."""
+
+    host: int
+    """Its node rank."""
+    line: Line | HostGone
+
+
+class Cancelled(Exception):  # noqa: N818 (not an error)
+    """Starting was given up because somebody asked for a stop."""
+
+
+class Place(ABC):
+    """One run at a place. Used by one process at a time, the run's mirror."""
+
+    cannot: ClassVar[tuple[str, ...]] = ()
+    """What this kind of place cannot do, in words for the user; 'stop' …"""
+
+    def __init__(self, run: RunDir, placed: PlacedRun) -> None:
+        self.run = run
+        self.placed = placed
+
+    @abstractmethod
+    def start(
+        self,
+        variables: Mapping[str, str],
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """Bring there what the run needs, and start it.
+
+        `variables`: of the ranks' environment; they may be secrets. `say` tells people what is
+        being done. Raises TpunbError, and Cancelled once `cancelled` says so: nothing runs then.
+        """
+
+    @abstractmethod
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+        """What the hosts say, until nothing more comes; None whenever nothing has come.
+
+        `since`: of each host, how many bytes of which file are here already.
+        """
+
+    @abstractmethod
+    def state(self) -> RunState | None:
+        """How the run stands there; None if that cannot be found out."""
+
+    @abstractmethod
+    def stop(self, request: Stop) -> None:
+        """Pass on a request to stop; while it is followed."""
+
+    @abstractmethod
+    def fetch(self, patterns: Sequence[str], into: Path) -> list[Path]:
+        """Copy the files of the run's folder there that match into a folder here; returns them."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """The kernel has ended: a run that is not detached is to end with it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every connection."""

@@ -1,0 +1,99 @@
+"""What a host says of itself: run there by its own Python, whether tpunb is installed or not.
+
+Sent as text, so it stands alone. Standard input: a JSON object with "folder"
+(where runs are kept) and "ports"; standard output: a line that begins with `MARK`, then JSON.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from importlib import metadata
+
+MARK = "tpunb-host: "
+PACKAGES = ("tpunb", "torch", "torch_xla", "libtpu")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions by package; '' for what is not."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
+def machine() -> dict[str, object]:
+    """What tpunb finds out about the TPU; {} where there is no tpunb that can."""
+    try:
+        from tpunb.machine.machine import detect_machine
+        from tpunb.utils.version import package_digest
+    except ImportError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    here = detect_machine(os.environ)
+    return {
+        "device": here.device,
+        "chips": here.chips,
+        "cores": here.default_cores,
+        "devices_per_chip": here.devices_per_chip,
+        "accelerator_type": here.accelerator_type,
+        "worker": here.worker,
+        "workers": here.workers,
+        "memory": here.memory,
+        "digest": package_digest(),
+    }
+
+
+def existing(path: str) -> str:
+    """The folder, or the nearest one above it that exists."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def taken(address: str, ports: list[int]) -> list[int]:
+    """Which ports cannot be listened on."""
+    busy = []
+    for port in ports:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                busy.append(port)
+    return busy
+
+
+def main() -> None:
+    """Print everything."""
+    asked = json.loads(sys.stdin.read())
+    folder = os.path.abspath(os.path.expanduser(asked["folder"]))
+    # user's address and port, then this host's, by which it was reached
+    reached = os.environ.get("SSH_CONNECTION", "").split()
+    address = reached[2] if len(reached) == 4 else "127.0.0.1"
+    said = {
+        "host": socket.gethostname(),
+        "address": address,
+        "python": sys.executable,
+        "versions": versions(),
+        "machine": machine(),
+        "folder": folder,
+        "chips_seen": bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")),
+        "free": shutil.disk_usage(existing(folder)).free,
+        "taken": taken(address, asked["ports"]),
+        "uv": shutil.which("uv") or "",
+        "rsync": shutil.which("rsync") or "",
+        "time": time.time(),
+    }
+    print("\n" + MARK + json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

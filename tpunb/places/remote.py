@@ -1,0 +1,111 @@
+"""What hosts are asked to do: sent as text and run by their own Python, with a verb first.
+
+    unpack FOLDER SIZE DIGEST WORD…   the run's folder from standard input, then `tpunb WORD…`
+    differing FOLDER                  of the files on standard input, {name: [size, time]}, those
+                                      that are not so here, as a JSON list
+    receive FOLDER SIZE DIGEST        an archive from standard input, into the folder
+    pack FOLDER PATTERN…              files of it that match, as an archive on standard output
+    state FOLDER                      how the run stands
+
+`unpack` and `state` need the tpunb of the host.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+
+ARCHIVE = b"tpunb-archive:\n"
+"""Before an archive: a login shell may have printed something."""
+
+
+def read_exactly(size: int) -> bytes:
+    """So many bytes of standard input, and not one more: the rest is for who comes after."""
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, min(size - len(data), 1 << 20))
+        if not part:
+            sys.exit("the connection ended before everything had arrived")
+        data += part
+    return bytes(data)
+
+
+def read_archive(size: str, digest: str) -> tarfile.TarFile:
+    """The archive on standard input."""
+    data = read_exactly(int(size))
+    if hashlib.sha256(data).hexdigest() != digest:
+        sys.exit("what has arrived is not what was sent")
+    return tarfile.open(fileobj=io.BytesIO(data))
+
+
+def unpack(folder: str, size: str, digest: str, *words: str) -> None:
+    """Make the run's folder, and become `tpunb`."""
+    os.umask(0o077)
+    archive = read_archive(size, digest)
+    try:
+        os.makedirs(folder)
+    except FileExistsError:
+        sys.exit(f"{folder} exists: a run of this id was started here before")
+    archive.extractall(folder)
+    with open(os.path.join(folder, "spec.json")) as file:
+        os.makedirs(os.path.expanduser(json.load(file)["cwd"]), exist_ok=True)
+    # No module of the folder that this is in may stand in for one of tpunb's.
+    os.chdir("/")
+    os.execv(sys.executable, [sys.executable, "-m", "tpunb", *words])
+
+
+def differing(folder: str) -> None:
+    """Print the names."""
+    folder = os.path.expanduser(folder)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    names = []
+    for name, known in json.loads(sys.stdin.read()).items():
+        try:
+            status = os.stat(os.path.join(folder, name))
+        except OSError:
+            names.append(name)
+            continue
+        if [status.st_size, int(status.st_mtime)] != known:
+            names.append(name)
+    print("\n" + json.dumps(names))
+
+
+def receive(folder: str, size: str, digest: str) -> None:
+    """Extract it."""
+    read_archive(size, digest).extractall(os.path.expanduser(folder))
+
+
+def pack(folder: str, *patterns: str) -> None:
+    """Write what matches to standard output. A pattern that names a folder has all below it."""
+    os.chdir(folder)
+    names: set[str] = set()
+    for pattern in patterns:
+        for name in glob.glob(pattern, recursive=True):
+            if os.path.isdir(name):
+                for place, _, files in os.walk(name):
+                    names.update(os.path.join(place, file) for file in files)
+            else:
+                names.add(name)
+    output = sys.stdout.buffer
+    output.write(ARCHIVE)
+    with tarfile.open(fileobj=output, mode="w|") as archive:
+        for name in sorted(names):
+            archive.add(os.path.normpath(name), recursive=False)
+    output.flush()
+
+
+def state(folder: str) -> None:
+    """Print it."""
+    from tpunb.runs.directory import RunDir
+    from tpunb.runs.state import run_state
+
+    print(run_state(RunDir(folder)))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,172 @@
+"""The files that `files` of a place names, brought to every host: only what has changed.
+
+By rsync where both ends have it; else as an archive of what differs in size or time. Nothing is
+removed there: runs may have written beside them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import inspect
+import io
+import json
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tpunb.places import remote
+from tpunb.places.errors import HostsError, PlaceError
+from tpunb.places.place import Cancelled, PlacedRun
+from tpunb.places.transport import Transport, ask_hosts, find_rsync
+from tpunb.utils.text import size
+
+LONGEST = 24 * 3600.0
+"""Seconds that copying may take: what is slow is seen, and can be stopped."""
+
+
+def chosen_files(root: Path, rules: Sequence[str]) -> list[str]:
+    """The files that travel, relative to `root`: what a rule names or matches, and all below it.
+
+    Rules that begin with `- ` leave out what they match, by its name or its path. Raises
+    PlaceError for a rule that names nothing.
+    """
+    out = [rule[2:].strip().rstrip("/") for rule in rules if rule.startswith("- ")]
+    found: set[str] = set()
+    for rule in rules:
+        if rule.startswith("- "):
+            continue
+        if rule.startswith("/") or ".." in Path(rule).parts:
+            raise PlaceError(f"files = [{rule!r}]: it must be below {root}, which is what travels")
+        matched = list(root.glob(rule))
+        if not matched:
+            raise PlaceError(f"files = [{rule!r}]: there is none in {root}")
+        for path in matched:
+            inside = [path] if path.is_file() else path.rglob("*")
+            found.update(each.relative_to(root).as_posix() for each in inside if each.is_file())
+    return sorted(name for name in found if not _is_left_out(name, out))
+
+
+def _is_left_out(name: str, rules: Sequence[str]) -> bool:
+    parts = name.split("/")
+    paths = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+    return any(fnmatch.fnmatch(each, rule) for rule in rules for each in (*parts, *paths))
+
+
+def send_files(
+    transport: Transport,
+    placed: PlacedRun,
+    say: Callable[[str], None],
+    cancelled: Callable[[], bool],
+) -> None:
+    """Bring the files of a place to all hosts. Raises HostsError, and Cancelled."""
+    root = Path(placed.root)
+    names = chosen_files(root, placed.place.settings.files)
+    total = sum((root / name).stat().st_size for name in names)
+    say(f"bringing {len(names)} files, {size(total)}, to {len(placed.hosts)} hosts")
+    hosts = range(len(placed.hosts))
+    by_rsync = [host for host in hosts if placed.rsync and transport.shell(host) is not None]
+    if by_rsync and find_rsync() is not None:
+        _rsync(transport, placed, names, by_rsync, cancelled)
+    else:
+        _send_changed(transport, placed, names, cancelled)
+
+
+def _rsync(
+    transport: Transport,
+    placed: PlacedRun,
+    names: list[str],
+    hosts: list[int],
+    cancelled: Callable[[], bool],
+) -> None:
+    listed = "\0".join(names).encode()
+
+    def one(host: int) -> tuple[str, str]:
+        shell = transport.shell(host)
+        assert shell is not None
+        command = [
+            "rsync", "--times", "--perms", "--compress", "--from0", "--files-from=-", "--mkpath",
+            f"--rsh={shlex.join(shell[0])}", f"{placed.root}/",
+            f"{shell[1]}:{_relative(placed.work)}/",
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            data: bytes | None = listed
+            while True:
+                try:
+                    _, errors = process.communicate(data, timeout=0.1)
+                    break
+                except subprocess.TimeoutExpired:
+                    data = None
+                    if cancelled():
+                        process.terminate()
+        said = errors.decode("utf-8", "replace").strip()
+        return placed.hosts[host], said if process.returncode else ""
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        problems = tuple(each for each in pool.map(one, hosts) if each[1])
+    if cancelled():
+        raise Cancelled
+    if problems:
+        raise HostsError(placed.place.name, problems)
+
+
+def _relative(folder: str) -> str:
+    """For rsync, to which a path without a slash before it is below the home folder."""
+    return folder[2:] if folder.startswith("~/") else folder
+
+
+def _send_changed(
+    transport: Transport, placed: PlacedRun, names: list[str], cancelled: Callable[[], bool]
+) -> None:
+    root = Path(placed.root)
+    hosts = range(len(placed.hosts))
+    here = {}
+    for name in names:
+        status = (root / name).stat()
+        here[name] = [status.st_size, int(status.st_mtime)]
+    ask = [inspect.getsource(remote), "differing", placed.work]
+    command = f"exec {placed.python} -c {shlex.join(ask)}"
+    listed = json.dumps(here).encode()
+    answers = ask_hosts(transport, dict.fromkeys(hosts, (command, listed)), cancelled=cancelled)
+    if cancelled():
+        raise Cancelled
+    problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
+    if problems:
+        raise HostsError(placed.place.name, tuple(problems))
+    packed: dict[tuple[str, ...], bytes] = {}
+    orders = {}
+    for host, answer in answers.items():
+        changed = tuple(json.loads(answer.output.splitlines()[-1]))
+        if not changed:
+            continue
+        if changed not in packed:
+            packed[changed] = _archive(root, changed)
+        data = packed[changed]
+        words = [
+            inspect.getsource(remote), "receive", placed.work, str(len(data)),
+            hashlib.sha256(data).hexdigest(),
+        ]  # fmt: skip
+        orders[host] = (f"exec {placed.python} -c {shlex.join(words)}", data)
+    answers = ask_hosts(transport, orders, timeout=LONGEST, cancelled=cancelled)
+    if cancelled():
+        raise Cancelled
+    problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
+    if problems:
+        raise HostsError(placed.place.name, tuple(problems))
+
+
+def _archive(root: Path, names: Sequence[str]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
+        for name in names:
+            archive.add(root / name, name)
+    return data.getvalue()

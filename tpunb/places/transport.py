@@ -1,0 +1,386 @@
+"""Commands on the hosts of a place, by ssh or gcloud: one process for each host.
+
+The user's own ssh configuration, agent, jump hosts and known hosts hold: what is added is that
+nothing asks for a password, and a keep-alive and a time to connect where they are not configured.
+Standard input reaches the command on the host, also through gcloud (SDK 528: `tpu-vm ssh` and
+`compute ssh` leave it to the ssh that they start).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from tpunb.places.config import (
+    GcloudMigSettings,
+    GcloudTpuSettings,
+    PlaceConfig,
+    SshSettings,
+)
+from tpunb.places.errors import PlaceError
+
+_DEFAULTS = {
+    "serveraliveinterval": ("0", "ServerAliveInterval=5"),
+    "connecttimeout": ("none", "ConnectTimeout=15"),
+}
+"""What `ssh -G` says where nothing is configured, and what is then given. Three unanswered
+messages (ServerAliveCountMax, 3 by default) end a connection."""
+_FLAGS = ("-o", "BatchMode=yes")
+_TAIL = 4000
+"""Bytes of what a command wrote to stderr that are kept."""
+PATIENCE = 60.0
+"""Seconds that a look at the hosts may take."""
+
+
+class Transport(Protocol):
+    """How commands reach the hosts of a place."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Their names, for people, in the order of node ranks."""
+
+    def command(self, host: int, remote: str) -> list[str]:
+        """The local command that runs `remote` in a shell on a host."""
+
+    def shell(self, host: int) -> tuple[list[str], str] | None:
+        """For rsync: its remote shell and the host's name; None where it has none."""
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Give the hosts other node ranks: `order` has their present ones."""
+
+
+class SshTransport:
+    """Plain ssh."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._hosts = list(hosts)
+        self._options: dict[str, list[str]] = {}
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._hosts)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self._hosts = [self._hosts[index] for index in order]
+
+    def _ssh(self, host: str) -> list[str]:
+        if host not in self._options:
+            self._options[host] = missing_options(host)
+        return ["ssh", "-T", *_FLAGS, *self._options[host]]
+
+    def command(self, host: int, remote: str) -> list[str]:
+        name = self._hosts[host]
+        return [*self._ssh(name), "--", name, remote]
+
+    def shell(self, host: int) -> tuple[list[str], str] | None:
+        name = self._hosts[host]
+        return self._ssh(name), name
+
+
+def missing_options(host: str) -> list[str]:
+    """Options of ssh for what the user's configuration does not say about this host.
+
+    Raises PlaceError where there is no ssh.
+    """
+    try:
+        told = subprocess.run(
+            ["ssh", "-G", "--", host], capture_output=True, text=True, timeout=PATIENCE
+        ).stdout
+    except FileNotFoundError:
+        raise PlaceError("there is no `ssh` here: install OpenSSH's client") from None
+    configured = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+    return [
+        word
+        for name, (unset, option) in _DEFAULTS.items()
+        if configured.get(name, unset) == unset
+        for word in ("-o", option)
+    ]
+
+
+class GcloudTpuTransport:
+    """The hosts of one TPU VM: their node rank is their worker number."""
+
+    def __init__(self, settings: GcloudTpuSettings, runner: Callable[..., str]) -> None:
+        self._settings = settings
+        node = json.loads(
+            runner(
+                "gcloud", "compute", "tpus", "tpu-vm", "describe", settings.name,
+                *_where(settings), "--format=json",
+            )
+        )  # fmt: skip
+        endpoints = node.get("networkEndpoints") or []
+        if node.get("state") != "READY" or not endpoints:
+            state = node.get("state") or "no state"
+            raise PlaceError(
+                f"TPU VM {settings.name} is not ready (state: {state}): "
+                f"`gcloud compute tpus tpu-vm list --zone={settings.zone}` shows it"
+            )
+        self.addresses = tuple(str(endpoint["ipAddress"]) for endpoint in endpoints)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(f"{self._settings.name}-w{number}" for number in range(len(self.addresses)))
+
+    def command(self, host: int, remote: str) -> list[str]:
+        return [
+            "gcloud", "compute", "tpus", "tpu-vm", "ssh", self._settings.name,
+            *_where(self._settings), f"--worker={host}", *_flags(self._settings),
+            f"--command={remote}",
+        ]  # fmt: skip
+
+    def shell(self, host: int) -> tuple[list[str], str] | None:
+        return None
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """They have their order: worker i is host i."""
+
+
+class GcloudMigTransport:
+    """The VMs of a managed instance group."""
+
+    def __init__(self, settings: GcloudMigSettings, runner: Callable[..., str]) -> None:
+        self._settings = settings
+        listed = json.loads(
+            runner(
+                "gcloud", "compute", "instance-groups", "managed", "list-instances",
+                settings.name, *_where(settings), "--format=json",
+            )
+        )  # fmt: skip
+        self._names = sorted(
+            str(each.get("name") or str(each["instance"]).rpartition("/")[2]) for each in listed
+        )
+        waiting = [each for each in listed if each.get("instanceStatus") != "RUNNING"]
+        if waiting or not listed:
+            what = f"{len(waiting)} of {len(listed)} VMs do not run" if listed else "it has no VM"
+            raise PlaceError(f"instance group {settings.name} is not ready: {what}")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    def command(self, host: int, remote: str) -> list[str]:
+        return [
+            "gcloud", "compute", "ssh", self._names[host], *_where(self._settings),
+            *_flags(self._settings),
+            *(["--tunnel-through-iap"] if self._settings.tunnel else []),
+            f"--command={remote}",
+        ]  # fmt: skip
+
+    def shell(self, host: int) -> tuple[list[str], str] | None:
+        return None
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self._names = [self._names[index] for index in order]
+
+
+def _where(settings: GcloudTpuSettings) -> list[str]:
+    project = [f"--project={settings.project}"] if settings.project else []
+    return [f"--zone={settings.zone}", *project]
+
+
+def _flags(settings: GcloudTpuSettings) -> list[str]:
+    """Gcloud's own: nothing is asked; a connection that is dead is noticed."""
+    ssh = ["-oBatchMode=yes", *(f"-o{option}" for _, option in _DEFAULTS.values())]
+    internal = ["--internal-ip"] if settings.internal_ip else []
+    return ["--quiet", *internal, *(f"--ssh-flag={flag}" for flag in ssh)]
+
+
+def run_tool(*command: str) -> str:
+    """What a command of the user's tools prints. Raises PlaceError with what it says instead."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE
+        )
+    except FileNotFoundError:
+        raise PlaceError(
+            f"there is no `{command[0]}` here: https://cloud.google.com/sdk/docs/install"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise PlaceError(f"`{' '.join(command)}` has not answered in {PATIENCE:g} s") from None
+    if done.returncode:
+        raise PlaceError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-_TAIL:]}")
+    return done.stdout
+
+
+def make_transport(place: PlaceConfig) -> Transport:
+    """How the hosts of a place are reached. Raises PlaceError where they are not to be had."""
+    match place.settings:
+        case GcloudMigSettings() as settings:
+            return GcloudMigTransport(settings, run_tool)
+        case GcloudTpuSettings() as settings:
+            return GcloudTpuTransport(settings, run_tool)
+        case SshSettings() as settings:
+            return SshTransport(settings.hosts)
+    raise PlaceError(f"place {place.name} has no hosts", place.file)
+
+
+class HostProcess:
+    """A command on a host: its streams here, and how the connection ended."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Raises PlaceError where the tool is missing."""
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,  # the interrupt key signals the kernel's whole group
+            )
+        except FileNotFoundError:
+            self._stderr.close()
+            raise PlaceError(f"there is no `{command[0]}` here") from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.input = self._process.stdin
+        self.output = self._process.stdout
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, data: bytes) -> None:
+        """Write to the command's standard input; nothing if it has ended."""
+        with contextlib.suppress(OSError, ValueError):
+            self.input.write(data)
+            self.input.flush()
+
+    def close_input(self) -> None:
+        """Close the command's standard input: to a supervisor, the end of its lifeline."""
+        with contextlib.suppress(OSError):
+            self.input.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """The command's exit code, 255 where ssh has failed; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the end, `timeout` seconds at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def errors(self) -> str:
+        """The end of what was written to stderr."""
+        if self._stderr.closed:
+            return ""
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
+        return self._stderr.read().decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """End the connection, whatever the command does."""
+        self.close_input()
+        with contextlib.suppress(ProcessLookupError):
+            # gcloud starts an ssh of its own.
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.output.close()
+        self._stderr.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command on a host said."""
+
+    host: str
+    returncode: int | None
+    """None: it was cut off, after `PATIENCE` or because nobody waits any more."""
+    output: bytes
+    errors: str
+    started: float
+    """Seconds since the epoch, here."""
+    ended: float
+
+    def problem(self) -> str:
+        """Why there is no answer; '' if there is one."""
+        if self.returncode is None:
+            return f"no answer in {self.ended - self.started:.0f} s"
+        if self.returncode:
+            said = self.errors.splitlines()
+            return said[-1] if said else f"exit code {self.returncode}"
+        return ""
+
+
+def ask_hosts(
+    transport: Transport,
+    remote: Mapping[int, tuple[str, bytes]],
+    *,
+    timeout: float = PATIENCE,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> dict[int, Answer]:
+    """Run a command on hosts at once, each with its standard input, and wait for all.
+
+    `remote`: by host, the command and what it reads. Those that have not ended when `cancelled`
+    says so, or after `timeout` seconds, are cut off.
+    """
+    names = transport.hosts
+    processes: dict[int, HostProcess] = {}
+    inputs = {host: memoryview(data) for host, (_, data) in remote.items()}
+    outputs = {host: bytearray() for host in remote}
+    ended: dict[int, float] = {}
+    started = time.time()
+    with selectors.DefaultSelector() as selector:
+        try:
+            for host, (command, _) in remote.items():
+                processes[host] = process = HostProcess(transport.command(host, command))
+                os.set_blocking(process.input.fileno(), False)
+                selector.register(process.output, selectors.EVENT_READ, host)
+                selector.register(process.input, selectors.EVENT_WRITE, host)
+            deadline = time.monotonic() + timeout
+            while selector.get_map() and time.monotonic() < deadline and not cancelled():
+                for key, _ in selector.select(0.1):
+                    host = key.data
+                    process = processes[host]
+                    if key.fileobj is process.output:
+                        data = os.read(key.fd, 1 << 16)
+                        outputs[host] += data
+                        if not data:
+                            ended[host] = time.time()
+                            selector.unregister(process.output)
+                        continue
+                    try:
+                        inputs[host] = inputs[host][os.write(key.fd, inputs[host][: 1 << 16]) :]
+                    except BlockingIOError:
+                        continue
+                    except BrokenPipeError:
+                        inputs[host] = memoryview(b"")
+                    if not inputs[host]:
+                        selector.unregister(process.input)
+                        process.close_input()
+            return {
+                host: Answer(
+                    names[host],
+                    process.wait(5.0) if host in ended else None,
+                    bytes(outputs[host]),
+                    process.errors(),
+                    started,
+                    ended.get(host, time.time()),
+                )
+                for host, process in processes.items()
+            }
+        finally:
+            for process in processes.values():
+                process.close()
+
+
+def find_rsync() -> str | None:
+    """Rsync here."""
+    return shutil.which("rsync")
+
+
+def tool_of(place: PlaceConfig) -> Path | None:
+    """The program that reaches the hosts, if it is installed."""
+    found = shutil.which("ssh" if isinstance(place.settings, SshSettings) else "gcloud")
+    return None if found is None else Path(found)
