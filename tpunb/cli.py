@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, TypeVar
 from tpunb import data
 from tpunb.data import DataOptions
 from tpunb.errors import MissingPackageError, TpunbError
-from tpunb.kernel.options import Cores, LogsOptions, RunsOptions, StopOptions, cores
+from tpunb.kernel.options import (
+    Cores,
+    LogsOptions,
+    RunsOptions,
+    StopOptions,
+    cores,
+    ranks_option,
+    run_argument,
+)
 from tpunb.runs import directory, logs, state
 from tpunb.runs import listing as listings
-from tpunb.runs.spec import StopOrigin
+from tpunb.runs.spec import RunState, StopOrigin
 from tpunb.utils import ansi, terminal
 from tpunb.utils.options import (
     OptionParser,
@@ -86,6 +94,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("lint", LintOptions, _lint, "find what would fail, hang or be slow on a TPU")
     add("migrate", MigrateOptions, _migrate, "rewrite retired torch_xla names to current ones")
     add("diagnose", DiagnoseOptions, _diagnose, "find causes and fixes for a log")
+    add(
+        "submit",
+        SubmitOptions,
+        _submit,
+        "run a notebook's train cell at a place of places.toml, and follow it",
+    )
+    add("attach", AttachCommandOptions, _attach, "follow a run, wherever it is, to its end")
+    add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it was on")
     add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
     add("logs", LogsCommandOptions, _logs, "show or search the log of a run")
     add(
@@ -146,11 +162,16 @@ class DoctorOptions(_RunsFolder):
     """Options of `tpunb doctor`."""
 
     json: bool = flag("--json", help="print the environment as JSON")
+    on: str | None = option(
+        "--on", metavar="PLACE", help="of every host of this place of places.toml, and between them"
+    )
     try_import: bool = flag("--import", help="also try to import torch and torch_xla (7 s)")
 
 
 def _doctor(chosen: DoctorOptions) -> int:
     """1 if there is a problem."""
+    if chosen.on is not None:
+        return _doctor_on(chosen.on, chosen.json)
     from tpunb.display.doctor import report_text
     from tpunb.machine import doctor, environment, packages
 
@@ -164,6 +185,14 @@ def _doctor(chosen: DoctorOptions) -> int:
     else:
         print(terminal.coloured(report_text(report)))
     return 1 if report.problems else 0
+
+
+def _doctor_on(place: str, as_json: bool) -> int:
+    from tpunb.places.doctor import inspect_place
+
+    report = inspect_place(place, Path.cwd())
+    print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
+    return 1 if report.problems() else 0
 
 
 @dataclass(frozen=True)
@@ -353,13 +382,87 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class SubmitOptions(_RunsFolder, _NotebookOptions):
+    """Options of `tpunb submit`."""
+
+    on: str = option("--on", metavar="PLACE", help="a place of places.toml", required=True)
+    parameters: tuple[tuple[str, str], ...] = option(
+        "-p",
+        "--parameter",
+        repeatable=True,
+        metavar=("NAME", "VALUE"),
+        help="for the cell tagged parameters (repeatable)",
+    )
+    detach: bool = flag("--detach", help="return once it is started: `tpunb attach` follows it")
+    dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
+
+
+def _submit(chosen: SubmitOptions) -> int:
+    from tpunb.kernel.submit import submit
+
+    return submit(
+        chosen.notebook,
+        chosen.cell,
+        dict(chosen.parameters),
+        chosen.on,
+        chosen.runs,
+        detach=chosen.detach,
+        dry_run=chosen.dry_run,
+    )
+
+
+@dataclass(frozen=True)
+class AttachCommandOptions(_RunsFolder):
+    """Options of `tpunb attach`."""
+
+    run: str | None = run_argument("the latest active run")
+    ranks: str = ranks_option("")
+
+
+def _attach(chosen: AttachCommandOptions) -> int:
+    from tpunb.kernel.submit import attach
+
+    return attach(chosen.runs, chosen.run, chosen.ranks)
+
+
+@dataclass(frozen=True)
+class FetchOptions(_RunsFolder):
+    """Options of `tpunb fetch`."""
+
+    run: str | None = run_argument("the latest")
+    patterns: tuple[str, ...] = option(
+        "--files",
+        repeatable=True,
+        metavar="PATTERN",
+        help="files or folders of its run folder, e.g. checkpoints (repeatable; default: "
+        "checkpoints)",
+    )
+
+
+def _fetch(chosen: FetchOptions) -> int:
+    from tpunb.kernel.submit import fetch
+
+    return fetch(chosen.runs, chosen.run, chosen.patterns or ("checkpoints",))
+
+
+@dataclass(frozen=True)
 class RunsCommandOptions(_RunsFolder, RunsOptions):
     """Options of `tpunb runs`."""
 
 
 def _runs(chosen: RunsCommandOptions) -> int:
+    _see_elsewhere(*directory.list_runs(chosen.runs))
     print(terminal.coloured(listings.format_table(chosen.runs, whole=chosen.whole)))
     return 0
+
+
+def _see_elsewhere(*runs: directory.RunDir) -> None:
+    """Have runs that go on elsewhere followed into their folders here, if nobody does."""
+    away = [run for run in runs if run.is_away() and state.run_state(run) is RunState.AWAY]
+    if away:
+        from tpunb.places import mirror
+
+        mirror.ensure(*away)
 
 
 @dataclass(frozen=True)
@@ -371,6 +474,7 @@ class LogsCommandOptions(_RunsFolder, LogsOptions):
 
 def _logs(chosen: LogsCommandOptions) -> int:
     run = directory.find_run(chosen.runs, chosen.run)
+    _see_elsewhere(run)
     search, colours = chosen.search(), sys.stdout.isatty()
     shown = ansi.clean if colours else str  # a file gets what the ranks wrote
     if not chosen.follow:
@@ -395,6 +499,7 @@ class StopCommandOptions(_RunsFolder, StopOptions):
 
 def _stop(chosen: StopCommandOptions) -> int:
     run = state.find_active(chosen.runs, chosen.run)
+    _see_elsewhere(run)
     for line in state.stop_run(run, "stopped with tpunb stop", StopOrigin.COMMAND):
         print(line, flush=True)
     return 0

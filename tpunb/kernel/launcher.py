@@ -13,11 +13,13 @@ from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment
+from tpunb.notebook.convert import handed
 from tpunb.notebook.models import Script, Snapshot
-from tpunb.runs import state, summary
+from tpunb.runs import given, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note
 from tpunb.runs.follow import LOOK, follow_run
@@ -26,14 +28,40 @@ from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, StopCause, S
 from tpunb.utils import files
 from tpunb.utils.errors import TpunbError
 
+if TYPE_CHECKING:
+    from tpunb.places.mirror import MirrorProcess
+    from tpunb.places.target import Target
+
 DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
 """What only one run of a user on a machine can use, by kind. Processors can be shared."""
+
+
+class Keeper(Protocol):
+    """Who ends a run with this process: its supervisor, or the mirror of a run at a place."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def broken(self) -> str: ...
+
+    def has_finished(self, folder: Path) -> bool: ...
+
+    def stop(
+        self,
+        folder: Path,
+        cause: StopCause,
+        reason: str,
+        *,
+        origin: StopOrigin | None = None,
+        now: bool = False,
+    ) -> None: ...
 
 
 class Run:
     """A run that was started: follow it with `events`, end it with `stop`."""
 
-    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: SupervisorProcess) -> None:
+    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: Keeper) -> None:
         self.dir = folder
         self.spec = spec
         self._supervisor = supervisor
@@ -146,6 +174,8 @@ class Launcher:
         """The one that takes the next run."""
         self._retired: list[SupervisorProcess] = []
         """No later run can use them; their runs in the background still go on."""
+        self._mirrors: list[MirrorProcess] = []
+        """Of runs at places, which end with this process."""
         self._fingerprint: object = None
         self._replicate: dict[str, str] = {}
 
@@ -189,10 +219,12 @@ class Launcher:
         """End every supervisor and all below it, also runs in the background, with time to save."""
         supervisors = [*self._retired, *([] if self.supervisor is None else [self.supervisor])]
         self._retired, self.supervisor = [], None
-        for supervisor in supervisors:
-            supervisor.close_pipes()
-        for supervisor in supervisors:
-            supervisor.close(wait)
+        mirrors, self._mirrors = self._mirrors, []
+        kept: list[SupervisorProcess | MirrorProcess] = [*supervisors, *mirrors]
+        for each in kept:
+            each.close_pipes()
+        for each in kept:
+            each.close(wait)
 
     def start(
         self,
@@ -222,11 +254,7 @@ class Launcher:
             supervisor = SupervisorProcess(environment.fork_server_environment(env))
         supervisor.poll()
         spec = replace(spec, warm=supervisor.ready)
-        folder.script.touch(0o600)
-        folder.script.write_text(script.text, encoding="utf-8")
-        files.write_json(folder.snapshot, asdict(snapshot))
-        files.write_json(folder.env, environment.without_secrets(env))
-        folder.write_spec(spec)
+        write_folder(folder, spec, script, snapshot, env)
         if spec.replicate is not None:
             folder.emit(Note(f"every rank runs the prelude itself: {spec.replicate}"))
         variables = {**env, **restored}
@@ -238,6 +266,34 @@ class Launcher:
         supervisor.detach()
         self.warm(env)
         return Attached(folder)
+
+    def start_at(
+        self,
+        target: Target,
+        folder: RunDir,
+        spec: RunSpec,
+        script: Script,
+        snapshot: Snapshot,
+        env: Mapping[str, str],
+        *,
+        detached: bool = False,
+    ) -> Run | Attached:
+        """The same at a place: a mirror keeps the run's folder here as what its hosts have.
+
+        `env` are variables for the ranks beside those that their hosts have.
+        """
+        from tpunb.places.mirror import MirrorProcess
+
+        write_folder(folder, spec, script, snapshot, env)
+        for run in handed.runs_read(script.text):
+            given.give(RunDir(run), folder)
+        target.placed(folder.id, detached=detached).write(folder)
+        mirror = MirrorProcess(folder, variables=env, stays=detached)
+        if detached:
+            return Attached(folder)
+        self._mirrors = [each for each in self._mirrors if not each.has_exited()]
+        self._mirrors.append(mirror)
+        return Run(folder, spec, mirror)
 
     def run_ahead(
         self,
@@ -260,6 +316,17 @@ class Launcher:
         """A prelude that could not be followed by a fork goes to replicate directly next time."""
         if result.replicated and spec.replicate is None:
             self._replicate[_prelude(script)] = result.replicate_reason
+
+
+def write_folder(
+    folder: RunDir, spec: RunSpec, script: Script, snapshot: Snapshot, env: Mapping[str, str]
+) -> None:
+    """Write everything that is known about a run into its folder."""
+    folder.script.touch(0o600)
+    folder.script.write_text(script.text, encoding="utf-8")
+    files.write_json(folder.snapshot, asdict(snapshot))
+    files.write_json(folder.env, environment.without_secrets(env))
+    folder.write_spec(spec)
 
 
 def _prelude(script: Script) -> str:

@@ -112,7 +112,8 @@ def _cores_option(help: str) -> Any:
     return option("--cores", type=cores, metavar="N|all", help=help, group=COMMON)
 
 
-def _ranks_option(group: str, old_name: str) -> Any:
+def ranks_option(group: str, old_name: str | None = None) -> Any:
+    """--ranks."""
     return option(
         "--ranks",
         type=parse_rank_list,
@@ -208,6 +209,12 @@ class TrainOptions:
         "ranks, one for each core (default: all chips of this machine; 4 rehearsal cores without "
         "a TPU)"
     )
+    on: str | None = option(
+        "--on",
+        metavar="PLACE",
+        help="run it at a place of places.toml: on all hosts of a pod (default: here)",
+        group=COMMON,
+    )
     name: str | None = option(
         "--name",
         metavar="NAME",
@@ -231,7 +238,7 @@ class TrainOptions:
         help="set an environment variable of the ranks (repeatable)",
         group=COMMON,
     )
-    ranks: str = _ranks_option(COMMON, old_name="--logs")
+    ranks: str = ranks_option(COMMON, old_name="--logs")
     dry_run: bool = flag(
         "--dry-run", help="show the plan and the script, run nothing", group=COMMON
     )
@@ -362,7 +369,7 @@ class LogsOptions:
     """Options of `%tpu_logs` and `tpunb logs`."""
 
     run: str | None = run_argument("the latest")
-    ranks: str = _ranks_option("", old_name="--rank")
+    ranks: str = ranks_option("", old_name="--rank")
     stream: str | None = option(
         "--stream",
         choices=("stdout", "stderr", "prelude"),
@@ -407,7 +414,7 @@ class AttachOptions:
 
     run: str | None = run_argument("the latest active run")
     out: str | None = _out_option("")
-    ranks: str = _ranks_option("", old_name="--logs")
+    ranks: str = ranks_option("", old_name="--logs")
     no_raise: bool = _no_raise_flag("")
 
 

@@ -40,7 +40,7 @@ def run_notebook(
     """
     output = output or notebook.with_suffix(".out.ipynb")
     kernel = _kernel_name(notebook)
-    _refuse_unknown(notebook, parameters)
+    refuse_unknown(notebook, parameters)
     with tempfile.NamedTemporaryFile("r", prefix="tpunb-ran-") as ran:
         variables = {
             env_vars.NOTEBOOK: str(notebook.absolute()),
@@ -67,7 +67,7 @@ def _execute(notebook: Path, output: Path, parameters: Mapping[str, str], kernel
         papermill.execute_notebook(
             notebook,
             output,
-            parameters={name: _parameter(text) for name, text in parameters.items()},
+            parameters={name: parameter(text) for name, text in parameters.items()},
             kernel_name=kernel,
             language="python",
             progress_bar=False,
@@ -164,7 +164,7 @@ def _kernel_name(notebook: Path) -> str:
     return name if name in KernelSpecManager().find_kernel_specs() else "python3"
 
 
-def _refuse_unknown(notebook: Path, parameters: Mapping[str, str]) -> None:
+def refuse_unknown(notebook: Path, parameters: Mapping[str, str]) -> None:
     """Raise TpunbError for a parameter that changes nothing: no cell would use its value.
 
     papermill puts the values below the cell tagged `parameters`, or above all cells. A name that
@@ -206,7 +206,7 @@ def _make_folder(output: Path) -> None:
         raise TpunbError(f"cannot write {output}: {error.strerror}") from error
 
 
-def _parameter(text: str) -> Any:
+def parameter(text: str) -> Any:
     """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
     try:
         return ast.literal_eval(text)

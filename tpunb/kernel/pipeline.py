@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tpunb.kernel.held import HeldNames, read_kernel
 from tpunb.kernel.options import TrainOptions
@@ -32,7 +33,10 @@ from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
 from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunSpec
-from tpunb.utils import cpus
+from tpunb.utils import cpus, env_vars
+
+if TYPE_CHECKING:
+    from tpunb.places.target import Target
 
 ASKED = "--replicate"
 KNOWN_SINCE = (2, 9)
@@ -151,6 +155,8 @@ class RunRequest:
     """The run, folder or URL whose last checkpoint it continues from."""
     call: LaunchCall | None = None
     """That of `tpunb.launch`; None for a train cell."""
+    target: Target | None = None
+    """The hosts of the place that `--on` names; None: it runs here."""
 
     @property
     def name(self) -> str:
@@ -160,13 +166,22 @@ class RunRequest:
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return 1 if self.spmd is not None else self.cores
+        if self.spmd is None:
+            return self.cores
+        return 1 if self.target is None else len(self.target.hosts)
 
     @property
     def restored(self) -> dict[str, str]:
         """What the prelude finds in its environment besides: its cells remove it once more."""
         removed = self.notebook.removed
         return {name: value for name, value in removed.items() if name not in self.env}
+
+    def remote_env(self, run_id: str) -> dict[str, str]:
+        """The variables that the hosts of a place give the ranks besides their own."""
+        assert self.target is not None
+        shared = self.target.checkpoints(run_id)
+        saved = {} if shared is None else {env_vars.CHECKPOINTS: shared}
+        return {**saved, **self.env, **self.restored}
 
     def raise_for_lint(self) -> None:
         """Raise LintError where the run would surely fail. Nothing has been started."""
@@ -181,29 +196,36 @@ class RunRequest:
         yield from map(str, self.notebook.script.lacking)
         if not self.lint_told and (note := self.notebook.lint_note()):
             yield note
+        if self.target is not None:
+            yield from self.target.notes(self.notebook.script.text)
 
     def spec(self, run_id: str) -> RunSpec:
         """The part of it that goes into the run folder as `spec.json`."""
-        options = self.options
+        options, target = self.options, self.target
+        cwd, path = os.getcwd(), _import_path()
+        if target is not None:
+            cwd, path = target.there(target.cwd) or target.work, target.sys_path(path)
         return RunSpec(
             id=run_id,
             name=self.name,
             world_size=self.world_size,
             device=self.machine.device,
-            cwd=os.getcwd(),
-            sys_path=_import_path(),
+            cwd=cwd,
+            sys_path=path,
             blocks=self.notebook.script.blocks,
             returns=options.returns,
             grace=options.grace,
             timeout=options.timeout,
             hang_timeout=options.hang_timeout,
             retries=options.retries,
-            price=prices.price_of(self.machine),
+            price=prices.price_of(self.machine) if target is None else None,
             replicate=self.notebook.replicate,
-            spmd=None if self.spmd is None else self.cores,
+            spmd=None if self.spmd is None else self.spmd.cores,
             profile=options.profile,
             restored=tuple(self.restored),
             resumed_from=self.resumed_from,
+            hosts=() if target is None else target.hosts,
+            place="" if target is None else target.place.name,
         )
 
 
@@ -221,6 +243,8 @@ def describe_plan(request: RunRequest) -> str:
     notebook, device = request.notebook, request.machine.device
     snapshot, script = notebook.snapshot, notebook.script
     kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
+    if request.target is not None:
+        kind = f"{kind} of {', '.join(request.target.hosts)} ({request.machine.kind})"
     lines = [
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
         *snapshot.notes,

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
+    from tpunb.places.target import Target
 
 
 @dataclass
@@ -275,7 +276,7 @@ class Session:
     def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`: from the options and the cell's body to the result."""
         with counted_interrupts() as interrupts:
-            request = self.prepare(options, cell)
+            request = self.prepare(options, cell, interrupts)
             if options.dry_run:
                 print(_describe(request))
                 return None
@@ -307,7 +308,7 @@ class Session:
         """
         with counted_interrupts() as interrupts:
             try:
-                request = self.prepare(options, call)
+                request = self.prepare(options, call, interrupts)
                 run = self.start(request, interrupts)
                 assert isinstance(run, Run)
                 view = RunView(run.spec, run.dir, logs=request.shown_ranks)
@@ -322,8 +323,15 @@ class Session:
                 raise LaunchInterrupt(TpunbError(f"interrupted when run {run.dir.id} had ended"))
             return result
 
-    def prepare(self, options: TrainOptions, cell: str | LaunchCall) -> RunRequest:
+    def prepare(
+        self,
+        options: TrainOptions,
+        cell: str | LaunchCall,
+        interrupts: Interrupts | None = None,
+    ) -> RunRequest:
         """Decide everything about a run, and check what can be checked before it starts.
+
+        An interrupt leaves what is being asked of hosts elsewhere.
 
         Raises UsageError, and TpunbError for a notebook or a machine that cannot run it.
         """
@@ -339,15 +347,19 @@ class Session:
                 "the working directory of this notebook's kernel was removed, and a run works in "
                 "it: change to another one with `%cd FOLDER`"
             ) from None
-        here = self.machine()
-        cores = self._choose_cores(here, options)
+        here, target = self.machine(), None
+        if options.on is not None:
+            target = self._find_target(options, interrupts or Interrupts())
+            here = target.machine(here)
+        cores = self._choose_cores(here, options, target)
         _ranks_to_show(
             options.ranks, cores, options.written("ranks")
         )  # what is wrong in any run is said at once
         requested = self._requested_environment(options, here)
-        env = self._run_environment(here, requested)
+        kernel = self.environ() if target is None else {}
+        env = self._run_environment(here, requested) if target is None else dict(requested)
         vm = None
-        if not options.dry_run:
+        if not options.dry_run and target is None:
             vm = self._vm_to_stop(options, "%%tpu_train")
             self._ready_machine(options, here)
             self.launcher.warm(env)  # it imports while the notebook is converted
@@ -367,15 +379,20 @@ class Session:
         held = {name.name for name in notebook.values.names} if notebook.values else set()
         if refusal := assigned.refusal(notebook.script, options.returns, held):
             raise UsageError(f"{options.written('returns')} {refusal}")
-        changes = tuple(environment.environment_changes(self.environ(), here.device, here))
+        changes: tuple[environment.Change, ...] = ()
+        if target is None:
+            changes = tuple(environment.environment_changes(kernel, here.device, here))
+        hosts = 1 if target is None else len(target.hosts)
         spmd = environment.spmd_environment(
-            self.environ(), requested, here, cores, notebook.script.spmd
+            kernel, requested, here, cores // hosts, notebook.script.spmd
         )
         if spmd is not None:
-            env, cores, changes = dict(spmd.env), spmd.cores, spmd.changes
+            env, cores, changes = dict(spmd.env), spmd.cores * hosts, spmd.changes
         resumed = None
         if options.resume is not None:
-            env[env_vars.RESUME], resumed = self._checkpoints(options.resume, notebook.snapshot)
+            env[env_vars.RESUME], resumed = self._checkpoints(
+                options.resume, notebook.snapshot, target
+            )
         return pipeline.RunRequest(
             options=options,
             notebook=notebook,
@@ -385,16 +402,33 @@ class Session:
             env=env,
             changes=changes,
             shown_ranks=_ranks_to_show(
-                options.ranks, cores if spmd is None else 1, options.written("ranks")
+                options.ranks, cores if spmd is None else hosts, options.written("ranks")
             ),
             vm=vm,
             notes_told=frozenset(self._notes_told),
             lint_told=_without_places(notebook.findings) == self._lint_told,
             resumed_from=resumed,
             call=cell if isinstance(cell, LaunchCall) else None,
+            target=target,
         )
 
-    def _choose_cores(self, here: Machine, options: TrainOptions) -> int:
+    def _find_target(self, options: TrainOptions, interrupts: Interrupts) -> Target:
+        """The place that `--on` names, once its hosts have answered and fit each other."""
+        assert options.on is not None
+        if options.stop_when_done:
+            raise UsageError(f"{options.written('on')}: --stop-when-done stops this machine only")
+        from tpunb.places.target import find_target
+
+        return find_target(options.on, Path.cwd(), print, lambda: interrupts.count > 0)
+
+    def _choose_cores(
+        self, here: Machine, options: TrainOptions, target: Target | None = None
+    ) -> int:
+        if target is not None:
+            try:
+                return target.choose_cores(options.cores)
+            except ValueError as error:
+                raise UsageError(f"{options.written('cores')}: {error}") from None
         forced = os.environ.get(env_vars.CORES)
         if forced is not None:
             return _checked(here, "all" if forced == "all" else int(forced), "tpunb run --cores")
@@ -410,16 +444,20 @@ class Session:
             raise UsageError(f"{options.written('env')} {refusal}")
         return requested
 
-    def _checkpoints(self, resume: str, notebook: Snapshot) -> tuple[str, str]:
+    def _checkpoints(
+        self, resume: str, notebook: Snapshot, target: Target | None = None
+    ) -> tuple[str, str]:
         """`--resume`: a run's checkpoints and its id, or the folder or URL of some, twice."""
         if "://" in resume:
             return resume, resume
-        if Path(resume).is_dir():
+        if Path(resume).is_dir() or (target is not None and resume.startswith("/")):
             return (str(Path(resume).absolute()),) * 2
         if resume == LAST:
             run = _latest_saved(self.defaults.runs, notebook)
         else:
             run = directory.find_run(self.defaults.runs, resume)
+        if target is not None:
+            return target.resume(run), run.id
         if not run.checkpoints.is_dir():
             raise TpunbError(
                 f"run {run.id} has no checkpoint to continue from: "
@@ -457,15 +495,29 @@ class Session:
             spec = request.spec(folder.id)
             if request.notebook.values is not None:
                 files.write_json(folder.kernel_values, request.notebook.values.to_json())
-            run = self.launcher.start(
-                folder,
-                spec,
-                request.notebook.script,
-                kept.kept_snapshot(snapshot),
-                request.env,
-                restored=request.restored,
-                detached=request.options.detach,
-            )
+            script, kept_cells = request.notebook.script, kept.kept_snapshot(snapshot)
+            if request.target is not None:
+                with suppress(OSError):  # it does without
+                    _keep_notebook(snapshot, folder)
+                run: Run | Attached = self.launcher.start_at(
+                    request.target,
+                    folder,
+                    spec,
+                    script,
+                    kept_cells,
+                    request.remote_env(folder.id),
+                    detached=request.options.detach,
+                )
+            else:
+                run = self.launcher.start(
+                    folder,
+                    spec,
+                    script,
+                    kept_cells,
+                    request.env,
+                    restored=request.restored,
+                    detached=request.options.detach,
+                )
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, folder.path)
         with suppress(OSError):  # the run has begun, and does without
@@ -556,7 +608,9 @@ class Session:
 
     def attach(self, options: AttachOptions) -> RunResult | None:
         """`%tpu_attach`: everything from the run's start, then until its end, or an interrupt."""
-        run = Attached(state.find_active(self.defaults.runs, options.run))
+        folder = state.find_active(self.defaults.runs, options.run)
+        _see_elsewhere(folder)
+        run = Attached(folder)
         shown_ranks = _ranks_to_show(options.ranks, run.spec.world_size, "%tpu_attach --ranks")
         age = max(0.0, time.time() - run.dir.spec.stat().st_mtime)
         view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=LEAVE)
@@ -575,8 +629,16 @@ class Session:
     def stop(self, wanted: str | None) -> None:
         """`%tpu_stop`: ask, and wait until the run has ended."""
         run = state.find_active(self.defaults.runs, wanted)
+        _see_elsewhere(run)
         for line in state.stop_run(run, "stopped with %tpu_stop", StopOrigin.MAGIC):
             print(line, flush=True)
+
+
+def _see_elsewhere(run: RunDir) -> None:
+    """Have a run that goes on elsewhere followed into its folder here, if nobody does."""
+    from tpunb.places import mirror
+
+    mirror.ensure(run)
 
 
 def _without_places(findings: Iterable[Finding]) -> object:

@@ -248,19 +248,16 @@ def _public(version: str) -> str:
 
 def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
     yield from report.silent.items()
-    makes = report.place.settings.environment == "make"
     mine = own_versions()
     for name, host in report.answered:
-        if not makes:
-            yield from _package_problems(name, host, mine)
+        yield from _package_problems(name, host, mine)
         if host.free < LEAST_DISK:
             yield name, f"only {size(host.free)} are free in {host.folder}"
-    if not makes:
-        for package in ("torch", "torch_xla"):
-            versions = [_public(host.versions.get(package, "")) for _, host in report.answered]
-            yield from _different(
-                report, [f"{package} {version or 'is missing'}" for version in versions], str
-            )
+    for package in ("torch", "torch_xla"):
+        versions = [_public(host.versions.get(package, "")) for _, host in report.answered]
+        yield from _different(
+            report, [f"{package} {version or 'is missing'}" for version in versions], str
+        )
     machines = [host.machine for _, host in report.answered]
     if any(machine.error for machine in machines):
         return  # said above, or the environment is still to be made

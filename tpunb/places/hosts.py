@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpunb.places import remote, transfer
-from tpunb.places.check import quote
 from tpunb.places.errors import HostsError
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
 from tpunb.places.transport import (
@@ -37,7 +36,7 @@ LOOK = 0.05
 """Seconds that `follow` waits for a line before it says that there is none."""
 SENT = (
     "spec.json script.py notebook.json notebook.ipynb env.json kernel_values.json arguments.pt "
-    "arguments.json"
+    "arguments.json given"
 ).split()
 """The files of a run folder that exist before the run."""
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -165,9 +164,8 @@ class HostsPlace(Place):
     def _look_again(self, host: int, since: Mapping[str, int]) -> None:
         """Follow a run that goes on, or has ended, by what is not here yet."""
         folder = self.placed.folders[host]
-        words = ["node", "--run", folder, "--follow", "--since", "-", "--stream"]
-        code = "import os, sys; os.chdir('/'); from tpunb.cli import main; sys.exit(main())"
-        command = f"exec {self.placed.python} -c {shlex.join([code, *words])}"
+        words = [inspect.getsource(remote), "follow", folder, "--stream"]
+        command = f"exec {self.placed.python} -c {shlex.join(words)}"
         self._connect(host, command, (json.dumps(dict(since)) + "\n").encode())
 
     def stop(self, request: Stop) -> None:
@@ -240,9 +238,6 @@ def pack(run: RunDir) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         for name in SENT:
-            if (run.path / name).is_file():
+            if (run.path / name).exists():
                 archive.add(run.path / name, name)
     return data.getvalue()
-
-
-__all__ = ["HostsPlace", "pack", "quote"]

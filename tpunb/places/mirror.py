@@ -18,9 +18,11 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts import HostsPlace
@@ -33,13 +35,15 @@ from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.spec import Stop as StopReason
 from tpunb.runs.stream import Append, End, Hello, Replace, Stop
-from tpunb.utils import records
+from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import PACKAGE_ROOT, LineTail
 
 LOG = "mirror.log"
 SAVE = 1.0
 """Seconds between two notes of how much is here."""
+_TAIL = 3000
+"""Bytes that are shown of what a mirror has written before it failed."""
 FIRST_LOOK = 15.0
 """Seconds that who asks for a run elsewhere waits until its hosts have answered."""
 _MIRROR = (
@@ -60,15 +64,16 @@ class MirrorProcess:
 
         `stays`: it outlives this process.
         """
-        self._log: IO[bytes] = open(run.path / LOG, "ab", opener=_private)  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _MIRROR, PACKAGE_ROOT, str(run.path), "stays" * stays],
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,  # the interrupt key signals the kernel's whole group
-        )
-        self._log.close()
+        self.run = run
+        with open(run.path / LOG, "ab", opener=_private) as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MIRROR, PACKAGE_ROOT, str(run.path), "stays" * stays],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the interrupt key signals the kernel's whole group
+            )
+        _connected.add(self)
         assert self._process.stdin is not None
         order = None if variables is None else dict(variables)
         with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
@@ -85,38 +90,73 @@ class MirrorProcess:
         """Whether nothing will be written into the run's folder any more."""
         return self._process.poll() is not None
 
-    def close(self, wait: float = 60.0) -> None:
-        """Close the lifeline, and wait until the run has ended on all hosts."""
+    def has_finished(self, folder: Path) -> bool:
+        """The same, of its run."""
+        return self.has_exited()
+
+    @property
+    def broken(self) -> str:
+        """What it has written where it should write nothing; '' if it has not."""
+        with contextlib.suppress(OSError):
+            return files.read_end(self.run.path / LOG, _TAIL).decode("utf-8", "replace").strip()
+        return ""
+
+    def stop(
+        self,
+        folder: Path,
+        cause: StopCause,
+        reason: str,
+        *,
+        origin: StopOrigin | None = None,
+        now: bool = False,
+    ) -> None:
+        """Begin the shutdown sequence of the run; `now` skips what is left of the grace period."""
+        state.request_stop(self.run, reason, origin=origin, now=now)
+
+    def close_pipes(self) -> None:
+        """Close the lifeline."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+
+    def close(self, wait: float = 60.0) -> None:
+        """Close the lifeline, and wait until the run has ended on all hosts."""
+        self.close_pipes()
         self._process.wait(wait)
+
+
+_connected: weakref.WeakSet[MirrorProcess] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """In a process that the kernel forks: the lifeline is the kernel's alone."""
+    for mirror in _connected:
+        mirror.close_pipes()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def ensure(run: RunDir) -> MirrorProcess | None:
-    """Have a run that is elsewhere followed, if nobody does; waits until its hosts have answered.
+def ensure(*runs: RunDir) -> None:
+    """Have runs that are elsewhere followed, if nobody does; waits until their hosts have answered.
 
-    None for a run that needs nothing: on this machine, followed already, or ended. Raises
-    TpunbError where what is noted of its place cannot be read.
+    Nothing for runs on this machine, followed already, or ended.
     """
-    try:
-        placed = PlacedRun.read(run)
-    except ValueError as error:
-        raise TpunbError(f"{run.path}: place.json cannot be read: {error}") from None
-    if placed is None or run.is_running() or state.read_result(run) is not None:
-        return None
-    mirror = MirrorProcess(run, variables=None, stays=True)
-    synced = run.path / _SYNCED
+    started = []
+    for run in runs:
+        if run.is_away() and not run.is_running() and state.read_result(run) is None:
+            with contextlib.suppress(FileNotFoundError):
+                (run.path / _SYNCED).unlink()
+            started.append(MirrorProcess(run, variables=None, stays=True))
     deadline = time.monotonic() + FIRST_LOOK
-    with contextlib.suppress(FileNotFoundError):
-        synced.unlink()
-    while not synced.exists() and not mirror.has_exited() and time.monotonic() < deadline:
+    while time.monotonic() < deadline and not all(
+        mirror.has_exited() or (mirror.run.path / _SYNCED).exists() for mirror in started
+    ):
         time.sleep(0.05)
-    return mirror
 
 
 _SYNCED = "synced"
@@ -246,6 +286,8 @@ class Mirror:
     # The end
 
     def _finish(self) -> None:
+        if self.place.placed.detached and not self._ended:
+            return  # it may go on: nobody could be asked
         result = self._whole_result()
         problem = self._merge.problem
         if problem:

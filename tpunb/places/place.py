@@ -14,9 +14,6 @@ from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Line, Stop
 from tpunb.utils import files, records
 
-FILE = "place.json"
-"""In the folder here of a run that is somewhere else."""
-
 
 @dataclass(frozen=True)
 class PlacedRun:
@@ -47,13 +44,13 @@ class PlacedRun:
     def write(self, run: RunDir) -> None:
         """Note it in the run's folder here."""
         values = asdict(self) | {"place": self.place.to_json()}
-        files.write_json(run.path / FILE, values)
+        files.write_json(run.place, values)
 
     @classmethod
     def read(cls, run: RunDir) -> PlacedRun | None:
         """What is noted there; None for a run on this machine. Raises ValueError."""
         try:
-            data: dict[str, Any] = records.read(run.path / FILE)
+            data: dict[str, Any] = records.read(run.place)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -5,7 +5,11 @@
                                       that are not so here, as a JSON list
     receive FOLDER SIZE DIGEST        an archive from standard input, into the folder
     pack FOLDER PATTERN…              files of it that match, as an archive on standard output
+    follow FOLDER WORD…               `tpunb node --run FOLDER --follow --since … WORD…`: what is
+                                      known already is the first line of standard input
     state FOLDER                      how the run stands
+    reach ADDRESS PORT,PORT           listens there, says so, and connects to those whose addresses
+                                      and ports are on a line of standard input; says which failed
 
 `unpack` and `state` need the tpunb of the host.
 """
@@ -17,11 +21,16 @@ import hashlib
 import io
 import json
 import os
+import socket
 import sys
 import tarfile
 
 ARCHIVE = b"tpunb-archive:\n"
 """Before an archive: a login shell may have printed something."""
+
+
+SAYS = "tpunb-says: "
+"""Before a line that is meant for who asks."""
 
 
 def read_exactly(size: int) -> bytes:
@@ -97,6 +106,42 @@ def pack(folder: str, *patterns: str) -> None:
         for name in sorted(names):
             archive.add(os.path.normpath(name), recursive=False)
     output.flush()
+
+
+def follow(folder: str, *words: str) -> None:
+    """Become `tpunb node`, which reads what is known from a file in memory."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        line += os.read(0, 1) or b"\n"
+    known = os.memfd_create("since", 0)
+    os.write(known, line)
+    os.chdir("/")
+    since = ["--follow", "--since", f"/proc/self/fd/{known}"]
+    tpunb = [sys.executable, "-m", "tpunb", "node", "--run", folder, *since, *words]
+    os.execv(sys.executable, tpunb)
+
+
+def reach(address: str, ports: str) -> None:
+    """Listen, connect to the others, and listen on until standard input is closed."""
+    listeners = [listen(address, int(port)) for port in ports.split(",") if port]
+    print("\n" + SAYS + "listening", flush=True)
+    failed = []
+    for other, numbers in json.loads(sys.stdin.readline() or "[]"):
+        for number in numbers:
+            try:
+                socket.create_connection((other, number), timeout=3).close()
+            except OSError:
+                failed.append([other, number])
+    print("\n" + SAYS + json.dumps(failed), flush=True)
+    sys.stdin.read()
+    for listener in listeners:
+        listener.close()
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that takes connections, and does nothing with them."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=128)
 
 
 def state(folder: str) -> None:

@@ -13,6 +13,8 @@
       metrics.jsonl  checkpoints/  returns/               what it produced
       running.lock  result.json                           whether it is running; how it ended
       requests.jsonl                                      requests to stop it (tpunb.runs.state)
+      place.json  mirror.json  mirror.log  hosts/<n>/…    of a run at a place: where, and what
+                                                          each host has besides (tpunb.places)
 
 Processes of a run only append to files here, and the kernel only reads: nothing that a
 reader does can slow or block a rank.
@@ -112,6 +114,15 @@ class RunDir:
     @property
     def requests(self) -> Path:
         return self.path / "requests.jsonl"
+
+    @property
+    def place(self) -> Path:
+        """Where the run is, if it is not on this machine (tpunb.places.place)."""
+        return self.path / "place.json"
+
+    def is_away(self) -> bool:
+        """Whether it goes on at a place without anybody here."""
+        return bool(records.read_dict(self.place).get("detached"))
 
     def is_running(self) -> bool:
         """True while a supervisor holds the lock, which it does for as long as it lives."""

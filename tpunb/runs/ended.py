@@ -6,14 +6,16 @@ functions here: `tpunb.notebook.convert.handed` writes them.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tpunb.runs import last_run, returns, state, summary
+from tpunb.runs import given, last_run, returns, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState
+from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
 
 
@@ -24,6 +26,8 @@ def read_run(folder: str, *names: str) -> RunResult:
     kernel got from it, cannot be rebuilt here.
     """
     run = RunDir(folder)
+    if env_vars.RUN in os.environ:
+        run = given.find(run, RunDir(os.environ[env_vars.RUN]))
     result = state.read_result(run)
     if result is None:
         raise TpunbError(

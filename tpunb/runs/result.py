@@ -289,6 +289,7 @@ STATE_STYLES = {
     RunState.TIMED_OUT: Style.ODD,
     RunState.INTERRUPTED: Style.ODD,
     RunState.LOST: Style.BAD,
+    RunState.AWAY: Style.ODD,
 }
 
 

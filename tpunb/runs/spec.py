@@ -46,6 +46,8 @@ class RunState(_Word):
     INTERRUPTED = "interrupted"
     LOST = "lost"
     """Its supervisor or its machine died: nothing will ever write its result."""
+    AWAY = "away"
+    """It is at a place, and nobody here follows it: it may go on, or have ended there."""
 
     @property
     def active(self) -> bool:
@@ -55,6 +57,7 @@ class RunState(_Word):
             RunState.WAITING,
             RunState.RUNNING,
             RunState.STOPPING,
+            RunState.AWAY,
         )
 
 

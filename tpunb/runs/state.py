@@ -6,6 +6,7 @@ started the run still lives; and as only its user can write to the folder, nobod
 
     STARTING ─> WAITING ─> RUNNING ─> STOPPING ─> SUCCEEDED, FAILED, HUNG, TIMED_OUT, INTERRUPTED
         └──────────┴──────────┴──────────┴──────> LOST     (no result, and nobody holds the lock)
+                                                 AWAY     (the same, of a detached run at a place)
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def run_state(run: RunDir) -> RunState:
             return result.state
         if is_running:
             return _active_state(run)
+        gone = RunState.AWAY if run.is_away() else RunState.LOST
         if not run.lock.exists():
-            return RunState.STARTING if _is_new(run.path, STARTING) else RunState.LOST
+            return RunState.STARTING if _is_new(run.path, STARTING) else gone
         if not _is_new(run.lock, RECENT):
-            return RunState.LOST
+            return gone
         time.sleep(LOOK)
 
 
@@ -125,8 +127,8 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
 
 
 def wait_for_end(run: RunDir) -> None:
-    """Return once a run has ended or is lost."""
-    while run_state(run).active:
+    """Return once a run has ended or is lost, or nobody here follows it any more."""
+    while (now := run_state(run)).active and now is not RunState.AWAY:
         time.sleep(LOOK)
 
 
@@ -142,6 +144,11 @@ def describe_end(run: RunDir) -> str:
 
 def lost_message(run: RunDir) -> str:
     """What to say about a lost run."""
+    if run.is_away():
+        return (
+            f"the hosts of run {run.id} do not answer, so nobody here knows how it stands. "
+            f"`tpunb attach {run.id}` asks them again; what came from them is in {run.path}"
+        )
     return (
         f"run {run.id} is lost: its supervisor or its machine has ended without a result. "
         f"What it wrote until then is in {run.path}"

@@ -61,6 +61,7 @@ def option(
     old_name: str | None = None,
     exclusive: bool = False,
     alone: str | None = None,
+    required: bool = False,
 ) -> Any:
     """A field for an option with a value. `repeatable`: the field is a tuple of all values;
     `alone`: what the option means without a value.
@@ -73,6 +74,8 @@ def option(
         keywords["action"] = "append"
     if isinstance(metavar, tuple):
         keywords["nargs"] = len(metavar)
+    if required:
+        keywords["required"] = True
     if alone is not None:
         keywords |= {"nargs": "?", "const": alone}
     keywords = {name: value for name, value in keywords.items() if value is not None}

@@ -87,6 +87,12 @@ def read_back(handed: Handed) -> list[str]:
     return lines
 
 
+def runs_read(script: str) -> list[str]:
+    """The folders of the runs that a script reads values from."""
+    found = re.findall(rf"\b{ENDED}\.(?:read_run|EndedRun)\(('(?:[^'\\]|\\.)*')", script)
+    return list(dict.fromkeys(ast.literal_eval(text) for text in found))
+
+
 def assign(values: Mapping[str, str]) -> str:
     """A line that binds names to expressions with `ENDED`."""
     return "; ".join([IMPORT, *(f"{name} = {value}" for name, value in values.items())])

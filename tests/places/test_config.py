@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tpunb.places.config import (
+    FILE,
+    KINDS,
+    GcloudMigSettings,
+    GcloudTpuSettings,
+    PlaceConfig,
+    SshSettings,
+    find_place,
+)
+from tpunb.places.errors import PlaceError
+
+POD = '[places.pod]\nkind = "ssh"\nhosts = ["10.0.0.2", "me@10.0.0.3"]\n'
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    (folder / "project" / "notebooks").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    return folder
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_a_place_of_hosts(home: Path) -> None:
+    file = written(home / "project", POD + 'files = ["*.py", "- old*"]\ncores = 2\n')
+    place = find_place("pod", home / "project")
+    assert place == PlaceConfig(
+        "pod",
+        "ssh",
+        file,
+        SshSettings(hosts=("10.0.0.2", "me@10.0.0.3"), files=("*.py", "- old*"), cores=2),
+    )
+    assert PlaceConfig.from_json(place.to_json()) == place
+
+
+def test_places_of_gcloud(home: Path) -> None:
+    written(
+        home / "project",
+        '[places.v5e]\nkind = "gcloud-tpu"\nname = "mine"\nzone = "us-west4-a"\n'
+        '[places.v7x]\nkind = "gcloud-mig"\nname = "g"\nzone = "us-c1-c"\ntunnel = true\n',
+    )
+    tpu = find_place("v5e", home / "project").settings
+    assert tpu == GcloudTpuSettings(name="mine", zone="us-west4-a")
+    mig = find_place("v7x", home / "project").settings
+    assert mig == GcloudMigSettings(name="g", zone="us-c1-c", tunnel=True)
+
+
+def test_the_project_is_looked_at_upwards_and_hides_what_is_the_users_own(home: Path) -> None:
+    user = written(home / ".config" / "tpunb", POD + POD.replace("pod", "own"))
+    assert find_place("pod", home / "project" / "notebooks").file == user
+    project = written(home / "project", POD)
+    assert find_place("pod", home / "project" / "notebooks").file == project
+    assert find_place("own", home / "project" / "notebooks").file == user
+
+
+def test_the_search_ends_at_the_project_s_top(home: Path) -> None:
+    written(home, POD)
+    (home / "project" / ".git").mkdir()
+    with pytest.raises(PlaceError, match=r"there is no places\.toml"):
+        find_place("pod", home / "project")
+
+
+def test_without_a_file_the_message_shows_one(home: Path) -> None:
+    with pytest.raises(PlaceError) as caught:
+        find_place("pod", home / "project")
+    example = str(caught.value).partition("Write one:\n")[2]
+    written(home / "project", example)
+    assert find_place("pod", home / "project").kind == "ssh"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
+    os.chown(written(home / "project", POD), 12345, 12345)
+    with pytest.raises(PlaceError, match="another user's"):
+        find_place("pod", home / "project")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "says"),
+    [
+        ("[places.pod", "", "is not TOML"),
+        ("[place.pod]\n", "place", "did you mean 'places'?"),
+        ("places = 3\n", "places", "write [places.NAME]"),
+        ("[places]\npod = 3\n", "places.pod", "write [places.pod]"),
+        ("[places.pod]\n", "places.pod.kind", 'write kind = "ssh" or "gcloud-tpu"'),
+        ('[places.pod]\nkind = "shh"\n', "places.pod.kind", "did you mean 'ssh'?"),
+        ('[places.pod]\nkind = "ssh"\n', "places.pod.hosts", "write hosts = ["),
+        (POD + "hots = []\n", "places.pod.hots", "did you mean 'hosts'?"),
+        (POD.replace('["10.0.0.2", ', "[2, "), "places.pod.hosts", "write hosts = ["),
+        (POD.replace("10.0.0.2", "-oProxyCommand=x"), "places.pod.hosts", "not a host's name"),
+        (POD.replace("me@10.0.0.3", "10.0.0.2"), "places.pod.hosts", "twice"),
+        (POD + 'cores = "4"\n', "places.pod.cores", "write cores = 4"),
+        (POD + 'environment = "mak"\n', "places.pod.environment", '"check" or "make"'),
+        ('[places.pod]\nkind = "gcloud-tpu"\nname = "a"\n', "places.pod.zone", "write zone ="),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_key_and_what_to_write(
+    home: Path, text: str, key: str, says: str
+) -> None:
+    file = written(home / "project", text)
+    with pytest.raises(PlaceError) as caught:
+        find_place("pod", home / "project")
+    assert caught.value.file == file
+    assert caught.value.key == key
+    assert str(file) in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_place_that_nobody_named_has_a_neighbour(home: Path) -> None:
+    written(home / "project", POD)
+    with pytest.raises(PlaceError, match="did you mean 'pod'"):
+        find_place("pods", home / "project")
+
+
+def test_every_kind_says_what_it_cannot_do_without() -> None:
+    from tpunb.places import config
+
+    assert config._NEEDED.keys() == KINDS.keys()

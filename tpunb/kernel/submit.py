@@ -1,0 +1,249 @@
+"""`tpunb submit` and `tpunb attach`: a notebook's train cell at a place, without a kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from tpunb.display.html import LEAVE
+from tpunb.display.run_view import RunView
+from tpunb.kernel import pipeline
+from tpunb.kernel.launcher import Attached, Launcher, Run
+from tpunb.kernel.options import TRAIN, TrainOptions
+from tpunb.kernel.papermill import parameter, refuse_unknown
+from tpunb.machine import environment, machine
+from tpunb.machine.machine import Machine
+from tpunb.notebook.convert import assigned, kept
+from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.convert.fork_safety import static_reason
+from tpunb.notebook.errors import NotebookError
+from tpunb.notebook.files import load_snapshot
+from tpunb.notebook.lint.linter import lint
+from tpunb.notebook.models import Snapshot
+from tpunb.places import mirror
+from tpunb.places.target import Target, find_target
+from tpunb.runs import directory, state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunState, StopCause, StopOrigin
+from tpunb.utils import env_vars
+from tpunb.utils.errors import TpunbError
+from tpunb.utils.text import parse_ranks
+
+
+def submit(
+    notebook: Path,
+    cell: str | None,
+    parameters: Mapping[str, str],
+    place: str,
+    runs: Path,
+    *,
+    detach: bool,
+    dry_run: bool,
+) -> int:
+    """Run the notebook's train cell, and the prelude above it, at a place.
+
+    With the options of its option line. Returns the exit status: 0 if the run has succeeded, or,
+    with `detach`, if it was started.
+    """
+    snapshot = _load(notebook, cell, parameters)
+    options = replace(_options(snapshot), on=place, detach=detach, dry_run=dry_run)
+    target = find_target(place, Path.cwd(), print, lambda: False)
+    request = _prepare(snapshot, options, target)
+    if dry_run:
+        print(pipeline.describe_plan(request))
+        return 0
+    request.raise_for_lint()
+    launcher = Launcher()
+    with directory.new_run(runs, request.name) as folder:
+        run = launcher.start_at(
+            target,
+            folder,
+            request.spec(folder.id),
+            request.notebook.script,
+            kept.kept_snapshot(snapshot),
+            request.remote_env(folder.id),
+            detached=detach,
+        )
+    if isinstance(run, Attached):
+        print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
+        return 0
+    notes = tuple(request.notes(run.spec))
+    try:
+        result = follow(run, request.shown_ranks, notes=notes, stops=True)
+    finally:
+        launcher.close()
+    return _status(result)
+
+
+def attach(runs: Path, wanted: str | None, ranks: str) -> int:
+    """Follow a run, wherever it is, from its first line to its end; Ctrl-C only leaves it."""
+    folder = state.find_active(runs, wanted)
+    mirror.ensure(folder)
+    run = Attached(folder)
+    try:
+        shown = parse_ranks(ranks, run.spec.world_size)
+    except ValueError as error:
+        raise TpunbError(f"--ranks: {error}") from None
+    result = follow(run, shown)
+    if result is None:
+        print(f"run {folder.id} is still running; `tpunb stop {folder.id}` stops it")
+        return 0
+    return _status(result)
+
+
+def _status(result: RunResult | None) -> int:
+    if result is None:
+        return 1
+    if result.state is not RunState.SUCCEEDED:
+        print(str(result), file=sys.stderr)
+    return 0 if result.state is RunState.SUCCEEDED else 1
+
+
+def follow(
+    run: Run | Attached, shown: frozenset[int], *, notes: tuple[str, ...] = (), stops: bool = False
+) -> RunResult | None:
+    """Show a run in the terminal until its end; None if it was left before.
+
+    `stops`: Ctrl-C stops it, twice at once; otherwise it leaves it.
+    """
+    view = RunView(run.spec, run.dir, logs=shown, stop="" if stops else LEAVE)
+    for note in notes:
+        view.show(Note(note))
+    pressed, seen = [0], 0
+
+    def count(number: int, frame: object) -> None:
+        pressed[0] += 1
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, count) if main else None
+    try:
+        for event in run.events():
+            if event is None:
+                view.tick()
+            else:
+                view.show(event)
+            if pressed[0] > seen:
+                hurry, seen = seen > 0, pressed[0]
+                if not stops:
+                    view.leave("still running")
+                    return None
+                assert isinstance(run, Run)
+                reason, origin = "interrupted in the terminal", StopOrigin.COMMAND
+                run.stop(StopCause.USER, reason, origin=origin, now=hurry)
+        result = run.result()
+        view.finish(result)
+        return result
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Snapshot:
+    """The notebook with the values of `parameters`, as papermill would put them there."""
+    if not parameters:
+        snapshot = load_snapshot(notebook, cell)
+    else:
+        import nbformat
+        from papermill.iorw import load_notebook_node
+        from papermill.parameterize import parameterize_notebook
+
+        refuse_unknown(notebook, parameters)
+        values = {name: parameter(text) for name, text in parameters.items()}
+        made = parameterize_notebook(
+            load_notebook_node(str(notebook)), values, kernel_name="python3", language="python"
+        )
+        with tempfile.NamedTemporaryFile("w", suffix=".ipynb", prefix="tpunb-") as file:
+            nbformat.write(made, file)
+            file.flush()
+            snapshot = load_snapshot(file.name, cell)
+        snapshot = replace(snapshot, path=str(notebook.absolute()), name=notebook.stem)
+    if snapshot.train is None:
+        raise NotebookError(f"{notebook} has no %%tpu_train cell: name a cell with --cell")
+    return snapshot
+
+
+def _options(snapshot: Snapshot) -> TrainOptions:
+    """Those of the train cell's own option line."""
+    from IPython.core.error import UsageError
+
+    assert snapshot.train is not None
+    first, _, _ = snapshot.cells[snapshot.train].source.lstrip().partition("\n")
+    if not first.startswith("%%tpu_train"):
+        return TrainOptions()
+    try:
+        return TRAIN.parse_line(first.removeprefix("%%tpu_train"), {})
+    except UsageError as error:
+        raise TpunbError(str(error)) from None
+
+
+def _prepare(snapshot: Snapshot, options: TrainOptions, target: Target) -> pipeline.RunRequest:
+    here: Machine = target.machine(machine.detect_machine(os.environ))
+    try:
+        cores = target.choose_cores(options.cores)
+        shown = parse_ranks(options.ranks, cores)
+    except ValueError as error:
+        raise TpunbError(f"--cores: {error}") from None
+    script = convert(snapshot)
+    if refusal := assigned.refusal(script, options.returns, set()):
+        raise TpunbError(f"--returns {refusal}")
+    reason = pipeline.ASKED if options.replicate else static_reason(script)
+    end = None if snapshot.train is None else snapshot.train + 1
+    findings = lint(replace(snapshot, cells=snapshot.cells[:end]))
+    prepared = pipeline.PreparedNotebook(snapshot, script, reason, tuple(findings))
+    requested = dict(options.env)
+    hosts = len(target.hosts)
+    spmd = environment.spmd_environment({}, requested, here, cores // hosts, script.spmd)
+    env = requested if spmd is None else dict(spmd.env)
+    resumed = options.resume
+    if resumed is not None:
+        env[env_vars.RESUME] = _checkpoints(resumed, target)
+    return pipeline.RunRequest(
+        options=options,
+        notebook=prepared,
+        machine=here,
+        cores=cores if spmd is None else spmd.cores * hosts,
+        spmd=spmd,
+        env=env,
+        changes=(),
+        shown_ranks=shown,
+        resumed_from=resumed,
+        target=target,
+    )
+
+
+def _checkpoints(resume: str, target: Target) -> str:
+    """Where the hosts find the checkpoints that `--resume` names."""
+    if "://" in resume or resume.startswith("/"):
+        return resume
+    return target.resume(directory.find_run(Path.cwd() / "runs", resume))
+
+
+def fetch(runs: Path, wanted: str | None, patterns: tuple[str, ...]) -> int:
+    """Copy files of a run's folders on its hosts into the one here; prints their names."""
+    run = directory.find_run(runs, wanted)
+    for path in fetch_files(run, patterns):
+        print(path)
+    return 0
+
+
+def fetch_files(run: RunDir, patterns: tuple[str, ...]) -> list[Path]:
+    """The same, as paths. Raises TpunbError for a run that is here."""
+    from tpunb.places.place import PlacedRun
+
+    placed = PlacedRun.read(run)
+    if placed is None:
+        raise TpunbError(f"run {run.id} was here: all its files are in {run.path}")
+    mirror.ensure(run)
+    place = mirror.open_place(run, placed)
+    try:
+        return place.fetch(patterns, run.path)
+    finally:
+        place.close()

@@ -1,0 +1,169 @@
+"""`tpunb doctor --on PLACE`: the hosts of a place, what differs, and whether they reach each other.
+
+Nothing is started there but small programs that answer and end.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import select
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpunb.places import check, remote
+from tpunb.places.check import RANK_PORT, HostsReport, interpreter
+from tpunb.places.config import find_place
+from tpunb.places.transport import PATIENCE, HostProcess, Transport, make_transport
+from tpunb.utils.files import LineBuffer
+from tpunb.utils.text import size
+
+_HEADS = (
+    *("host", "address", "device", "worker", "python", "tpunb", "torch", "torch_xla"),
+    *("free", "clock"),
+)
+
+
+@dataclass(frozen=True)
+class PlaceReport:
+    """What was found."""
+
+    hosts: HostsReport
+    unreached: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """From which host which other one is not reached, at which ports."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """What forbids a run, by the host's name."""
+        found = self.hosts.problems()
+        if len(self.hosts.names) > 1 and self.hosts.rendezvous_port() is None:
+            found.append((self.hosts.names[0], "no port is free for the rendezvous"))
+        for source, target, ports in self.unreached:
+            listed = ", ".join(map(str, ports))
+            found.append(
+                (
+                    source,
+                    f"{target} is not reached at port {listed}: let these through between the "
+                    "hosts (firewall rules, security groups)",
+                )
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        problems = [{"host": host, "message": what} for host, what in self.problems()]
+        return self.hosts.to_json() | {"problems": problems}
+
+    def text(self) -> str:
+        """For a terminal: a line for each host, then what is wrong."""
+        place = self.hosts.place
+        rows: list[tuple[str, ...]] = [_HEADS]
+        for name, host in self.hosts.answered:
+            machine, versions = host.machine, host.versions
+            device = f"{machine.chips} {machine.accelerator_type or 'TPU'}" * (machine.chips > 0)
+            rows.append(
+                (
+                    name,
+                    host.address,
+                    device or machine.device,
+                    str(machine.worker) if machine.workers > 1 else "-",
+                    versions["python"],
+                    *(versions.get(package) or "-" for package in ("tpunb", "torch", "torch_xla")),
+                    size(host.free),
+                    f"{host.skew:+.1f} s" if abs(host.skew) > host.skew_error else "same",
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [f"place {place.name} ({place.kind}, {place.file}): {len(self.hosts.names)} hosts"]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        problems = self.problems()
+        lines += [f"note: {host}: {what}" for host, what in self.hosts.notes()]
+        lines += [f"problem: {host}: {what}" for host, what in problems]
+        if not problems:
+            cores = len(self.hosts.names) * self.hosts.local_cores
+            lines.append(f"ready: %%tpu_train --on {place.name} runs on {cores} cores")
+        return "\n".join(lines)
+
+
+def inspect_place(name: str, folder: Path) -> PlaceReport:
+    """Ask all hosts of a place, and have them try to reach each other. Raises PlaceError."""
+    place = find_place(name, folder)
+    transport = make_transport(place)
+    report = check.ask(place, transport)
+    order = report.order()
+    transport.reorder(order)
+    report = report.ordered()
+    if report.silent or len(report.names) == 1:
+        return PlaceReport(report)
+    return PlaceReport(report, tuple(_unreached(transport, report)))
+
+
+def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Each host listens for a moment, and connects to all others."""
+    port = report.rendezvous_port()
+    hosts = [host for _, host in report.answered]
+    chips = max(host.machine.chips for host in hosts)
+    wanted = [*([] if port is None else [port]), *range(RANK_PORT, RANK_PORT + max(chips, 1))]
+    free = [[port for port in wanted if port not in host.taken] for host in hosts]
+    processes = []
+    try:
+        for index, host in enumerate(hosts):
+            ports = ",".join(map(str, free[index]))
+            words = [inspect.getsource(remote), "reach", host.address, ports]
+            command = f"exec {interpreter(report.place.settings)} -c {shlex.join(words)}"
+            processes.append(HostProcess(transport.command(index, command)))
+        readers = [_Lines(process) for process in processes]
+        deadline = time.monotonic() + PATIENCE
+        said = [reader.next(remote.SAYS, deadline) for reader in readers]
+        for index, process in enumerate(processes):
+            others = [
+                [host.address, free[other]]
+                for other, host in enumerate(hosts)
+                if other != index and said[other] is not None
+            ]
+            process.send((json.dumps(others) + "\n").encode())
+        answers = [reader.next(remote.SAYS, deadline) for reader in readers]
+    finally:
+        for process in processes:
+            process.close()
+    names = {host.address: name for name, host in report.answered}
+    found = []
+    for index, answer in enumerate(answers):
+        if answer is None:
+            found.append((report.names[index], "any other host", tuple(wanted)))
+            continue
+        ports_of: dict[str, list[int]] = {}
+        for address, port in json.loads(answer):
+            ports_of.setdefault(address, []).append(port)
+        found += [(report.names[index], names[a], tuple(ports)) for a, ports in ports_of.items()]
+    return found
+
+
+class _Lines:
+    """The lines of a command on a host that begin in a certain way."""
+
+    def __init__(self, process: HostProcess) -> None:
+        self._process = process
+        self._lines = LineBuffer()
+        self._waiting: list[bytes] = []
+
+    def next(self, mark: str, deadline: float) -> str | None:
+        """The next one, without the mark; None if none comes."""
+        fd = self._process.output.fileno()
+        while True:
+            while self._waiting:
+                line = self._waiting.pop(0).decode("utf-8", "replace")
+                if line.startswith(mark):
+                    return line.removeprefix(mark)
+            if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return None
+            self._waiting += self._lines.feed(data)

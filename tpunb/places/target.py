@@ -1,0 +1,190 @@
+"""A place that was asked and can take a run: what is decided there before the run starts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpunb.machine.machine import Machine
+from tpunb.places import check, environment
+from tpunb.places.check import HostsReport, interpreter
+from tpunb.places.config import PlaceConfig, find_place
+from tpunb.places.errors import HostsError, PlaceError
+from tpunb.places.place import Cancelled, PlacedRun
+from tpunb.places.transport import make_transport
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Device
+from tpunb.utils.errors import TpunbError
+
+_SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The hosts of a place, in order of node rank, that have answered and fit each other."""
+
+    report: HostsReport
+    targets: tuple[str, ...]
+    """The hosts as the place's transport names them."""
+    root: Path
+    """The folder here from which files travel."""
+    cwd: Path
+    """The working directory here, which is `root` or below it."""
+
+    @property
+    def place(self) -> PlaceConfig:
+        """As `places.toml` has it."""
+        return self.report.place
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Their names, for people."""
+        return self.report.names
+
+    @property
+    def device(self) -> Device:
+        """What the ranks run on."""
+        return self.report.device
+
+    def choose_cores(self, wanted: int | str | None) -> int:
+        """How many ranks in all. Raises ValueError, which says what is possible."""
+        hosts, local = len(self.hosts), self.report.local_cores
+        if wanted in (None, "all"):
+            return hosts * local
+        cores = int(wanted or 0)
+        if cores % hosts or not cores:
+            raise ValueError(
+                f"{cores} cores: the {hosts} hosts of {self.place.name} have the same number of "
+                f"ranks each, so it must be a multiple of {hosts}"
+            )
+        if self.device == "TPU" and cores != hosts * local:
+            raise ValueError(
+                f"{cores} cores: place {self.place.name} has {hosts * local} chips, which start "
+                "together or not at all (--cores all)"
+            )
+        return cores
+
+    def machine(self, here: Machine) -> Machine:
+        """One of its hosts, as far as a run depends on it."""
+        host = self.report.answered[0][1].machine
+        return replace(
+            here,
+            platform=self.place.kind,
+            kind=f"place {self.place.name}",
+            device=host.device,
+            chips=host.chips,
+            generation="",
+            accelerator_type=host.accelerator_type,
+            workers=len(self.hosts),
+            memory=host.memory or here.memory,
+        )
+
+    @property
+    def work(self) -> str:
+        """The folder there that stands for `root`."""
+        key = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
+        return f"{self.place.settings.folder.rstrip('/')}/work/{name}-{key}"
+
+    def there(self, path: Path) -> str | None:
+        """What stands there for a path here; None for one that does not travel."""
+        if not path.is_relative_to(self.root):
+            return None
+        inside = path.relative_to(self.root).as_posix()
+        return self.work if inside == "." else f"{self.work}/{inside}"
+
+    def sys_path(self, entries: Sequence[str]) -> tuple[str, ...]:
+        """The entries of `sys.path` that travel: the hosts' own packages come after them."""
+        own = [self.there(Path(entry or self.cwd).absolute()) for entry in entries]
+        return tuple(
+            dict.fromkeys(
+                entry
+                for entry in (self.there(self.cwd), *own)
+                if entry is not None and "/site-packages" not in entry
+            )
+        )
+
+    def checkpoints(self, run_id: str) -> str | None:
+        """Where a run saves; None where each host keeps its own."""
+        shared = self.place.settings.checkpoints
+        return f"{shared.rstrip('/')}/{run_id}" if shared else None
+
+    def resume(self, run: RunDir) -> str:
+        """Where the checkpoints of an earlier run are, for the hosts. Raises TpunbError."""
+        placed = PlacedRun.read(run)
+        shared = "" if placed is None else placed.place.settings.checkpoints
+        if placed is None or not (shared or len(self.hosts) == 1):
+            raise TpunbError(
+                f"the checkpoints of run {run.id} are not where all hosts of "
+                f"{self.place.name} find them: name a folder that they share, or a URL, as "
+                f"`checkpoints` of [places.{self.place.name}], or give one with --resume"
+            )
+        return f"{shared.rstrip('/')}/{run.id}" if shared else f"{placed.folders[0]}/checkpoints"
+
+    def notes(self, script: str) -> list[str]:
+        """What to know before the run."""
+        notes = [f"{host}: {what}" for host, what in self.report.notes()]
+        settings = self.place.settings
+        if len(self.hosts) > 1 and not settings.checkpoints and _SAVES.search(script):
+            notes.append(
+                "each host keeps its own checkpoints, and rank 0's are on "
+                f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
+                f"as `checkpoints` of [places.{self.place.name}]"
+            )
+        return notes
+
+    def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
+        """Where a new run will be. Raises PlaceError where no port is free."""
+        port = self.report.rendezvous_port()
+        if port is None:
+            raise PlaceError(
+                f"ports {self.place.settings.port} and the next ones are all in use on "
+                f"{self.hosts[0]}: name another one as `port` of [places.{self.place.name}]",
+                self.place.file,
+                f"places.{self.place.name}.port",
+            )
+        reports = [host for _, host in self.report.answered]
+        return PlacedRun(
+            self.place,
+            self.targets,
+            tuple(host.address for host in reports),
+            tuple(f"{host.folder}/runs/{run_id}" for host in reports),
+            interpreter(self.place.settings),
+            port,
+            str(self.root),
+            self.work,
+            rsync=all(host.rsync for host in reports),
+            detached=detached,
+            skews=tuple(host.skew for host in reports),
+        )
+
+
+def find_target(
+    name: str, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
+) -> Target:
+    """Ask the hosts of a place, make their environment if that is asked for, and compare them.
+
+    Raises PlaceError for `places.toml`, HostsError for hosts that do not fit or answer, and
+    TpunbError once `cancelled` says so.
+    """
+    place = find_place(name, cwd)
+    transport = make_transport(place)
+    targets = transport.hosts
+    report = check.ask(place, transport, cancelled=cancelled)
+    try:
+        if place.settings.environment == "make" and not report.silent and not cancelled():
+            environment.make_environment(transport, report, say, cancelled)
+            report = check.ask(place, transport, cancelled=cancelled)
+    except Cancelled:
+        pass
+    if cancelled():
+        raise TpunbError("interrupted before the run began: nothing was started")
+    order = report.order()
+    report = report.ordered()
+    if problems := report.problems():
+        raise HostsError(name, tuple(problems))
+    root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
+    return Target(report, tuple(targets[index] for index in order), root, cwd)
