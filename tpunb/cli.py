@@ -37,6 +37,7 @@ from tpunb.utils.options import (
     flag,
     option,
     parse_count,
+    parse_duration,
 )
 from tpunb.utils.version import __version__
 
@@ -110,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         _stop,
         "stop a run, whoever started it, and wait until it has ended",
     )
+    add("node", NodeOptions, _node, "run one host's part of a run on several hosts")
     add("clean", CleanOptions, _clean, "remove old runs, after asking")
     add("keep", KeepOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
@@ -503,6 +505,67 @@ def _stop(chosen: StopCommandOptions) -> int:
     for line in state.stop_run(run, "stopped with tpunb stop", StopOrigin.COMMAND):
         print(line, flush=True)
     return 0
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """Options of `tpunb node`."""
+
+    run: Path = option(
+        "--run", type=Path, default=Path(), metavar="DIR", help="the run's folder on this host"
+    )
+    nnodes: int | None = option("--nnodes", type=parse_count, metavar="N", help="how many hosts")
+    node_rank: int | None = option(
+        "--node-rank", type=parse_count, metavar="K", help="which one this is, from 0"
+    )
+    rendezvous: str | None = option(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="where host 0 listens. What is not given comes from the platform's variables or "
+        "metadata server",
+    )
+    address: str | None = option(
+        "--address", metavar="A", help="by which other hosts reach this one"
+    )
+    key_file: str | None = option(
+        "--key-file", metavar="FILE", help="the run's key, the same on all hosts (-: a first line)"
+    )
+    stream: bool = flag(
+        "--stream", help="print the run's files as JSON lines; a closed standard input is a stop"
+    )
+    detach: bool = flag("--detach", help="the run goes on when standard input closes")
+    follow: bool = flag("--follow", help="tell of a run that was started before; start nothing")
+    since: str | None = option(
+        "--since", metavar="FILE", help="for --follow: JSON, known bytes by file (-: a first line)"
+    )
+    heartbeat: float = option(
+        "--heartbeat", type=parse_duration, default=2.0, metavar="S", help="between heartbeats (2)"
+    )
+    lost_after: float = option(
+        "--lost-after",
+        type=parse_duration,
+        default=20.0,
+        metavar="S",
+        help="a host is lost after S without a heartbeat (20)",
+    )
+    patience: float = option(
+        "--patience",
+        type=parse_duration,
+        default=300.0,
+        metavar="S",
+        help="hosts wait so long for each other at the start (5m)",
+    )
+
+
+def _node(chosen: NodeOptions) -> int:
+    from tpunb.kernel import node
+
+    known = vars(chosen).copy()
+    follow, since = known.pop("follow"), known.pop("since")
+    order = node.NodeOrder(**known)
+    if follow:
+        return node.follow_node(directory.RunDir(chosen.run), since, order)
+    return node.run_node(order)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def test_sample__what_the_ranks_leave(tmp_path: Path) -> None:
 
 def test_what_the_ranks_of_ended_attempts_wrote_is_read_and_closed(tmp_path: Path) -> None:
     run = directory.create_run(tmp_path, "x")
-    outputs = Outputs(run, 2)
+    outputs = Outputs(run, range(2))
     before = len(os.listdir("/proc/self/fd"))
     for attempt in range(20):
         for rank in (0, 1):
@@ -70,7 +70,7 @@ def test_what_the_ranks_of_ended_attempts_wrote_is_read_and_closed(tmp_path: Pat
     assert [*dict.fromkeys(seen)][-1] == "19 "
     assert len(os.listdir("/proc/self/fd")) <= before + 2
     outputs.close()
-    late = Outputs(run, 2)
+    late = Outputs(run, range(2))
     seen = []
     while new := late.read():
         seen += [output.text for output in new]

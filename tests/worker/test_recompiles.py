@@ -262,7 +262,7 @@ def tell(
 
 def test_equal_news_of_ranks_is_one_line(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    notes = RecompileNotes(run, 0, 3)
+    notes = RecompileNotes(run, 0, range(3))
     assert notes.read(last=True) == []
     for rank in range(3):
         tell(run, rank, 13)
@@ -276,7 +276,7 @@ def test_equal_news_of_ranks_is_one_line(tmp_path: Path) -> None:
 
 def test_what_ranks_do_at_every_step_is_one_line(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    notes = RecompileNotes(run, 0, 2)
+    notes = RecompileNotes(run, 0, range(2))
     for rank in range(2):
         tell(run, rank, 24, "a number is read", compiled=False)
     assert notes.read(last=True) == ["the ranks: a number is read (cell [4], line 9)"]
@@ -286,7 +286,7 @@ def test_what_ranks_do_at_every_step_is_one_line(tmp_path: Path) -> None:
 def test_news_waits_for_the_other_ranks(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     time = 0.0
-    notes = RecompileNotes(run, 0, 2, clock=lambda: time)
+    notes = RecompileNotes(run, 0, range(2), clock=lambda: time)
     tell(run, 0, 13)
     assert notes.read() == []
     time += INTERVAL

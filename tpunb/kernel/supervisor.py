@@ -17,6 +17,7 @@ from pathlib import Path
 from tpunb.runs import protocol
 from tpunb.runs.protocol import (
     Broken,
+    JoinHosts,
     Leaving,
     Message,
     MessageReader,
@@ -118,14 +119,18 @@ class SupervisorProcess:
         *,
         device: str | None = None,
         detached: bool = False,
+        join: JoinHosts | None = None,
     ) -> None:
         """Have what is in a run folder run, after those that were ordered before.
 
         `device` names what only one run of this user on this machine may use. A run that is
-        `detached` outlives this process; the supervisor ends with it, and takes no other.
+        `detached` outlives this process; the supervisor ends with it, and takes no other. `join`:
+        the run is on several hosts, and this is one of them.
         """
         self._runs.add(str(folder))
         self._marks.add(f"{env_vars.RUN}={folder}")
+        if join is not None:
+            self._send(join)
         self._send(StartRun(str(folder), env, device, detached))
 
     def run_ahead(self, folder: Path, env: dict[str, str]) -> None:

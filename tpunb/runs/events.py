@@ -66,7 +66,8 @@ class Note:
 class RanksStarted:
     """Kept. The ranks of an attempt were forked; `pids` in order of rank.
 
-    Of a run on several hosts host 0 says it, and all pids are 0: they are other machines'.
+    Of a run on several hosts each says it of its own ranks; in the folder of the whole run it is
+    said once, and all pids are 0: they are other machines'.
     """
 
     attempt: int

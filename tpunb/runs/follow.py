@@ -9,7 +9,7 @@ import codecs
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -51,9 +51,9 @@ class Outputs:
     between two reads is not.
     """
 
-    def __init__(self, run: RunDir, ranks: int) -> None:
+    def __init__(self, run: RunDir, ranks: Iterable[int]) -> None:
         self._run = run
-        self._ranks = ranks
+        self._ranks = tuple(ranks)
         self._attempt = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")
         self._tails: list[tuple[int | None, str, Tail, codecs.IncrementalDecoder]] = []
@@ -61,7 +61,7 @@ class Outputs:
 
     def _add(self) -> None:
         sources: list[tuple[int | None, str]] = [(None, PRELUDE)]
-        sources += [(rank, stream) for rank in range(self._ranks) for stream in STREAMS]
+        sources += [(rank, stream) for rank in self._ranks for stream in STREAMS]
         for rank, stream in sources:
             path = self._run.attempt(self._attempt, rank) / f"{stream}.log"
             self._tails.append((rank, stream, Tail(path), self._decoder("replace")))
@@ -101,7 +101,7 @@ class Follower:
     def __init__(self, run: RunDir, ranks: int) -> None:
         self._events = LineTail(run.events)
         self._metrics = LineTail(run.metrics)
-        self._outputs = Outputs(run, ranks)
+        self._outputs = Outputs(run, range(ranks))
         self.unreadable: Counter[str] = Counter()
         """Lines that were left out because they are no records, by file."""
         self.metrics_left_out = 0

@@ -1,13 +1,21 @@
 """Messages between the kernel, the supervisor and the processes of a run: JSON lines over pipes.
 
-    kernel       ──> supervisor    Preload, StartRun, StopRun
+    kernel       ──> supervisor    Preload, StartRun, StopRun, JoinHosts (before StartRun)
     supervisor   ──> kernel        Ready, RunFinished, Broken, Leaving
     supervisor   ──> fork server   ImportLibraries, ForkRunner
     supervisor   ──> kept prelude  ForkRunner
     fork server  ──> supervisor    LibrariesImported
     runner       ──> supervisor    RunnerForked, CellStarted, PreludeKept, PreludeNotForkable,
                                    PreludeNotKept, RanksForked, RankExited, StopRanks,
-                                   RunnerExits
+                                   AttemptReady, AttemptFinished, RunnerExits
+    supervisor   ──> runner        StartAttempt, AbandonAttempt, AllFinished (several hosts)
+
+Between the supervisors of a run's hosts, over TCP (tpunb.worker.supervisor.hosts):
+
+    host k       ──> host 0        HostHere, AttemptReady, AttemptFinished, AttemptFailed,
+                                   StopHosts, HostEnded, Beat
+    host 0       ──> every host    AllHere, StartAttempt, AbandonAttempt, AllFinished, StopHosts,
+                                   RefuseRun, HostLost, RunOver, Beat
 
 A line is {"kind": <class name>, <fields>}. What is no message is logged and left out: neither end
 depends on the other being of the same version. Standard library only.
@@ -56,6 +64,29 @@ class StartRun:
     ahead: bool = False
     """Only the prelude runs, for later runs to begin in: at low priority, until another run comes.
     The supervisor removes the folder at its end, and says nothing to the kernel."""
+
+
+@dataclass(frozen=True)
+class JoinHosts:
+    """The run in this folder is on several hosts, of which this supervisor's is one."""
+
+    dir: str
+    node_rank: int
+    address: str
+    """This host's, as the others reach it; nothing listens on any other."""
+    leader: str
+    """Host 0's, which listens for the others."""
+    port: int
+    key: str
+    """Of the run: hosts prove to each other that they have it."""
+    facts: dict[str, str]
+    """What must be the same on all hosts."""
+    beat: float = 2.0
+    """Seconds between two heartbeats."""
+    lost_after: float = 20.0
+    """Seconds without one after which a host is lost."""
+    patience: float = 300.0
+    """Seconds that hosts wait for each other before the run begins."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +152,10 @@ class ForkRunner:
     """The number of the first of these copies; those of a supervisor's life have one each."""
     ahead: bool = False
     """Run the prelude at low priority, and end."""
+    node_rank: int | None = None
+    """Which of several hosts this is: then no copy is left, and what all do comes on the socket."""
+    address: str = ""
+    """By which the other hosts reach this one."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +240,126 @@ class StopRanks:
     """Torch elastic has seen a failed rank and wants the others ended."""
 
 
+@dataclass(frozen=True)
+class AttemptReady:
+    """All that comes before an attempt is done on this host: its ranks can be forked."""
+
+    attempt: int
+    port: int
+    """Of the store that host 0 serves for ranks; 0 from other hosts."""
+
+
+@dataclass(frozen=True)
+class AttemptFinished:
+    """All ranks of this host have come to the end of the train cell."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class AttemptFailed:
+    """A rank of this host has failed."""
+
+    attempt: int
+    reason: str
+    """'rank h1/3 has failed'."""
+
+
+@dataclass(frozen=True)
+class StartAttempt:
+    """All hosts are ready: fork the ranks."""
+
+    attempt: int
+    address: str
+    port: int
+    """Where ranks find the store that host 0 serves for them."""
+
+
+@dataclass(frozen=True)
+class AbandonAttempt:
+    """A rank somewhere has failed: end this attempt's ranks."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class AllFinished:
+    """All ranks of all hosts have come to the end of the train cell."""
+
+
+@dataclass(frozen=True)
+class HostHere:
+    """A host is there, and can begin."""
+
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class AllHere:
+    """All hosts are there, and alike: the prelude may begin."""
+
+
+@dataclass(frozen=True)
+class RefuseRun:
+    """Nothing is started."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopHosts:
+    """Begin the shutdown sequence on all hosts."""
+
+    cause: StopCause
+    reason: str
+    origin: StopOrigin | None = None
+    now: bool = False
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """A host is gone, or has not come: the others end their ranks."""
+
+    node_rank: int
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True)
+class HostEnded:
+    """No process of the run is left on this host."""
+
+    result: dict[str, Any]
+    """How it ended there: a `RunResult` of its ranks alone."""
+    now: float
+    """This host's clock."""
+
+
+@dataclass(frozen=True)
+class RunOver:
+    """No process is left anywhere."""
+
+    result: dict[str, Any]
+    """That of the whole run."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Still there. `idle`: without activity for as long as makes a run count as hung."""
+
+    idle: bool = False
+
+
 Message = (
-    Preload | StartRun | StopRun
+    Preload | StartRun | StopRun | JoinHosts
     | Ready | RunFinished | Broken | Leaving
     | ImportLibraries | ForkRunner
     | LibrariesImported | RunnerForked | RunnerExits
     | CellStarted | PreludeKept | PreludeNotKept | PreludeNotForkable
     | RanksForked | RankExited | StopRanks
+    | AttemptReady | AttemptFinished | AttemptFailed | StartAttempt | AbandonAttempt | AllFinished
+    | HostHere | AllHere | RefuseRun | StopHosts | HostLost | HostEnded | RunOver | Beat
 )  # fmt: skip
 KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
@@ -307,6 +455,11 @@ class OrderChannel:
         data = encode_message(message)
         sent = socket.send_fds(self._socket, [data], [each.fileno() for each in sockets])
         self._socket.sendall(data[sent:])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an order has been read already that nobody has received."""
+        return bool(self._waiting)
 
     def receive(self) -> tuple[Message, list[socket.socket]] | None:
         """Wait for an order, with its sockets; None once the other end has gone."""

@@ -421,8 +421,8 @@ class RunResult(Printable):
             raise error(self)
 
     def cores(self) -> str:
-        """'4 rehearsal cores', '8 TPU cores', '4 rehearsal cores (SPMD)'."""
-        cores = count_cores(self.spmd or self.world_size, self.device)
+        """'4 rehearsal cores', '8 TPU cores on 2 hosts', '4 rehearsal cores (SPMD)'."""
+        cores = count_cores(self.spmd or self.world_size, self.device, len(self.hosts))
         return f"{cores} (SPMD)" if self.spmd else cores
 
     def explain(self, *, traceback: bool = True) -> str:

@@ -213,8 +213,8 @@ class RunSpec:
     warm: bool = False
     """True if torch and torch_xla were already imported when the run began."""
     spmd: int | None = None
-    """How many cores the run's one process drives in torch_xla's SPMD mode; None: each core has a
-    process, a rank, of its own."""
+    """How many cores torch_xla drives in its SPMD mode, from one process, the rank, of each host;
+    None: each core has a process, a rank, of its own."""
     profile: Profile | None = None
     price: Price | None = None
     """What this machine costs; None if it is not known."""
@@ -251,9 +251,7 @@ class RunSpec:
 
     def cores(self) -> str:
         """'4 rehearsal cores', '8 TPU cores on 2 hosts': all that the run uses."""
-        count = self.spmd * max(1, len(self.hosts)) if self.spmd else self.world_size
-        on = f" on {len(self.hosts)} hosts" if len(self.hosts) > 1 else ""
-        return count_cores(count, self.device) + on
+        return count_cores(self.spmd or self.world_size, self.device, len(self.hosts))
 
     def locate(self, line: int) -> tuple[int | None, int | None]:
         """The cell's number and the line within it (from 1) of a line of `script.py`."""
@@ -282,7 +280,8 @@ class RunSpec:
         return spec
 
 
-def count_cores(cores: int, device: Device) -> str:
-    """'4 rehearsal cores', '1 TPU core'."""
+def count_cores(cores: int, device: Device, hosts: int = 0) -> str:
+    """'4 rehearsal cores', '1 TPU core', '16 TPU cores on 4 hosts'."""
     kind = "rehearsal" if device == "CPU" else "TPU"
-    return f"{cores} {kind} core{'s' if cores != 1 else ''}"
+    on = f" on {hosts} hosts" if hosts > 1 else ""
+    return f"{cores} {kind} core{'s' if cores != 1 else ''}{on}"

@@ -26,6 +26,8 @@ ATTEMPT: Final = "TPUNB_ATTEMPT"
 """In a rank: how often the ranks were started before, from 0 (`--retries`)."""
 BOARD: Final = "TPUNB_BOARD"
 """In a rank: the descriptor of the file in memory through which rehearsal ranks find each other."""
+ADDRESS: Final = "TPUNB_ADDRESS"
+"""In a rank of a run on several hosts: the address by which other hosts reach this one."""
 RESUME: Final = "TPUNB_RESUME"
 """In a rank: where `tpunb.load` looks if the run has no checkpoint of its own (`--resume`)."""
 PER_RUN: Final = (RUN, ATTEMPT, RESUME)

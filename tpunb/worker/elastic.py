@@ -23,6 +23,7 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
+    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
@@ -35,7 +36,19 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from tpunb.runs.directory import RunDir
-from tpunb.runs.protocol import MessageWriter, RankExited, RanksForked, StopRanks
+from tpunb.runs.protocol import (
+    AbandonAttempt,
+    AllFinished,
+    AttemptFinished,
+    AttemptReady,
+    MessageWriter,
+    OrderChannel,
+    RankExited,
+    RanksForked,
+    StartAttempt,
+    StopRanks,
+)
+from tpunb.runs.spec import RunSpec
 from tpunb.utils import env_vars
 from tpunb.worker import fork_safety
 from tpunb.worker.rank_marks import Mark, RankMark, RankMarks
@@ -53,7 +66,7 @@ class ForkingAgent(SimpleElasticAgent):
     def __init__(
         self,
         spec: WorkerSpec,
-        host: OneHost,
+        host: Host,
         run: RunDir,
         reports: MessageWriter,
         become: Become,
@@ -121,6 +134,7 @@ class ForkingAgent(SimpleElasticAgent):
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")
             or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size),
             env_vars.BOARD: self._board,
+            **self._host.environment(),
         }
         return {name: str(value) for name, value in values.items()}
 
@@ -142,11 +156,11 @@ class ForkingAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._reap()
         self._host.serve_if_asked()
-        if self._any_failed():
+        if self._any_failed() or self._host.is_abandoned(self._attempt):
             if self._run_dir.stopping.exists():
                 self._remaining_restarts = 0
             return RunResult(state=WorkerState.FAILED)
-        if self._living:
+        if self._living or not self._host.all_finished(self._attempt):
             return RunResult(state=WorkerState.HEALTHY)
         done = {self._ranks[local_rank]: None for local_rank in self._codes}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
@@ -165,6 +179,19 @@ class ForkingAgent(SimpleElasticAgent):
             self._reap()
             self._host.serve_if_asked()
 
+    def _assign_worker_ranks(
+        self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """All hosts have as many ranks: nothing has to be asked of anybody."""
+        local, world = spec.local_world_size, group_world_size * spec.local_world_size
+        return [
+            Worker(rank, group_rank * local + rank, group_rank * local + rank, world, world)
+            for rank in range(local)
+        ]
+
+    def _exit_barrier(self) -> None:
+        """Not needed: ranks have finished everywhere, or have been given up (`all_finished`)."""
+
     def _construct_event(
         self, state: str, source: EventSource, *args: object, **kwargs: object
     ) -> Event:
@@ -175,19 +202,21 @@ class ForkingAgent(SimpleElasticAgent):
         """Nothing is left to do: ranks end by themselves or are ended by the supervisor."""
 
 
-class OneHost(RendezvousHandler):
-    """The rendezvous of one host, which meets nobody, and the store that it serves for ranks.
+class Host(RendezvousHandler):
+    """The rendezvous of a host, and the store that the first one serves for all ranks.
 
     torch elastic's own listen on all interfaces, and look up the name of the address that they
     connect to, which takes 10 s where no DNS server answers (torch 2.8, 2.9). Here a socket
-    listens on the loopback interface alone, and torch's TCPStore begins to serve it when a rank
-    connects, with torch.distributed on a TPU: rehearsal ranks do not.
+    listens on the address that is used, and on no other, and torch's TCPStore begins to serve it
+    when a rank connects, with torch.distributed on a TPU: rehearsal ranks do not.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, address: str) -> None:
         self._run_id = run_id
+        self._address = address
         self._store = HashStore()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
         self._port: int = self._listener.getsockname()[1]
         self._server: TCPStore | None = None
         self._starts: threading.Thread | None = None
@@ -201,22 +230,35 @@ class OneHost(RendezvousHandler):
 
     def _serve(self) -> None:
         self._server = TCPStore(
-            "127.0.0.1",
+            self._address,
             self._port,
             is_master=True,
             wait_for_workers=False,
             master_listen_fd=self._listener.detach(),
         )
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        """This host is the first of one."""
-        if self._starts is not None:  # ranks are forked next
+    def settle(self) -> None:
+        """Ranks are forked next: nothing may be half done."""
+        if self._starts is not None:
             self._starts.join()
-        address = RendezvousStoreInfo("127.0.0.1", self._port)
-        return RendezvousInfo(self._store, 0, 1, address)
+
+    def environment(self) -> dict[str, str]:
+        """What ranks have in their environment because of it."""
+        return {}
+
+    def is_abandoned(self, attempt: int) -> bool:
+        """Whether a rank of another host has failed."""
+        return False
+
+    def all_finished(self, attempt: int) -> bool:
+        """Whether those of other hosts have finished their train cell, as all of this one have."""
+        return True
+
+    def leave(self) -> None:
+        """In a rank: what all hosts do is not its business."""
 
     def get_backend(self) -> str:
-        return "one-host"
+        return "tpunb"
 
     @property
     def use_agent_store(self) -> bool:
@@ -238,21 +280,120 @@ class OneHost(RendezvousHandler):
         return True
 
 
+class OneHost(Host):
+    """The only one: it meets nobody."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id, "127.0.0.1")
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """This host is the first of one."""
+        self.settle()
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(self._address, self._port))
+
+
+class OneOfSeveral(Host):
+    """One host of several: static, as torchrun's, with the node rank that the run gives it.
+
+    Hosts do not meet in a store, as torchrun's do: there a host that vanishes is noticed by
+    nobody (torch 2.9: after 136 s no agent had ended), and a host that is done waits for the
+    others for 300 s. The supervisors decide (tpunb.worker.supervisor.hosts), and tell it here.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        node_rank: int,
+        address: str,
+        decisions: OrderChannel,
+        reports: MessageWriter,
+    ) -> None:
+        super().__init__(run.id, address)
+        self._run = run
+        self._node_rank = node_rank
+        self._nnodes = len(spec.hosts)
+        self._decisions = decisions
+        self._reports = reports
+        self._attempt = -1
+        self._abandoned = -1
+        self._finished = -1
+        self._all_finished = False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until all hosts are ready for the next attempt."""
+        self.settle()
+        self._attempt += 1
+        self._reports.send(AttemptReady(self._attempt, self._port if self._node_rank == 0 else 0))
+        while (start := self._hear(INTERVAL)) is None or start.attempt != self._attempt:
+            if self._run.stopping.exists():
+                raise _StoppedError
+        where = RendezvousStoreInfo(start.address, start.port)
+        return RendezvousInfo(self._store, self._node_rank, self._nnodes, where)
+
+    def _hear(self, patience: float) -> StartAttempt | None:
+        """Take in what was decided; the order to begin, if it has come."""
+        if (
+            not self._decisions.waiting
+            and not select.select([self._decisions], [], [], patience)[0]
+        ):
+            return None
+        received = self._decisions.receive()
+        match received and received[0]:
+            case StartAttempt() as start:
+                return start
+            case AbandonAttempt(attempt):
+                self._abandoned = attempt
+            case AllFinished():
+                self._all_finished = True
+            case None:  # the supervisor has ended, and this process ends with it
+                raise _StoppedError
+        return None
+
+    def environment(self) -> dict[str, str]:
+        return {env_vars.ADDRESS: self._address}
+
+    def is_abandoned(self, attempt: int) -> bool:
+        self._hear(0)
+        return self._abandoned == attempt
+
+    def all_finished(self, attempt: int) -> bool:
+        if self._finished != attempt:
+            self._finished = attempt
+            self._reports.send(AttemptFinished(attempt))
+        self._hear(0)
+        return self._all_finished
+
+    def leave(self) -> None:
+        self._decisions.close()
+
+
+class _StoppedError(Exception):
+    """The run is stopped while hosts wait for each other."""
+
+
 def launch_ranks(
-    world_size: int, retries: int, run: RunDir, reports: MessageWriter, become: Become
+    local_world_size: int,
+    retries: int,
+    host: Host,
+    run: RunDir,
+    reports: MessageWriter,
+    become: Become,
 ) -> bool:
-    """Fork `world_size` ranks on this machine and wait for all of them; True if none failed.
+    """Fork this host's ranks and wait until those of all hosts have ended; True if none failed.
 
     After a failure the ranks are ended and forked anew, `retries` times at most.
     """
-    host = OneHost(run.id)
     spec = WorkerSpec(
         role="default",
-        local_world_size=world_size,
+        local_world_size=local_world_size,
         rdzv_handler=host,
         fn=become,  # forked, not called by torch elastic; it takes the name from here
         max_restarts=retries,
         monitor_interval=INTERVAL,
     )
-    result = ForkingAgent(spec, host, run, reports, become).run()
+    try:
+        result = ForkingAgent(spec, host, run, reports, become).run()
+    except _StoppedError:
+        return False
     return not result.is_failed()

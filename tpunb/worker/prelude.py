@@ -266,6 +266,10 @@ class Keeper:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             own.close()
 
+    def take_socket(self) -> OrderChannel:
+        """The one that came for something else."""
+        return OrderChannel(self._sockets.pop(0))
+
     def close(self) -> None:
         """No other copy is left."""
         for each in self._sockets:

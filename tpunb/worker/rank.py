@@ -64,6 +64,12 @@ class Assignment:
     runner: int
     """The pid of the process that this one was forked from."""
 
+    @property
+    def spmd(self) -> int | None:
+        """How many cores this process drives, in SPMD mode."""
+        cores = self.spec.spmd
+        return None if cores is None else cores // max(1, len(self.spec.hosts))
+
 
 def main(task: Assignment, reports: MessageWriter) -> NoReturn:
     """Become the rank, run the cell, and end the process. SIGINT is blocked when this begins.
@@ -116,7 +122,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
         task.spec.world_size,
         task.local_rank,
         task.local_world_size,
-        task.spec.spmd,
+        task.spmd,
     )
     call.name_cell_lines(task.cells.lines)
     runtime.start_before_backward()
@@ -153,9 +159,7 @@ def _work(task: Assignment) -> int:
             kernel_values.take_over(task.run, task.cells, replicate=True, tell=tell)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
-        device.start_device(
-            task.spec.device, task.local_rank, task.local_world_size, task.spec.spmd
-        )
+        device.start_device(task.spec.device, task.local_rank, task.local_world_size, task.spmd)
         heartbeat.begin_training()
         callbacks.forget()
         if task.run.arguments.exists():

@@ -19,11 +19,17 @@ from typing import NoReturn
 
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
-from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
+from tpunb.runs.protocol import (
+    ForkRunner,
+    MessageWriter,
+    PreludeNotForkable,
+    RunnerExits,
+)
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, env_vars, files
 from tpunb.worker import cells, elastic, fork_safety, kernel_values, rank, stdio
 from tpunb.worker.cells import Cells
+from tpunb.worker.elastic import Host, OneHost, OneOfSeveral
 from tpunb.worker.prelude import Keeper, Prelude
 from tpunb.worker.rank_marks import RankMark
 
@@ -38,9 +44,13 @@ def main(
     """
     run = RunDir(order.dir)
     spec = run.read_spec()
+    host: Host = OneHost(run.id)
+    if order.node_rank is not None:
+        decisions = keeper.take_socket()
+        host = OneOfSeveral(run, spec, order.node_rank, order.address, decisions, reports)
     code = 1
     try:
-        code = _run(run, spec, order, keeper, reports, prelude)
+        code = _run(run, spec, order, keeper, reports, prelude, host)
     except KeyboardInterrupt as error:
         cells.write_error(error, run, spec, 0, None)
         code = 130
@@ -62,6 +72,7 @@ def _run(
     keeper: Keeper,
     reports: MessageWriter,
     prelude: Prelude | None,
+    host: Host,
 ) -> int:
     if os.getsid(0) != os.getpid():  # a copy has done it
         os.setsid()
@@ -99,11 +110,17 @@ def _run(
             return 0
     if order.ahead:
         return 0
-    return _ranks(run, spec, prelude.cells, reports, replicate=order.replicate is not None)
+    return _ranks(run, spec, prelude.cells, reports, host, replicate=order.replicate is not None)
 
 
 def _ranks(
-    run: RunDir, spec: RunSpec, script: Cells, reports: MessageWriter, *, replicate: bool
+    run: RunDir,
+    spec: RunSpec,
+    script: Cells,
+    reports: MessageWriter,
+    host: Host,
+    *,
+    replicate: bool,
 ) -> int:
     # torch elastic's own warnings are no errors of the prelude's filters, which hold in the ranks.
     quiet = contextlib.ExitStack()
@@ -119,6 +136,7 @@ def _ranks(
     def become(
         number: int, local_rank: int, attempt: int, env: dict[str, str], mark: RankMark
     ) -> NoReturn:
+        host.leave()
         task = rank.Assignment(
             run=run,
             spec=spec,
@@ -139,7 +157,10 @@ def _ranks(
 
     if not replicate:
         run.emit(Phase(PhaseKind.TRAINING, "training"))
-    return 0 if elastic.launch_ranks(spec.world_size, spec.retries, run, reports, become) else 1
+    ended_well = elastic.launch_ranks(
+        spec.local_world_size, spec.retries, host, run, reports, become
+    )
+    return 0 if ended_well else 1
 
 
 def _take_signals() -> dict[int, object]:

@@ -35,7 +35,7 @@ class Ranks:
         self.detector = HangDetector(
             self.run,
             0,
-            2,
+            range(2),
             timeout,
             lambda: self.work,
             prelude=prelude,

@@ -12,7 +12,7 @@ some ranks in a collective for LONG_WAIT, others not ──> long_wait, once for
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tpunb.runs.directory import RunDir
 from tpunb.runs.heartbeat import Heartbeat, read_heartbeat
@@ -50,7 +50,7 @@ class HangDetector:
         self,
         run: RunDir,
         attempt: int,
-        ranks: int,
+        ranks: Sequence[int],
         timeout: float,
         work: Callable[[], Mapping[int, Work]],
         *,
@@ -59,14 +59,16 @@ class HangDetector:
     ) -> None:
         self._run = run
         self._prelude = prelude
-        self._paths = [run.heartbeat(attempt, rank) for rank in range(ranks)]
+        self._paths = {rank: run.heartbeat(attempt, rank) for rank in ranks}
         self._timeout = timeout
         self._work = work
         self._clock = clock
-        self._beats: list[Heartbeat | None] = []
-        self._entered = [(0, clock())] * ranks
+        self._beats: dict[int, Heartbeat | None] = {}
+        self._entered = dict.fromkeys(ranks, (0, clock()))
         """The collective that each rank has come to last, and when that was seen."""
         self._noted: set[int] = set()
+        self._hung = False
+        """What the last look has said."""
         self._next = clock()
         self._last_activity = self._last_work = clock()
         self._measured: tuple[float, Mapping[int, Work]] | None = None
@@ -76,6 +78,7 @@ class HangDetector:
         """A rank has written something."""
         self._last_activity = self._last_work = self._clock()
         self._measured = None
+        self._hung = False
 
     @property
     def silence(self) -> float:
@@ -86,22 +89,23 @@ class HangDetector:
         """Look, if it is time to; True once there was no activity for the whole time-out."""
         now = self._clock()
         if not self._timeout or now < self._next:
-            return False
+            return self._hung
         if (missed := now - self._next) > MISSED:
             self._last_activity += missed
             self._last_work += missed
             self._measured = None
         self._next = now + INTERVAL
-        beats = [read_heartbeat(path) for path in self._paths]
-        begun = [beat for beat in beats if beat is not None and beat.train]
+        beats = {rank: read_heartbeat(path) for rank, path in self._paths.items()}
+        begun = [beat for beat in beats.values() if beat is not None and beat.train]
         in_prelude = self._prelude and not begun
         if beats != self._beats or in_prelude or any(b.compiling or b.writing for b in begun):
             self.note_activity()
-        for rank, beat in enumerate(beats):
+        for rank, beat in beats.items():
             if beat is not None and beat.collectives_begun != self._entered[rank][0]:
                 self._entered[rank] = (beat.collectives_begun, now)
         self._beats = beats
-        return self._is_idle(now)
+        self._hung = self._is_idle(now)
+        return self._hung
 
     def _is_idle(self, now: float) -> bool:
         """Whether there was neither activity nor work for the whole time-out."""
@@ -132,7 +136,7 @@ class HangDetector:
 
         Of rehearsals only: on a TPU no collective is counted. A rank that compiles will come.
         """
-        beats = dict(enumerate(self._beats))
+        beats = self._beats
         inside = {r: b for r, b in beats.items() if b and b.collectives_begun > b.collectives_ended}
         outside = {r: b for r, b in beats.items() if r not in inside}
         if not inside or not outside or any(b is None or b.compiling for b in outside.values()):

@@ -36,6 +36,7 @@ from tpunb.runs.protocol import (
     Broken,
     ForkRunner,
     ImportLibraries,
+    JoinHosts,
     Leaving,
     LibrariesImported,
     Message,
@@ -47,16 +48,20 @@ from tpunb.runs.protocol import (
     Ready,
     RunFinished,
     RunnerForked,
+    RunOver,
     StartRun,
+    StopHosts,
     StopRun,
 )
-from tpunb.runs.spec import PhaseKind, Stop, StopCause, StopOrigin
+from tpunb.runs.result import Failure
+from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause, StopOrigin
 from tpunb.utils import processes
 from tpunb.utils.files import PACKAGE_ROOT, LineTail
 from tpunb.utils.processes import Process
 from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
+from tpunb.worker.supervisor.hosts import Hosts, join_hosts
 from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
 from tpunb.worker.supervisor.outcome import RunObservation, StopRecord
 from tpunb.worker.supervisor.supervision import Supervision
@@ -92,6 +97,14 @@ class QueuedRun:
         self._checked = -DEVICE_CHECK
         self._holder: RunDescription | None = None
         self._device_lock = self._queue_for(order.device)
+        self.join: JoinHosts | None = None
+        """How it takes part in a run on several hosts."""
+        self.hosts: Hosts | None = None
+
+    def take_part(self, join: JoinHosts) -> None:
+        """Be one host of several. OSError if host 0 cannot listen."""
+        self.join = join
+        self.hosts = join_hosts(self.spec.id, self.spec.hosts, join)
 
     def emit(self, event: Event) -> None:
         """Tell of an event in the run folder. A full disk or a deleted folder stops no run."""
@@ -154,6 +167,20 @@ class QueuedRun:
 
     def cancel(self, stop: Stop, reason: str) -> None:
         """Write the result of a run that was stopped before its turn."""
+        if self.hosts is not None:
+            self.hosts.say(StopHosts(stop.cause, reason, stop.origin))
+        self._end(stop, reason)
+
+    def refuse(self, reason: str) -> None:
+        """Write the result of a run that cannot be one of several hosts."""
+        now = time.time()
+        refused = Failure(
+            None, None, None, None, "Refused", reason, None, None, "", now,
+            kind=FailureKind.REFUSED,
+        )  # fmt: skip
+        self._end(Stop(StopCause.HOST_LOST), reason, refused)
+
+    def _end(self, stop: Stop, reason: str, *failures: Failure) -> None:
         now = time.time()
         observation = RunObservation(
             started=self._ordered,
@@ -163,10 +190,14 @@ class QueuedRun:
             attempt=0,
             replicate=self.spec.replicate,
             cell=None,
+            ranks=range(0),
+            gone_hosts=failures,
         )
         result = outcome.build_result(self.dir, self.spec, observation)
         with contextlib.suppress(OSError):
             self.dir.write_result(result)
+        if self.hosts is not None:
+            self.hosts.close(RunOver(result.to_json()))
         self.emit(Phase(PhaseKind.ENDED, result.state))
         self.emit(Ended(result.state))
         self.close()
@@ -211,6 +242,8 @@ class Supervisor:
         self._asked_gone = False
         """From which a runner is being forked."""
         self._stop_later: list[tuple[QueuedRun, StopRun]] = []
+        self._joins: dict[str, JoinHosts] = {}
+        """Of runs that are about to be ordered, by folder."""
         self._orders: OrderChannel | None = None
         """To the fork server."""
         self._idle_since = time.monotonic()
@@ -343,6 +376,8 @@ class Supervisor:
                 # What the kernel's thread was pinned to is not what ranks are to share.
                 os.sched_setaffinity(0, message.processors)
                 self._start_fork_server()
+            case JoinHosts():
+                self._joins[message.dir] = message
             case StartRun():
                 try:
                     queued = QueuedRun(message)
@@ -356,6 +391,16 @@ class Supervisor:
                     self._remove(queued)
                     return
                 self._end_those_ahead(message)
+                if (join := self._joins.pop(message.dir, None)) is not None:
+                    try:
+                        queued.take_part(join)
+                    except OSError as error:
+                        where = f"port {join.port} of {join.address}"
+                        queued.refuse(
+                            f"cannot listen for the other hosts: {where}: {error.strerror}"
+                        )
+                        self._on_run_end(queued)
+                        return
                 self.queue.append(queued)
                 if self.leaving:
                     self._leave(self.leaving)
@@ -407,6 +452,8 @@ class Supervisor:
         """Begin the run whose turn it is, if one's is; the others say for which one they wait."""
         before = self.current
         for queued in list(self.queue):
+            if queued.hosts is not None:
+                queued.hosts.step(idle=False)
             holder = queued.device_holder() if before is None else before.description
             if holder is not None:
                 queued.wait_for(holder)
@@ -422,7 +469,12 @@ class Supervisor:
         queued.begin()
         try:
             self.run = Supervision(
-                queued.dir, self._fork_runner, self._waiting_processes, self._describe_kept
+                queued.dir,
+                self._fork_runner,
+                self._waiting_processes,
+                self._describe_kept,
+                hosts=queued.hosts,
+                facts={} if queued.join is None else queued.join.facts,
             )
         except (OSError, ValueError) as error:
             log.error("%s cannot be read: %s", queued.dir.id, error)
@@ -449,7 +501,11 @@ class Supervisor:
         assert queued is not None and run is not None
         folder, env = queued.dir, queued.env
         kept, copies, first = None, [], self.kept.next_copy
-        if replicate is None:
+        if queued.hosts is not None:
+            ours, theirs = socketpair()
+            run.take_decisions(OrderChannel(ours))
+            copies = [theirs]
+        elif replicate is None:
             spec = run.spec
             kept = self.kept.begin(folder, spec, env, lambda line: queued.emit(Note(line)))
             with contextlib.suppress(OSError, ValueError):
@@ -458,6 +514,8 @@ class Supervisor:
             # One that becomes the runner leaves another like it.
             copies = self.kept.make_sockets(cells if kept is None else cells - kept.ran + 1)
         order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
+        if queued.join is not None:
+            order = replace(order, node_rank=queued.join.node_rank, address=queued.join.address)
         channel = self._orders if kept is None else kept.channel
         log.info("the runner: %s", "a new fork" if kept is None else kept.process)
         self._asked, self._asked_gone = kept, False

@@ -16,12 +16,15 @@ Standard library only.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
 from tpunb.runs.parameters import parameters
+from tpunb.runs.protocol import HostEnded
 from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCause
 from tpunb.utils import memory, records
@@ -87,8 +90,8 @@ class StopRecord:
 
     @property
     def for_failed_peer(self) -> bool:
-        """True if the ranks were stopped because one of them had failed."""
-        return self.stop.cause is StopCause.PEER_FAILED
+        """True if the ranks were stopped because one of them had failed, or a host was lost."""
+        return self.stop.cause in (StopCause.PEER_FAILED, StopCause.HOST_LOST)
 
 
 @dataclass
@@ -108,10 +111,20 @@ class RunObservation:
     """Who waited where, if the run was called hung."""
     fork_server_output: str = ""
     """The end of what the fork server wrote, if it has ended."""
+    ranks: range | None = None
+    """The ranks of this host; None: all."""
+    host: str | None = None
+    """The name of this host; None: there is no other."""
+    gone_hosts: tuple[Failure, ...] = ()
+    """Hosts that were lost, or why nothing was started on any."""
 
 
 def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
-    """How the run ended. Of returns it has the names; the kernel reads the values."""
+    """How the run ended. Of returns it has the names; the kernel reads the values.
+
+    Of a run on several hosts: how it ended on this one.
+    """
+    ranks = range(spec.world_size) if seen.ranks is None else seen.ranks
     failures = [
         with_source(failure, spec, run)
         for end in seen.exits
@@ -122,8 +135,11 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
     failures.sort(key=lambda failure: (failure.kind is FailureKind.PEER_LOST, failure.time))
     if seen.hang is not None:
         failures.insert(0, with_source(seen.hang, spec, run))
-    if not failures and (seen.stop is None or seen.stop.for_failed_peer):
-        failures = _without_end(spec, seen)
+    # A rank of another host may have failed.
+    unexplained = seen.stop is None or (seen.stop.for_failed_peer and seen.host is None)
+    if not failures and unexplained:
+        failures = _without_end(ranks, seen)
+    failures = [*seen.gone_hosts, *(replace(failure, host=seen.host) for failure in failures)]
     state = _state(seen, failures)
     return RunResult(
         state=state,
@@ -141,7 +157,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         memory_limit=memory.total_memory(),
         collectives=tuple(
             row
-            for rank in range(spec.world_size)
+            for rank in ranks
             for row in stats.read_collectives(run.collectives(seen.attempt, rank))
         ),
         warm=spec.warm,
@@ -152,14 +168,17 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         price=spec.price,
         parameters=parameters(run),
         resumed_from=spec.resumed_from,
+        hosts=spec.hosts,
+        place=spec.place,
         returns=dict.fromkeys(_returned_names(run)),
     )
 
 
 def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
-    stop = seen.stop
-    if seen.hang is not None:
-        return RunState.HUNG
+    return RunState.HUNG if seen.hang is not None else _state_of(failures, seen.stop)
+
+
+def _state_of(failures: list[Failure], stop: StopRecord | None) -> RunState:
     failed_first = bool(failures) and (stop is None or failures[0].time < stop.time)
     if failed_first or (failures and stop is not None and stop.for_failed_peer):
         return RunState.FAILED
@@ -169,13 +188,66 @@ def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
     return RunState.FAILED if failures else RunState.SUCCEEDED
 
 
-def _without_end(spec: RunSpec, seen: RunObservation) -> list[Failure]:
+def merge_results(
+    own: RunResult, stop: StopRecord | None, others: Sequence[HostEnded]
+) -> RunResult:
+    """The result of a run from those of its hosts: host 0's, and what the others have told.
+
+    Their times are put on host 0's clock. The earliest failure is the cause, whatever its host;
+    what follows from a lost peer comes last.
+    """
+    parts = [own]
+    failures = list(own.failures)
+    for told in others:
+        part = RunResult.from_json(told.result, own.dir)
+        parts.append(part)
+        known = {failure.host for failure in failures if failure.kind is FailureKind.HOST_LOST}
+        failures += [
+            replace(failure, time=failure.time - told.now)
+            for failure in part.failures
+            if failure.kind is not FailureKind.REFUSED
+            and not (failure.kind is FailureKind.HOST_LOST and failure.host in known)
+        ]
+    order = {FailureKind.HANG: -1, FailureKind.REFUSED: -1, FailureKind.PEER_LOST: 1}
+    failures.sort(key=lambda failure: (order.get(failure.kind, 0), failure.time))
+    failures = _one_hang(failures)
+    hung = any(part.state is RunState.HUNG for part in parts)
+    state = RunState.HUNG if hung else _state_of(failures, stop)
+    if state is RunState.SUCCEEDED and any(part.state is not state for part in parts):
+        state = RunState.FAILED
+    peaks = [part.peak_memory for part in parts]
+    return replace(
+        own,
+        state=state,
+        returncode=RETURNCODES[state],
+        failures=tuple(failures),
+        attempts=max(part.attempts for part in parts),
+        peak_memory=tuple(map(max, zip_longest(*peaks, fillvalue=0))),
+        collectives=tuple(row for part in parts for row in part.collectives),
+        replicated=any(part.replicated for part in parts),
+    )
+
+
+def _one_hang(failures: list[Failure]) -> list[Failure]:
+    """With one that says where the ranks of all hosts wait, first, if there are any."""
+    hangs = [failure for failure in failures if failure.kind is FailureKind.HANG]
+    if not hangs:
+        return failures
+    where = "\n".join(
+        f"{failure.host}: {line}" for failure in hangs for line in failure.traceback.splitlines()
+    )
+    message = hangs[0].message.replace(hangs[0].traceback, where)
+    whole = replace(hangs[0], message=message, traceback="")
+    return [whole, *(failure for failure in failures if failure not in hangs)]
+
+
+def _without_end(ranks: range, seen: RunObservation) -> list[Failure]:
     """The first rank that has left nothing that says that it has come to its end, if there is one.
 
     However a run seems to have gone: only the ends of all its ranks make it a success.
     """
     finished = {end.rank for end in seen.exits if not end.failed}
-    for rank in range(spec.world_size):
+    for rank in ranks:
         if rank not in finished:
             message = "has not reached the end of the train cell, and nothing says why"
             kind = FailureKind.EXIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,11 @@ class RecompileNotes:
         self,
         run: RunDir,
         attempt: int,
-        ranks: int,
+        ranks: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._tails = [LineTail(run.recompiled(attempt, rank)) for rank in range(ranks)]
+        self._tails = {rank: LineTail(run.recompiled(attempt, rank)) for rank in ranks}
         self._news: dict[tuple[int, str, str], _News] = {}
         self._count = 0
         self._next = clock()
@@ -50,7 +50,7 @@ class RecompileNotes:
         if now < self._next and not last:
             return []
         self._next = now + INTERVAL
-        for rank, tail in enumerate(self._tails):
+        for rank, tail in self._tails.items():
             for line in tail.read():
                 self._add(rank, json.loads(line), now)
         ready = [
@@ -62,7 +62,7 @@ class RecompileNotes:
 
     def close(self) -> None:
         """Close the ranks' files."""
-        for tail in self._tails:
+        for tail in self._tails.values():
             tail.close()
 
     def _add(self, rank: int, note: dict[str, Any], now: float) -> None:

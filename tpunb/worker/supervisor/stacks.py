@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,9 +57,17 @@ class RankPlace:
 
 
 def collect_stacks(
-    run: RunDir, attempt: int, ranks: Mapping[int, Process], *, native: bool = True
+    run: RunDir,
+    attempt: int,
+    ranks: Mapping[int, Process],
+    *,
+    native: bool = True,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Have the living ranks write their stacks to `stacks.txt`, and add the native ones."""
+    """Have the living ranks write their stacks to `stacks.txt`, and add the native ones.
+
+    It takes up to `_WAIT` + `_NATIVE_WAIT` seconds; `meanwhile` is called again and again.
+    """
     # A rank that has not made its file yet would die of the signal: it is still in the fork.
     files = {rank: path for rank in ranks if (path := run.stacks(attempt, rank)).exists()}
     before = {rank: len(_written(path)) for rank, path in files.items()}
@@ -71,9 +79,10 @@ def collect_stacks(
     deadline = time.monotonic() + _WAIT
     while waiting and time.monotonic() < deadline:
         time.sleep(0.05)
+        meanwhile()
         waiting = {r: p for r, p in waiting.items() if not _main_thread(_written(p)[before[r] :])}
     if native:
-        _add_native({rank: (ranks[rank], path) for rank, path in files.items()})
+        _add_native({rank: (ranks[rank], path) for rank, path in files.items()}, meanwhile)
 
 
 def _written(path: Path) -> str:
@@ -84,7 +93,7 @@ def _written(path: Path) -> str:
         return ""
 
 
-def _add_native(ranks: Mapping[int, tuple[Process, Path]]) -> None:
+def _add_native(ranks: Mapping[int, tuple[Process, Path]], meanwhile: Callable[[], None]) -> None:
     beside = Path(sys.executable).with_name("py-spy")
     spy = str(beside) if beside.exists() else shutil.which("py-spy")
     if spy is None:
@@ -103,11 +112,15 @@ def _add_native(ranks: Mapping[int, tuple[Process, Path]]) -> None:
     }
     deadline = time.monotonic() + _NATIVE_WAIT
     for rank, looker in looking.items():
-        try:
-            said, _ = looker.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            looker.kill()
-            said = looker.communicate()[0] + f"\n(no more after {_NATIVE_WAIT:g} s)"
+        said = ""
+        while not said:
+            meanwhile()
+            try:
+                said = looker.communicate(timeout=0.5)[0] or "(py-spy has said nothing)"
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    looker.kill()
+                    said = looker.communicate()[0] + f"\n(no more after {_NATIVE_WAIT:g} s)"
         # The folder may have been deleted, or be read-only by now: the supervisor goes on.
         with suppress(OSError), open(ranks[rank][1], "a", encoding="utf-8") as file:
             file.write(f"\n--- native (py-spy) ---\n{said.strip()}\n")

@@ -7,19 +7,35 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.follow import Outputs
 from tpunb.runs.protocol import (
+    AbandonAttempt,
+    AllFinished,
+    AllHere,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptReady,
     CellStarted,
+    HostEnded,
+    HostHere,
+    HostLost,
     Message,
+    OrderChannel,
     PreludeNotForkable,
     RankExited,
     RanksForked,
+    RefuseRun,
     RunnerExits,
     RunnerForked,
+    RunOver,
+    StartAttempt,
+    StopHosts,
     StopRanks,
 )
 from tpunb.runs.result import Failure, RunResult
@@ -29,6 +45,7 @@ from tpunb.utils.memory import OomDetector
 from tpunb.utils.processes import Process, Work
 from tpunb.worker.supervisor import outcome, stacks
 from tpunb.worker.supervisor.hang_detector import LONG_WAIT, HangDetector
+from tpunb.worker.supervisor.hosts import Hosts, Leader
 from tpunb.worker.supervisor.outcome import ProcessExit, RunObservation, StopRecord
 from tpunb.worker.supervisor.preemption import PreemptionWatcher
 from tpunb.worker.supervisor.recompile_notes import RecompileNotes
@@ -53,6 +70,10 @@ class Supervision:
     None). `spared` are processes below this one that are none of this run's, `kept` says what is
     kept of its prelude. Call `step` every few hundredths of a second, after the messages that have
     come.
+
+    With `hosts` this is one host of several: nothing begins before all are there, each attempt
+    begins on all of them at once, a stop here is one everywhere, and host 0 writes the result when
+    the last host has ended (tpunb.worker.supervisor.hosts).
     """
 
     def __init__(
@@ -62,6 +83,8 @@ class Supervision:
         spared: Callable[[], Sequence[Process]],
         kept: Callable[[], str],
         *,
+        hosts: Hosts | None = None,
+        facts: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.dir = run
@@ -76,13 +99,18 @@ class Supervision:
         files.reserve_blocks(run.result)
         files.reserve_blocks(run.events, appended=True)
         files.reserve_blocks(run.log, appended=True)
-        self._outputs = Outputs(run, self.spec.world_size)
+        self._hosts = hosts
+        self._node_rank = 0 if hosts is None else hosts.node_rank
+        self._own = self.spec.ranks_on(self._node_rank)
+        """The ranks of this host."""
+        self._outputs = Outputs(run, self._own)
         self._log = RunLog(run)
         if self.spec.device == "CPU":
             self._log.say("rehearsal on CPU: no TPU takes part in this run")
         self._oom = OomDetector()
         self._preemption = PreemptionWatcher()
         self._attempt = 0
+        self._may_begin = False
         self._begun = False
         self._replicate = self.spec.replicate
         self._runner: Process | None = None
@@ -105,6 +133,20 @@ class Supervision:
         self._hang_detector: HangDetector | None = None
         self._recompile_notes: RecompileNotes | None = None
         self._hang: Failure | None = None
+        self._all_here = hosts is None
+        """The prelude may begin."""
+        self._decisions: OrderChannel | None = None
+        """To the runner: what all hosts do."""
+        self._abandoned = ""
+        """Why the present attempt was given up, in another host's words."""
+        self._gone_hosts: list[Failure] = []
+        self._told_end = False
+        self._whole: RunResult | None = None
+        """Of all hosts, which host 0 has told."""
+        self._idle = False
+        """No rank here has shown a sign of life for as long as makes a run count as hung."""
+        if hosts is not None:
+            hosts.say(HostHere(dict(facts)))
 
     def _emit(self, event: Event) -> None:
         """Tell of an event in the run folder. A full disk or a deleted folder ends nothing here."""
@@ -114,10 +156,15 @@ class Supervision:
 
     def begin(self) -> None:
         """Have a runner forked; nothing if the run was stopped before."""
-        if self._over:
+        self._may_begin = True
+        if self._over or not self._all_here:
             return
         self._begun = True
         self._fork_runner(self._replicate)
+
+    def take_decisions(self, channel: OrderChannel) -> None:
+        """Where the runner hears what all hosts do."""
+        self._decisions = channel
 
     def on_message(self, message: Message) -> None:
         """Take in a message of the fork server or the runner."""
@@ -132,6 +179,9 @@ class Supervision:
                 self._on_rank_exit(message)
             case StopRanks():
                 self._on_stop_ranks()
+            case AttemptReady() | AttemptFinished():
+                if self._hosts is not None:
+                    self._hosts.say(message)
             case PreludeNotForkable(reason):
                 self._replicate = reason
             case RunnerExits(code):
@@ -150,19 +200,19 @@ class Supervision:
         if attempt > self._attempt:
             self._on_retry(attempt)
         self._attempt = attempt
-        self._pids = dict(enumerate(pids))
-        self._ranks = {rank: processes.find_process(pid) for rank, pid in enumerate(pids)}
+        self._pids = dict(zip(self._own, pids, strict=True))
+        self._ranks = {rank: processes.find_process(pid) for rank, pid in self._pids.items()}
         self._hang_detector = HangDetector(
             self.dir,
             attempt,
-            len(pids),
+            self._own,
             self.spec.hang_timeout,
             self._work_done,
             prelude=self._replicate is not None,
             clock=self._clock,
         )
         self._note_recompiles(last=True)
-        self._recompile_notes = RecompileNotes(self.dir, attempt, len(pids))
+        self._recompile_notes = RecompileNotes(self.dir, attempt, self._own)
         self._emit(RanksStarted(attempt, tuple(pids)))
         if self._stop is not None:
             # Stopped while they were being forked: the sequence that runs does not know them.
@@ -171,7 +221,9 @@ class Supervision:
     def _on_retry(self, attempt: int) -> None:
         """The ranks were started again: say why, and forget the attempt before."""
         failure = self._result().failure
-        headline = "a rank failed" if failure is None else failure.headline()
+        headline = self._abandoned or "a rank failed"
+        headline = headline if failure is None else failure.headline()
+        self._abandoned = ""
         self._emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
         self._exits.clear()
         if self._stop is not None and self._stop.for_failed_peer:
@@ -202,7 +254,11 @@ class Supervision:
 
     def _on_stop_ranks(self) -> None:
         first = next((end for end in self._exits if end.failed), None)
-        reason = "a rank has failed" if first is None else f"rank {first.rank} has failed"
+        reason = "a rank has failed"
+        if first is not None and first.rank is not None:
+            reason = f"rank {self.spec.name_rank(first.rank)} has failed"
+        if self._hosts is not None and not self._abandoned:
+            self._hosts.say(AttemptFailed(self._attempt, reason))
         if self._stop is None:
             self._stop = StopRecord(Stop(StopCause.PEER_FAILED), reason, time.time())
         if self._shutdown is None:
@@ -273,8 +329,20 @@ class Supervision:
         origin: StopOrigin | None = None,
         now: bool = False,
     ) -> None:
-        """End the run, with time to save; at once with `now`, or when asked again with it."""
-        if self._stop is None or self._stop.for_failed_peer:
+        """End the run, with time to save; at once with `now`, or when asked again with it.
+
+        On several hosts: on all of them.
+        """
+        if self._hosts is not None:
+            self._hosts.say(StopHosts(cause, reason, origin, now))
+        self._stop_here(cause, reason, origin, now)
+
+    def _stop_here(
+        self, cause: StopCause, reason: str, origin: StopOrigin | None, now: bool
+    ) -> None:
+        if self._stop is None or (
+            self._stop.for_failed_peer and cause is not StopCause.PEER_FAILED
+        ):
             self._stop = StopRecord(Stop(cause, origin), reason, time.time())
         with contextlib.suppress(OSError):  # then there is one more attempt, which is stopped too
             self.dir.stopping.touch()
@@ -315,13 +383,15 @@ class Supervision:
 
     def step(self) -> bool:
         """Merge logs, look at the clock, advance a shutdown. True when all is over."""
+        self._hear_hosts()
         self._look_after_runner()
         outputs = self._outputs.read()
         self._log.add(outputs)
         if self._hang_detector is not None and self._stop is None and not self._over:
             if outputs:
                 self._hang_detector.note_activity()
-            if self._hang_detector.is_hung():
+            self._idle = self._hang_detector.is_hung()
+            if self._idle and (self._hosts is None or self._hosts.all_idle()):
                 self._on_hang(self._hang_detector.silence)
             elif ranks := self._hang_detector.long_wait():
                 self._note_wait(*ranks)
@@ -343,10 +413,82 @@ class Supervision:
                 [], self._all_processes, grace=0.0, on_step=_unsaid, clock=self._clock
             )
             return False
-        if self._shutdown is None:
+        if self._shutdown is None and self._all_have_ended():
             self._finish()
             return True
         return False
+
+    def _hear_hosts(self) -> None:
+        """Do what was decided for all hosts."""
+        if self._hosts is None:
+            return
+        self._hosts.step(idle=self._idle)
+        for decision in self._hosts.hear():
+            match decision:
+                case AllHere():
+                    self._all_here = True
+                    if self._may_begin:
+                        self.begin()
+                case StartAttempt() | AllFinished():
+                    self._tell_runner(decision)
+                case AbandonAttempt(_, reason):
+                    self._abandoned = reason
+                    self._tell_runner(decision)
+                    if self._stop is None:
+                        self._stop = StopRecord(Stop(StopCause.PEER_FAILED), reason, time.time())
+                    if self._shutdown is None and (living := self._living_ranks()):
+                        self._shut_down(list(living.values()))
+                case StopHosts(StopCause.HUNG) if self._stop is None and self._hang_detector:
+                    self._on_hang(self._hang_detector.silence, everywhere=True)
+                case StopHosts(cause, reason, origin, now):
+                    self._stop_here(cause, reason, origin, now)
+                case HostLost():
+                    self._on_host_lost(decision)
+                case RefuseRun(reason):
+                    self._gone_hosts.append(self._host_failure(FailureKind.REFUSED, 0, reason))
+                    self._stop_here(StopCause.HOST_LOST, reason, None, True)
+                case RunOver(result):
+                    self._whole = RunResult.from_json(result, self.dir.path)
+                    if not self._told_end:  # stopped before it was host 0's turn
+                        self._stop_here(StopCause.HOST_LOST, "the run is over", None, True)
+
+    def _tell_runner(self, decision: Message) -> None:
+        if self._decisions is not None:
+            with contextlib.suppress(OSError):  # one that is dead is noticed by `step`
+                self._decisions.send(decision)
+
+    def _host_failure(self, kind: FailureKind, node_rank: int, reason: str) -> Failure:
+        """That of a whole host, or of all of them before anything began."""
+        return Failure(
+            rank=None,
+            pid=None,
+            exitcode=None,
+            signal=None,
+            type="Refused" if kind is FailureKind.REFUSED else "Lost",
+            message=reason,
+            cell=None,
+            line=None,
+            traceback="",
+            time=time.time(),
+            kind=kind,
+            host=None if kind is FailureKind.REFUSED else self.spec.hosts[node_rank],
+        )
+
+    def _on_host_lost(self, lost: HostLost) -> None:
+        failure = self._host_failure(FailureKind.HOST_LOST, lost.node_rank, lost.reason)
+        self._gone_hosts.append(replace(failure, time=lost.time))
+        self._emit(Note(lost.reason))
+        self._stop_here(StopCause.HOST_LOST, lost.reason, None, False)
+
+    def _all_have_ended(self) -> bool:
+        """No process is left here; on several hosts: tell it, and wait until none is anywhere."""
+        if self._hosts is None:
+            return True
+        if not self._told_end:
+            self._told_end = True
+            self._read_last_outputs()
+            self._hosts.say(HostEnded(self._result().to_json(), time.time()))
+        return self._hosts.over
 
     def _note_recompiles(self, *, last: bool = False) -> None:
         if self._recompile_notes is not None:
@@ -374,11 +516,18 @@ class Supervision:
         living = self._living_ranks()
         return {rank: processes.work_done(process) for rank, process in living.items()}
 
-    def _on_hang(self, silence: float) -> None:
-        """Say who waits where, while they still do, and stop them."""
+    def _on_hang(self, silence: float, *, everywhere: bool = False) -> None:
+        """Say who waits where, while they still do, and stop them.
+
+        `everywhere`: host 0 has found that no host goes on.
+        """
         words = "no activity: collecting the stacks of all ranks"
+        if self._hosts is not None and not everywhere:  # all look at the same time
+            self._hosts.say(StopHosts(StopCause.HUNG, words))
         self._emit(Phase(PhaseKind.COLLECTING_STACKS, words))
-        stacks.collect_stacks(self.dir, self._attempt, self._living_ranks())
+        stacks.collect_stacks(
+            self.dir, self._attempt, self._living_ranks(), meanwhile=self._stay_in_touch
+        )
         where, place = stacks.describe_stacks(self.dir, self.spec, self._attempt, self._ranks)
         timeout = self.spec.hang_timeout
         silent = f"no activity from any rank for {max(timeout, silence // timeout * timeout):g} s"
@@ -392,17 +541,25 @@ class Supervision:
             "If nothing was wrong, give it more time with --hang-timeout.",
             cell=place.cell if place else None,
             line=place.line if place else None,
-            traceback="",
+            traceback=where if self._hosts is not None else "",
             time=time.time(),
             kind=FailureKind.HANG,
         )
-        self.stop(StopCause.HUNG, silent)
+        self._stop_here(StopCause.HUNG, silent, None, False)
 
-    def _finish(self) -> None:
-        # What ranks wrote last is in the files by now: they are gone.
+    def _stay_in_touch(self) -> None:
+        """In the middle of something that takes seconds: the other hosts wait for heartbeats."""
+        if self._hosts is not None:
+            self._hosts.step(idle=self._idle)
+
+    def _read_last_outputs(self) -> None:
+        """What ranks wrote last is in the files by now: they are gone."""
         while outputs := self._outputs.read():
             self._log.add(outputs)
         self._note_recompiles(last=True)
+
+    def _finish(self) -> None:
+        self._read_last_outputs()
         self._preemption.close()
         self._outputs.close()
         self._log.close()
@@ -410,13 +567,17 @@ class Supervision:
             self._emit(Note(f"run.log is not complete: {self._log.problem}"))
         if kept := self._kept():
             self._emit(Note(kept))
-        result = self._result()
+        result = self._whole or self._result()
+        if isinstance(self._hosts, Leader):
+            result = outcome.merge_results(result, self._stop, self._hosts.results())
         try:
             self.dir.write_result(result)
         except OSError as error:
             log.error("result.json cannot be written: %s", error)
+        if self._hosts is not None:
+            self._hosts.close(RunOver(result.to_json()))
         for attempt in range(self._attempt + 1):
-            for rank in (None, *range(self.spec.world_size)):
+            for rank in (None, *self._own):
                 files.release_blocks(self.dir.error(attempt, rank))
         if self._lock is not None:
             self._lock.close()
@@ -436,6 +597,9 @@ class Supervision:
             cell=self._cell,
             hang=self._hang,
             fork_server_output=self._fork_server_output,
+            ranks=self._own,
+            host=self.spec.hosts[self._node_rank] if self._hosts is not None else None,
+            gone_hosts=tuple(self._gone_hosts),
         )
         return outcome.build_result(self.dir, self.spec, observation)
 

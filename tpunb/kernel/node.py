@@ -1,0 +1,441 @@
+"""`tpunb node`: a run's supervisor on one host of several, for whoever has started it there.
+
+    whoever started it ── stdin, the lifeline ──> this process ── pipes ──> supervisor
+                       <── stdout, the stream ──
+
+It is to the supervisor what the kernel is on one machine: it finds out which host this is, hands
+over the run folder, passes on stops, and tells what the run folder says. It reads the folder as
+any follower does, so a connection that is slow or broken holds nothing up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata as installed
+from pathlib import Path
+from typing import IO
+
+from tpunb.kernel.supervisor import SupervisorProcess
+from tpunb.machine import environment, hosts
+from tpunb.machine.hosts import Identity
+from tpunb.machine.machine import Machine, detect_machine, root_of
+from tpunb.machine.metadata import PATIENT, read_all
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.folder_stream import FolderStream
+from tpunb.runs.protocol import JoinHosts
+from tpunb.runs.spec import RunSpec, StopCause, StopOrigin
+from tpunb.runs.stream import End, Hello, Line, Start, Stop, decode, encode
+from tpunb.utils import records
+from tpunb.utils.errors import SetupError, TpunbError
+from tpunb.utils.files import LineBuffer, LineTail
+from tpunb.utils.version import __version__
+
+LOOK = 0.04
+"""Seconds between two looks into the run folder."""
+RETRY = 1.0
+"""Seconds between two tries to look up host 0, whose name may come later than this host."""
+REFUSED = 2
+"""The exit status where nothing was started."""
+VARIABLES = "variables.json"
+"""In the run folder: variables for the ranks, which may be secrets. It is removed once read."""
+PACKAGES = ("torch", "torch_xla")
+
+
+@dataclass(frozen=True)
+class NodeOrder:
+    """What `tpunb node` was asked to do."""
+
+    run: Path
+    nnodes: int | None = None
+    node_rank: int | None = None
+    rendezvous: str | None = None
+    address: str | None = None
+    key_file: str | None = None
+    stream: bool = False
+    detach: bool = False
+    heartbeat: float = 2.0
+    lost_after: float = 20.0
+    patience: float = 300.0
+    stdin: Input = field(default_factory=lambda: Input(0))
+    stdout: IO[bytes] = field(default_factory=lambda: sys.stdout.buffer)
+
+
+class Input:
+    """Standard input, by its descriptor: a thread may wait in `os.read` when the process ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = LineBuffer()
+        self._lines: list[bytes] = []
+
+    def line(self) -> bytes:
+        """The next line, without its newline; b'' at the end."""
+        while not self._lines:
+            data = os.read(self._fd, 1 << 16)
+            if not data:
+                return bytes(self._buffer.rest)
+            self._lines += self._buffer.feed(data)
+        return self._lines.pop(0)
+
+
+class Output:
+    """Standard output. When nobody reads it any more, nothing is lost but what would be said."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        if not self.closed:
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError:
+                self.closed = True
+
+    def send(self, line: Line) -> None:
+        self.write(encode(line))
+
+
+def run_node(order: NodeOrder) -> int:
+    """Run this host's part; the exit status is the run's. Raises TpunbError if it cannot begin."""
+    output = Output(order.stdout)
+    try:
+        return Node(order, output).run()
+    except TpunbError as error:
+        if not order.stream:
+            raise
+        output.send(End(REFUSED, str(error)))
+        return REFUSED
+
+
+def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
+    """Tell what a run folder says from offsets on, until the run has ended.
+
+    `since`: a JSON file with the number of known bytes by file name; '-': a line on standard input.
+    """
+    output = Output(order.stdout)
+    known: Mapping[str, int] = {}
+    try:
+        if since == "-":
+            known = records.convert(Mapping[str, int], records.parse(order.stdin.line()))
+        elif since is not None:
+            known = records.convert(Mapping[str, int], records.read(Path(since)))
+    except (OSError, ValueError) as error:
+        raise TpunbError(f"--since {since}: {error}") from None
+    spec = state.read_spec(run)
+    stops = threading.Thread(
+        target=_pass_on_stops, args=[order.stdin, _request_stop(run)], daemon=True
+    )
+    stops.start()
+    _tell_folder(run, known, order, output, lambda: not state.run_state(run).active)
+    return _end(run, spec, order, output)
+
+
+def _request_stop(run: RunDir) -> Callable[[Stop | None], None]:
+    def request(stop: Stop | None) -> None:
+        if stop is not None:
+            state.request_stop(run, stop.reason, origin=stop.origin, now=stop.now)
+
+    return request
+
+
+def _tell_folder(
+    run: RunDir,
+    since: Mapping[str, int],
+    order: NodeOrder,
+    output: Output,
+    over: Callable[[], bool],
+) -> None:
+    """Tell everything until it is over, or until nobody listens any more."""
+    if not order.stream:
+        lines = LineTail(run.log)
+        while True:
+            last = over()
+            for line in lines.read():
+                output.write(f"{line}\n".encode())
+            if last:
+                lines.close()
+                return
+            time.sleep(LOOK)
+    stream = FolderStream(run, since)
+    while True:
+        last = over()  # asked before the files are read: what was written last is read below
+        for said in stream.read(last=last):
+            output.send(said)
+        if last:
+            stream.close()
+            return
+        time.sleep(LOOK)
+
+
+def _end(run: RunDir, spec: RunSpec, order: NodeOrder, output: Output, broken: str = "") -> int:
+    result = state.read_result(run)
+    if result is None:
+        code, message = 1, broken or state.lost_message(run)
+    else:
+        code, message = result.returncode or 0, ""
+    if order.stream:
+        output.send(End(code, message))
+    elif result is None:
+        raise TpunbError(message)
+    else:
+        output.write(f"tpunb: {state.describe_end(run)}\n".encode())
+    return code
+
+
+def _pass_on_stops(stdin: Input, stop: Callable[[Stop | None], None]) -> None:
+    """In a thread: each stop that is asked for, and None once nobody can ask any more."""
+    with contextlib.suppress(OSError):  # there is none
+        while line := stdin.line():
+            with contextlib.suppress(ValueError):  # not for this version
+                said = decode(line)
+                if isinstance(said, Stop):
+                    stop(said)
+    stop(None)
+
+
+class Node:
+    """One host's part of a run."""
+
+    def __init__(self, order: NodeOrder, output: Output) -> None:
+        self._order = order
+        self._output = output
+        self.run_dir = RunDir(order.run)
+        self._supervisor: SupervisorProcess | None = None
+        self._let_go = threading.Event()
+
+    def run(self) -> int:
+        """Until the run has ended on this host, or goes on alone."""
+        order = self._order
+        started = self._read_start()
+        spec = state.read_spec(self.run_dir)
+        machine = detect_machine(os.environ, patience=PATIENT)
+        identity = self._identify()
+        spec = self._localized(spec, identity)
+        key = self._key(started, identity)
+        self._say_hello(spec, identity, machine)
+        env = self._environment(spec, machine, started)
+        join = None
+        if identity.nnodes > 1:
+            join = JoinHosts(
+                dir=str(self.run_dir.path),
+                node_rank=identity.node_rank,
+                address=identity.address,
+                leader=identity.leader,
+                port=identity.port,
+                key=key,
+                facts=facts(self.run_dir, spec, machine),
+                beat=order.heartbeat,
+                lost_after=order.lost_after,
+                patience=order.patience,
+            )
+        supervisor = SupervisorProcess(environment.fork_server_environment(env))
+        self._supervisor = supervisor
+        self._take_signals()
+        device = "tpu" if spec.device == "TPU" else None
+        supervisor.run(self.run_dir.path, env, device=device, detached=order.detach, join=join)
+        if order.stream or order.detach:
+            listener = threading.Thread(
+                target=_pass_on_stops, args=[order.stdin, self._on_stop], daemon=True
+            )
+            listener.start()
+        over = self._detached_is_over if order.detach else self._is_over
+        _tell_folder(self.run_dir, {}, order, self._output, over)
+        if self._let_go.is_set():
+            supervisor.detach()
+            return 0
+        broken = supervisor.broken
+        supervisor.close()
+        return _end(self.run_dir, spec, order, self._output, broken)
+
+    def _is_over(self) -> bool:
+        assert self._supervisor is not None
+        return self._supervisor.has_finished(self.run_dir.path)
+
+    def _detached_is_over(self) -> bool:
+        return self._let_go.is_set() or self._is_over()
+
+    def _read_start(self) -> Start | None:
+        if self._order.key_file != "-":
+            return None
+        try:
+            said = decode(self._order.stdin.line())
+        except ValueError as error:
+            raise TpunbError(
+                f"--key-file -: the first line does not say the key ({error})"
+            ) from None
+        if not isinstance(said, Start):
+            raise TpunbError("--key-file -: the first line does not say the key")
+        return said
+
+    def _key(self, started: Start | None, identity: Identity) -> str:
+        """In hexadecimal digits."""
+        file = self._order.key_file
+        key = "" if started is None else started.key
+        if file not in (None, "-"):
+            try:
+                key = Path(str(file)).read_text(encoding="ascii").strip()
+            except (OSError, ValueError) as error:
+                raise TpunbError(f"--key-file {file}: {error}") from None
+        if identity.nnodes == 1:
+            return key or secrets.token_hex(32)
+        try:
+            if len(bytes.fromhex(key)) >= 16:
+                return key
+        except ValueError:
+            pass
+        raise SetupError(
+            "several hosts need the run's key, at least 32 hexadecimal digits, the same on all: "
+            "--key-file FILE"
+        )
+
+    def _identify(self) -> Identity:
+        order = self._order
+        env = os.environ
+        identity = hosts.identify(
+            env,
+            lambda: read_all(env, root_of(env), PATIENT),
+            nnodes=order.nnodes,
+            node_rank=order.node_rank,
+            rendezvous=order.rendezvous,
+            address=order.address,
+        )
+        deadline = time.monotonic() + order.patience
+        while True:
+            try:
+                return hosts.with_addresses(identity)
+            except SetupError:
+                late = identity.node_rank > 0 and not hosts.is_address(identity.leader)
+                if not late or time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY)
+
+    def _localized(self, spec: RunSpec, identity: Identity) -> RunSpec:
+        """The spec with this machine's paths; with hosts, if whoever wrote it did not know them."""
+        if len(spec.hosts) != identity.nnodes:
+            if spec.hosts:
+                raise SetupError(
+                    f"the run is for {len(spec.hosts)} hosts ({', '.join(spec.hosts)}), and "
+                    f"{identity.source} says that there are {identity.nnodes}"
+                )
+            names = identity.hosts or tuple(f"host-{n}" for n in range(identity.nnodes))
+            if identity.nnodes > 1:
+                world_size = spec.world_size * identity.nnodes
+                spec = replace(spec, hosts=names, world_size=world_size)
+        cwd = Path(spec.cwd).expanduser().absolute()
+        own = [entry for entry in sys.path if entry]
+        given = [str(cwd / Path(entry).expanduser()) for entry in spec.sys_path]
+        sys_path = dict.fromkeys(entry for entry in [*given, *own])
+        spec = replace(spec, cwd=str(cwd), sys_path=("", *sys_path))
+        self.run_dir.write_spec(spec)
+        return spec
+
+    def _environment(
+        self, spec: RunSpec, machine: Machine, started: Start | None
+    ) -> dict[str, str]:
+        variables = dict(started.variables) if started is not None else {}
+        file = self.run_dir.path / VARIABLES
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                variables |= records.convert(Mapping[str, str], records.read(file))
+            except ValueError as error:
+                raise TpunbError(f"{file}: {error}") from None
+            finally:
+                file.unlink(missing_ok=True)
+        if spec.spmd is not None:
+            shown = "the run's spec"
+            cores = spec.spmd // max(1, len(spec.hosts))
+            made = environment.spmd_environment(os.environ, variables, machine, cores, shown)
+            assert made is not None
+            return dict(made.env)
+        return environment.run_environment(os.environ, spec.device, variables, machine)
+
+    def _say_hello(self, spec: RunSpec, identity: Identity, machine: Machine) -> None:
+        name = spec.hosts[identity.node_rank] if spec.hosts else os.uname().nodename
+        hello = Hello(
+            run=spec.id,
+            node_rank=identity.node_rank,
+            nnodes=identity.nnodes,
+            host=name,
+            address=identity.address,
+            source=identity.source,
+            rendezvous=f"{identity.leader}:{identity.port}",
+            versions=versions(),
+            chips=machine.chips,
+            pid=os.getpid(),
+            time=time.time(),
+        )
+        if self._order.stream:
+            self._output.send(hello)
+            return
+        found = ", ".join(f"{package} {v}" for package, v in hello.versions.items() if v)
+        chips = f"{machine.chips} TPU chips" if machine.chips else "no TPU"
+        self._output.write(
+            f"tpunb: host {hello.node_rank} of {hello.nnodes} ({name}, {hello.address}), known "
+            f"from {hello.source}; host 0 listens at {hello.rendezvous}\n"
+            f"tpunb: {chips}; {found}\n".encode()
+        )
+
+    def _take_signals(self) -> None:
+        pressed = 0
+
+        def interrupt(number: int, frame: object) -> None:
+            nonlocal pressed
+            pressed += 1
+            self._on_stop(Stop(StopCause.USER, "interrupted", StopOrigin.COMMAND, pressed > 1))
+
+        def terminate(number: int, frame: object) -> None:
+            self._on_stop(
+                Stop(StopCause.KERNEL_GONE, f"{signal.Signals(number).name} to tpunb node")
+            )
+
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGHUP, terminate)
+
+    def _on_stop(self, stop: Stop | None) -> None:
+        """None: whoever started the run has gone."""
+        assert self._supervisor is not None
+        if stop is None:
+            if self._order.detach:
+                self._let_go.set()
+                return
+            stop = Stop(
+                StopCause.KERNEL_GONE, "the connection to whoever started the run has ended"
+            )
+        self._supervisor.stop(
+            self.run_dir.path, stop.cause, stop.reason, origin=stop.origin, now=stop.now
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of Python, tpunb, torch and torch_xla; '' for what is not installed."""
+    found = {"tpunb": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    for package in PACKAGES:
+        try:
+            found[package] = installed.version(package)
+        except installed.PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
+def facts(run: RunDir, spec: RunSpec, machine: Machine) -> dict[str, str]:
+    """What must be the same on all hosts of a run, in words for who reads that it is not."""
+    return {
+        **versions(),
+        "chips": str(machine.chips),
+        "device": spec.device,
+        "ranks on each host": str(spec.local_world_size),
+        "the script": hashlib.sha256(run.script.read_bytes()).hexdigest()[:12],
+    }

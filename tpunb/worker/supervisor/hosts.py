@@ -1,0 +1,435 @@
+"""The hosts of one run: what each says to host 0, and what host 0 decides for all of them.
+
+A host, as host 0 sees it:
+
+    absent ── HostHere ──> here ── AttemptReady ──> ready ── all are: StartAttempt ──> running
+       │                    ^                         ^                                   │
+       │                    │                         ╰── AttemptReady ── failed <────────┤
+       │                    ╰─ facts differ: RefuseRun   (all of them)      AttemptFailed │
+       │                                                                                  │
+       │                    all have finished: AllFinished <── finished <─ AttemptFinished┤
+       │                                                                                  v
+       ├── patience ──> lost <── silence, connection closed ── any ── HostEnded ──>  ended
+       ╰── all are here and host 0's turn has come: AllHere
+    all are ended or lost: over. Host 0 writes the result, and says RunOver
+
+AttemptFailed of one: AbandonAttempt to all. StopHosts of one: StopHosts to all. One lost:
+HostLost to all. A host that ends otherwise than all do: StopHosts to the others.
+
+Host k has one state: whether it hears host 0. Without a heartbeat for too long host 0 is lost, and
+host k ends its ranks by itself. So every host ends, whatever is cut off from what.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tpunb.runs.protocol import (
+    AbandonAttempt,
+    AllFinished,
+    AllHere,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptReady,
+    Beat,
+    HostEnded,
+    HostHere,
+    HostLost,
+    JoinHosts,
+    Message,
+    RefuseRun,
+    RunOver,
+    StartAttempt,
+    StopHosts,
+)
+from tpunb.runs.spec import StopCause
+from tpunb.worker.supervisor.links import Channel, Dialer, Listener
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+PAUSED = 1.0
+"""Seconds between two looks, after which it was this process that was stopped."""
+REPLACE = 0.25
+"""Part of the time after which a host is lost: so long nothing comes before another connection."""
+
+
+class Hosts(ABC):
+    """The hosts of a run, for the supervisor of one of them."""
+
+    def __init__(self, node_rank: int) -> None:
+        self.node_rank = node_rank
+        self.over = False
+        """No process of the run is left on any other host that is not lost."""
+        self._decided: list[Message] = []
+
+    def hear(self) -> list[Message]:
+        """What was decided for this host since the last call."""
+        decided, self._decided = self._decided, []
+        return decided
+
+    @abstractmethod
+    def say(self, message: Message) -> None:
+        """Tell host 0 how this one stands, or that it asks for a stop."""
+
+    @abstractmethod
+    def step(self, *, idle: bool) -> None:
+        """Read, write and look at the clock. `idle`: no rank here shows a sign of life."""
+
+    @abstractmethod
+    def all_idle(self) -> bool:
+        """On host 0: nothing goes on anywhere, though all hosts were asked of late."""
+
+    @abstractmethod
+    def close(self, result: RunOver | None) -> None:
+        """It is over here; host 0 says to all how it ended."""
+
+
+@dataclass
+class _Host:
+    """What host 0 knows of one."""
+
+    here: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+    heard: float = 0.0
+    ready: int = -1
+    """The attempt that it can begin, and that it has finished; -1: none yet."""
+    finished: int = -1
+    idle: bool = False
+    lost: bool = False
+    ended: HostEnded | None = None
+    """With the seconds by which its clock is ahead of host 0's in the place of its time."""
+
+    @property
+    def gone(self) -> bool:
+        return self.lost or self.ended is not None
+
+
+class Decisions:
+    """Host 0's part without the network: takes what hosts say, and says what follows.
+
+    `send` is called with a node rank and a message for that host, 0 for host 0's own supervisor.
+    Times are seconds of `clock`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        address: str,
+        send: Callable[[int, Message], None],
+        *,
+        lost_after: float,
+        patience: float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._names = names
+        self._address = address
+        self._send = send
+        self._lost_after = lost_after
+        self._patience = patience
+        self._clock = clock
+        self.hosts = [_Host() for _ in names]
+        self._looked = clock()
+        self._deadline: float | None = None
+        """Until when all must be here; None before host 0's turn has come."""
+        self._begun = False
+        self._attempt = -1
+        self._port = 0
+        self._stopping = False
+        self._finished = False
+
+    @property
+    def over(self) -> bool:
+        """No host but host 0 has anything left to end: it has ended, is lost, or never came."""
+        return all(host.gone or not host.here for host in self.hosts[1:])
+
+    def _to_all(self, message: Message) -> None:
+        for node, host in enumerate(self.hosts):
+            if not host.lost:
+                self._send(node, message)
+
+    def hear_of(self, node: int) -> None:
+        """A sign of life."""
+        self.hosts[node].heard = self._clock()
+
+    def take(self, node: int, message: Message) -> None:
+        """What a host has said."""
+        host = self.hosts[node]
+        self.hear_of(node)
+        if host.lost:
+            return
+        match message:
+            case Beat(idle):
+                host.idle = idle
+            case HostHere(facts):
+                host.here, host.facts = True, facts
+                if node == 0:
+                    self._deadline = self._clock() + self._patience
+                self._begin_if_all_here()
+            case AttemptReady(attempt, port):
+                host.ready = attempt
+                if node == 0:
+                    self._port = port
+                self._start_if_all_ready(attempt)
+            case AttemptFinished(attempt):
+                host.finished = attempt
+                if all(other.finished == attempt for other in self.hosts):
+                    self._finished = True
+                    self._to_all(AllFinished())
+            case AttemptFailed(attempt, reason):
+                # One attempt is abandoned once, for the first rank that fails.
+                if attempt == self._attempt and not self._stopping:
+                    self._attempt = -1
+                    self._to_all(AbandonAttempt(attempt, reason))
+            case StopHosts(now=now):
+                if now or not self._stopping:
+                    self._stopping = True
+                    self._to_all(message)
+            case HostEnded():
+                # Its clock may be ahead of this one: what came first is to stay first.
+                host.ended = replace(message, now=message.now - time.time())
+                if not self._stopping and not self._finished and len(self.hosts) > 1:
+                    self._stopping = True
+                    reason = f"{self._names[node]} has ended before the others"
+                    self._to_all(StopHosts(StopCause.PEER_FAILED, reason))
+            case _:
+                log.warning("not for host 0: %s", message)
+
+    def _begin_if_all_here(self) -> None:
+        if self._begun or not all(host.here for host in self.hosts):
+            return
+        self._begun = True
+        if different := describe_differences(self._names, [host.facts for host in self.hosts]):
+            self._stopping = True
+            self._to_all(RefuseRun(different))
+        else:
+            self._to_all(AllHere())
+
+    def _start_if_all_ready(self, attempt: int) -> None:
+        if self._stopping or any(host.ready != attempt for host in self.hosts):
+            return
+        self._attempt = attempt
+        self._to_all(StartAttempt(attempt, self._address, self._port))
+
+    def lose(self, node: int, why: str) -> None:
+        """A host is gone: everybody else ends."""
+        host = self.hosts[node]
+        if host.gone:
+            return
+        host.lost, self._stopping = True, True
+        # When it was heard last: what its ranks' peers say of it comes after.
+        silent = self._clock() - host.heard if host.here else 0.0
+        self._to_all(HostLost(node, f"host {self._names[node]} {why}", time.time() - silent))
+
+    def look(self) -> None:
+        """Notice who is silent, and who has not come."""
+        now = self._clock()
+        if (paused := now - self._looked) > PAUSED:
+            for host in self.hosts:
+                host.heard += paused
+            if self._deadline is not None:
+                self._deadline += paused
+        self._looked = now
+        for node, host in enumerate(self.hosts[1:], 1):
+            if host.gone:
+                continue
+            if host.here and now - host.heard > self._lost_after:
+                self.lose(node, f"was lost: no heartbeat for {self._lost_after:g} s")
+            elif not host.here and self._deadline is not None and now > self._deadline:
+                self.lose(node, f"has not come within {self._patience:g} s")
+
+    def all_idle(self) -> bool:
+        """No host has shown a sign of activity for long."""
+        return all(host.idle or host.ended for host in self.hosts[1:])
+
+
+def describe_differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> str:
+    """In which facts hosts differ from most, by name: 'torch: 2.9.0, but 2.8.0 on h2'; or ''."""
+    lines = []
+    for fact in dict.fromkeys(fact for one in facts for fact in one):
+        groups: dict[str, list[str]] = {}
+        for name, one in zip(names, facts, strict=True):
+            groups.setdefault(one.get(fact, ""), []).append(name)
+        usual, *others = sorted(groups.items(), key=lambda group: -len(group[1]))
+        if others:
+            rest = ", ".join(f"{value or 'none'} on {', '.join(on)}" for value, on in others)
+            lines.append(f"{fact}: {usual[0] or 'none'} on {', '.join(usual[1])}, but {rest}")
+    return "; ".join(lines)
+
+
+class Leader(Hosts):
+    """The hosts for the supervisor of host 0, which listens for the others."""
+
+    def __init__(
+        self, run: str, names: Sequence[str], join: JoinHosts, clock: Clock = time.monotonic
+    ) -> None:
+        """OSError if the port is taken, or the address is not this host's."""
+        super().__init__(0)
+        self._clock = clock
+        self._beat = join.beat
+        self._beaten = float("-inf")
+        nodes = range(1, len(names))
+        key = bytes.fromhex(join.key)
+        self._listener = Listener(run, key, join.address, join.port, nodes, clock)
+        self._channels = {node: Channel() for node in nodes}
+        self.decisions = Decisions(
+            names,
+            join.address,
+            self._send,
+            lost_after=join.lost_after,
+            patience=join.patience,
+            clock=clock,
+        )
+        self.over = self.decisions.over
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def _send(self, node: int, message: Message) -> None:
+        if node == 0:
+            self._decided.append(message)
+        else:
+            self._channels[node].send(message)
+
+    def say(self, message: Message) -> None:
+        self.decisions.take(0, message)
+
+    def step(self, *, idle: bool) -> None:
+        for node, connection, have, nonce in self._listener.accept():
+            if self.decisions.hosts[node].lost:
+                connection.close()
+                continue
+            channel = self._channels[node]
+            self._listener.welcome(connection, nonce, channel.have)
+            log.info("host %d is connected%s", node, " again" if channel.connection else "")
+            channel.attach(connection, have)
+            self.decisions.hear_of(node)
+        for node, channel in self._channels.items():
+            for message in channel.read():
+                if not isinstance(message, Beat):
+                    log.info("host %d: %s", node, message)
+                self.decisions.take(node, message)
+            if channel.ended:
+                self.decisions.lose(node, "was lost: its supervisor has ended")
+        self.decisions.look()
+        if (now := self._clock()) - self._beaten >= self._beat:
+            self._beaten = now
+            for channel in self._channels.values():
+                channel.beat(Beat())
+        self.over = self.decisions.over
+
+    def all_idle(self) -> bool:
+        return self.decisions.all_idle()
+
+    def results(self) -> list[HostEnded]:
+        """How the other hosts' parts have ended, of those that have said it."""
+        return [host.ended for host in self.decisions.hosts[1:] if host.ended is not None]
+
+    def close(self, result: RunOver | None) -> None:
+        self._listener.close()
+        for node, channel in self._channels.items():
+            gone = self.decisions.hosts[node].lost
+            if result is not None and not gone:
+                channel.send(result)
+        for channel in self._channels.values():
+            channel.close(last_words=result is not None)
+
+
+class Member(Hosts):
+    """The hosts for the supervisor of another one, which knows host 0 only."""
+
+    def __init__(
+        self, run: str, names: Sequence[str], join: JoinHosts, clock: Clock = time.monotonic
+    ) -> None:
+        super().__init__(join.node_rank)
+        self._leader = names[0]
+        self._where = f"{join.leader}:{join.port}"
+        self._clock = clock
+        self._join = join
+        self._dialer = Dialer(
+            run,
+            bytes.fromhex(join.key),
+            join.node_rank,
+            join.address,
+            (join.leader, join.port),
+            clock,
+        )
+        self._channel = Channel()
+        self._heard = self._looked = clock()
+        self._beaten = float("-inf")
+        self._dialling = True
+
+    def say(self, message: Message) -> None:
+        self._channel.send(message)
+
+    def step(self, *, idle: bool) -> None:
+        if self.over:
+            return
+        now = self._clock()
+        if (paused := now - self._looked) > PAUSED:
+            self._heard += paused
+        self._looked = now
+        self._connect(now)
+        for message in self._channel.read():
+            self._heard = now
+            if isinstance(message, Beat):
+                continue
+            log.info("host 0: %s", message)
+            self._decided.append(message)
+            self.over = self.over or isinstance(message, RunOver)
+        # Host 0 closes a connection that is being replaced.
+        if self._channel.ended and not self._dialling and not self.over:
+            self._lose("was lost: its supervisor has ended")
+        elif now - self._heard > self._limit and not self.over:
+            self._lose(
+                f"was lost: no heartbeat for {self._join.lost_after:g} s"
+                if self._channel.connection
+                else f"could not be reached at {self._where} within {self._join.patience:g} s"
+                f" ({self._dialer.problem or 'nobody answers'})"
+            )
+        if now - self._beaten >= self._join.beat:
+            self._beaten = now
+            self._channel.beat(Beat(idle))
+
+    @property
+    def _limit(self) -> float:
+        return self._join.lost_after if self._channel.connection else self._join.patience
+
+    def _connect(self, now: float) -> None:
+        """The first connection, and another one where nothing comes over the last."""
+        quiet = REPLACE * self._join.lost_after
+        if self._channel.connection is not None and now - self._heard < quiet:
+            self._dialling = False
+            return
+        if not self._dialling:
+            log.warning("nothing is heard from host 0: another connection")
+            self._dialling = True
+        made = self._dialer.step(self._channel.have, quiet)
+        if made is not None:
+            log.info("connected to host 0")
+            self._channel.attach(*made)
+            self._heard, self._dialling = now, False
+
+    def _lose(self, why: str) -> None:
+        self.over = True
+        silent = self._clock() - self._heard if self._channel.connection else 0.0
+        self._decided.append(HostLost(0, f"host {self._leader} {why}", time.time() - silent))
+
+    def all_idle(self) -> bool:
+        return False  # host 0 decides
+
+    def close(self, result: RunOver | None) -> None:
+        self._dialer.close()
+        self._channel.close(last_words=False)
+
+
+def join_hosts(run: str, names: Sequence[str], join: JoinHosts) -> Hosts:
+    """Take part in a run. OSError if host 0 cannot listen."""
+    return Leader(run, names, join) if join.node_rank == 0 else Member(run, names, join)
