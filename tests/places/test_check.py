@@ -1,0 +1,191 @@
+"""The check of hosts before each run, with real probes on hosts that are namespaces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.pods import ReachedPod
+from tests.fakes.machine import FakeMachine
+from tpunb.places import check, target
+from tpunb.places.config import find_place
+from tpunb.places.errors import HostsError, PlaceError
+from tpunb.places.target import Target
+from tpunb.places.transport import make_transport
+from tpunb.utils.errors import TpunbError
+
+
+def asked(pod: ReachedPod) -> check.HostsReport:
+    place = find_place("pod", pod.project)
+    return check.ask(place, make_transport(place))
+
+
+def found(pod: ReachedPod) -> Target:
+    return target.find_target("pod", pod.project, print, lambda: False)
+
+
+def test_hosts_say_who_they_are(pod: ReachedPod) -> None:
+    report = asked(pod)
+    assert report.problems() == []
+    assert report.names == ("h0", "h1")
+    assert [host.address for _, host in report.answered] == [h.address for h in pod.pod.hosts]
+    assert [host.host for _, host in report.answered] == ["h0", "h1"]
+    assert all(host.versions["tpunb"] for _, host in report.answered)
+    assert report.local_cores == 4
+    assert all(host.folder == f"{pod.folder}/homes/{name}/.tpunb" for name, host in report.answered)
+
+
+def test_each_host_that_does_not_answer_is_named_with_what_ssh_says(pod: ReachedPod) -> None:
+    pod.change("h1", refuses="root@h1: Permission denied (publickey).")
+    with pytest.raises(HostsError) as caught:
+        found(pod)
+    assert caught.value.problems == (("h1", "root@h1: Permission denied (publickey)."),)
+    assert "nothing was started" in str(caught.value)
+
+
+def test_an_unknown_host_is_named(pod: ReachedPod) -> None:
+    pod.set_place(hosts=["h0", "nowhere"])
+    with pytest.raises(HostsError, match="nowhere: ssh: Could not resolve hostname nowhere"):
+        found(pod)
+
+
+def shadowed(folder: Path, package: str, version: str) -> str:
+    """A folder for PYTHONPATH in which a package has another version."""
+    info = folder / f"{package}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return str(folder)
+
+
+@pytest.mark.parametrize("package", ["torch", "torch_xla", "tpunb"])
+def test_another_version_on_one_host_is_refused_by_its_name(
+    pod: ReachedPod, tmp_path: Path, package: str
+) -> None:
+    pod.change("h1", env={"PYTHONPATH": shadowed(tmp_path, package, "1.2.3")})
+    with pytest.raises(HostsError) as caught:
+        found(pod)
+    assert {host for host, _ in caught.value.problems} == {"h1"}
+    assert f"{package} 1.2.3" in str(caught.value)
+
+
+def test_other_files_of_the_same_version_are_refused(
+    pod: ReachedPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "package_digest", lambda: "another")
+    with pytest.raises(HostsError, match=r"h0: tpunb [\d.]+ has other files than here"):
+        found(pod)
+
+
+def test_a_host_without_tpunb_says_how_to_get_it(pod: ReachedPod) -> None:
+    pod.set_place(python="/usr/bin/python3")
+    with pytest.raises(HostsError) as caught:
+        found(pod)
+    text = str(caught.value)
+    assert "h0: tpunb is not installed for /usr/bin/python3" in text
+    assert 'environment = "make"' in text
+
+
+def test_a_missing_interpreter_is_named(pod: ReachedPod) -> None:
+    pod.set_place(python="~/venv/bin/python")
+    with pytest.raises(HostsError, match="venv/bin/python"):
+        found(pod)
+
+
+def tpu(folder: Path, worker: int, *, chips: int = 4) -> dict[str, str]:
+    """Variables that make a host a TPU's."""
+    machine = FakeMachine(folder)
+    machine.chips("v5e", chips)
+    hosts = "10.77.0.2,10.77.0.3"
+    return {
+        "TPUNB_ROOT": str(folder),
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_ID": str(worker),
+        "TPU_WORKER_HOSTNAMES": hosts,
+    }
+
+
+def test_node_ranks_are_worker_numbers(pod: ReachedPod, tmp_path: Path) -> None:
+    pod.change("h0", env=tpu(tmp_path / "0", 1))
+    pod.change("h1", env=tpu(tmp_path / "1", 0))
+    chosen = found(pod)
+    assert chosen.hosts == chosen.targets == ("h1", "h0")
+    assert chosen.device == "TPU"
+    assert chosen.choose_cores("all") == 8
+    assert chosen.placed("run", detached=False).addresses == ("10.77.0.3", "10.77.0.2")
+    with pytest.raises(ValueError, match="together or not at all"):
+        chosen.choose_cores(4)
+
+
+def test_another_number_of_chips_is_refused(pod: ReachedPod, tmp_path: Path) -> None:
+    pod.set_place(hosts=["h0", "h1"])
+    pod.change("h0", env=tpu(tmp_path / "0", 0))
+    pod.change("h1", env=tpu(tmp_path / "1", 1, chips=2))
+    with pytest.raises(HostsError, match=r"it has \d chips, unlike the other hosts"):
+        found(pod)
+
+
+def test_a_slice_of_more_hosts_than_the_place_names_is_refused(
+    pod: ReachedPod, tmp_path: Path
+) -> None:
+    pod.set_place(hosts=["h1"])
+    pod.change("h1", env=tpu(tmp_path / "1", 0))
+    with pytest.raises(HostsError, match="one of the 2 hosts of a v5litepod-8"):
+        found(pod)
+
+
+def test_the_same_worker_twice_is_refused(pod: ReachedPod, tmp_path: Path) -> None:
+    for number in (0, 1):
+        pod.change(f"h{number}", env=tpu(tmp_path / str(number), 0))
+    with pytest.raises(HostsError, match="it says that it is worker 0, as another host does"):
+        found(pod)
+
+
+def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
+    code = "import socket, sys; s = socket.create_server((sys.argv[1], 8470)); print(flush=True); "
+    with pod[0].popen(
+        ["python3", "-c", code + "sys.stdin.read()", pod[0].address], stdin=-1, stdout=-1
+    ) as listener:
+        assert listener.stdout is not None
+        listener.stdout.readline()
+        assert found(pod).placed("run", detached=False).port == 8471
+        pod.set_place(port=8470 - 5)
+        assert found(pod).placed("run", detached=False).port == 8465
+        listener.communicate(b"")
+
+
+def test_no_free_port_is_said(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = found(pod)
+    monkeypatch.setattr(check.HostsReport, "rendezvous_port", lambda self: None)
+    with pytest.raises(PlaceError, match="8470 and the next ones are all in use on h0"):
+        chosen.placed("run", detached=False)
+
+
+def test_cores_are_a_multiple_of_the_hosts(pod: ReachedPod) -> None:
+    pod.set_place(cores=2)
+    chosen = found(pod)
+    assert chosen.choose_cores(None) == 4
+    assert chosen.choose_cores(6) == 6
+    with pytest.raises(ValueError, match="a multiple of 2"):
+        chosen.choose_cores(3)
+
+
+def test_an_interrupt_leaves_the_hosts(pod: ReachedPod) -> None:
+    with pytest.raises(TpunbError, match="interrupted before the run began"):
+        target.find_target("pod", pod.project, print, lambda: True)
+
+
+def test_another_clock_is_a_note(pod: ReachedPod) -> None:
+    report = asked(pod)
+    hosts = tuple(host and replace(host, skew=-61.0) for host in report.hosts)
+    assert ("h0", "its clock is 61 s behind this machine's") in replace(report, hosts=hosts).notes()
+
+
+def test_the_report_as_json(pod: ReachedPod) -> None:
+    pod.change("h1", refuses="no")
+    report = json.loads(json.dumps(asked(pod).to_json()))
+    assert [host["reached"] for host in report["hosts"]] == [True, False]
+    assert report["problems"] == [{"host": "h1", "message": "no"}]
