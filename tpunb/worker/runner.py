@@ -87,11 +87,8 @@ def _run(
         os.environ.update({**env, env_vars.RUN: str(run.path)})
         if env.get("OMP_NUM_THREADS", "").isdigit():  # what the fork server loaded has not read it
             fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
-        os.chdir(os.path.expanduser(spec.cwd))
-        if spec.hosts:  # this host's own packages come after the folders that travelled here
-            sys.path[1:1] = map(os.path.expanduser, spec.sys_path)
-        else:
-            sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
+        os.chdir(spec.cwd)
+        sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
         prelude = Prelude(run, spec)
     else:  # what its cells have made of these stays; what is each run's own does not
         for name in env_vars.PER_RUN:
