@@ -128,15 +128,15 @@ def rank_badges(
     return badges
 
 
-def describe_badges(badges: Sequence[RankBadge]) -> str:
+def describe_badges(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> str:
     """'ranks 0-14,16 running · rank 15 behind (12 steps)', the largest group first."""
     groups: dict[RankBadge, list[int]] = {}
     for rank, badge in enumerate(badges):
         groups.setdefault(badge, []).append(rank)
-    parts = [
-        f"rank{'s' if len(ranks) > 1 else ''} {_shortened(name_ranks(ranks))} {badge}"
-        for badge, ranks in sorted(groups.items(), key=lambda group: -len(group[1]))
-    ]
+    parts = []
+    for badge, ranks in sorted(groups.items(), key=lambda group: -len(group[1])):
+        names = _shortened(name_ranks(ranks, hosts, len(badges)))
+        parts.append(f"rank{'s' if len(ranks) > 1 else ''} {names} {badge}")
     return " · ".join([*parts[:5], *([f"and {len(parts) - 5} more"] if len(parts) > 5 else [])])
 
 
@@ -145,37 +145,38 @@ def _shortened(names: str) -> str:
     return names if len(names) <= MAX_NAMES else f"{names[:MAX_NAMES].rpartition(',')[0]},…"
 
 
-def badges_html(badges: Sequence[RankBadge]) -> str:
+def badges_html(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> str:
     """The badges, and below them the same in words."""
-    row = _numbered_row(badges) if len(badges) <= MAX_NUMBERED else _glyph_row(badges)
-    return f'{row}<div style="{_FAINT}">{escape(describe_badges(badges))}</div>'
+    names = [name_ranks([rank], hosts, len(badges)) for rank in range(len(badges))]
+    row = (_numbered_row if len(badges) <= MAX_NUMBERED else _glyph_row)(badges, names)
+    return f'{row}<div style="{_FAINT}">{escape(describe_badges(badges, hosts))}</div>'
 
 
-def _numbered_row(badges: Sequence[RankBadge]) -> str:
+def _numbered_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
     """One box with its number for each rank."""
     boxes = []
-    for rank, badge in enumerate(badges):
+    for name, badge in zip(names, badges, strict=True):
         style = (
             f"display:inline-block;border:{2 if badge.is_odd else 1}px solid {badge.colour};"
             "border-radius:4px;padding:0 6px;margin:0 4px 3px 0"
         )
-        label = f"{badge.glyph} {rank}"
-        title = escape(f"rank {rank}: {badge}", quote=True)
+        label = f"{badge.glyph} {escape(name)}"
+        title = escape(f"rank {name}: {badge}", quote=True)
         inner = f"<b>{label}</b>" if badge.is_odd else label
         boxes.append(f'<span title="{title}" style="{style}">{inner}</span>')
     return f"<div>{' '.join(boxes)}</div>"
 
 
-def _glyph_row(badges: Sequence[RankBadge]) -> str:
+def _glyph_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
     """For many ranks: glyphs alone, and the odd ones with their numbers."""
     pieces = []
     odd = 0
-    for rank, badge in enumerate(badges):
+    for name, badge in zip(names, badges, strict=True):
         odd += badge.is_odd
         if badge.is_odd and odd <= MAX_ODD:
-            title = escape(f"rank {rank}: {badge}", quote=True)
+            title = escape(f"rank {name}: {badge}", quote=True)
             style = f"border:2px solid {badge.colour};border-radius:4px;padding:0 2px"
-            pieces.append(f' <b title="{title}" style="{style}">{badge.glyph} {rank}</b> ')
+            pieces.append(f' <b title="{title}" style="{style}">{badge.glyph} {escape(name)}</b> ')
         else:
             pieces.append(badge.glyph)
     style = "font-family:monospace;word-break:break-all;line-height:1.5"
@@ -386,6 +387,8 @@ class Card:
     more: str = ""
     """How many metrics are left out."""
     badges: Sequence[RankBadge] = ()
+    hosts: Sequence[str] = ()
+    """That the ranks are spread over, if there are several."""
     speeds: Sequence[str] = ()
     summary: Sequence[str] = ()
     """At the end: best values, and where the time went."""
@@ -408,7 +411,7 @@ class Card:
         if self.metrics:
             rows.append(self._metrics())
         if self.badges:
-            rows.append(f'<div style="margin-top:6px">{badges_html(self.badges)}</div>')
+            rows.append(f'<div style="margin-top:6px">{badges_html(self.badges, self.hosts)}</div>')
         if self.speeds:
             rows.append(f"<div>{escape(' · '.join(self.speeds))}</div>")
         rows += [f"<div>{escape(line)}</div>" for line in self.summary]

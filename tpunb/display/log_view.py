@@ -9,7 +9,7 @@ missing. Nothing is lost: run.log has every line.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tpunb.display.output_budget import MOST, NEWEST, OutputBudget
@@ -112,8 +112,15 @@ class LogView:
     """Takes text as it comes and writes lines when they are due. Times are in seconds."""
 
     def __init__(
-        self, logs: frozenset[int], budget: OutputBudget, *, interval: float = 0.125
+        self,
+        logs: frozenset[int],
+        budget: OutputBudget,
+        *,
+        interval: float = 0.125,
+        name: Callable[[Iterable[int]], str] = name_ranks,
     ) -> None:
+        """`name`: what stands before the lines of ranks."""
+        self._name = name
         self._logs = logs
         self._budget = budget
         self._interval = interval
@@ -230,7 +237,7 @@ class LogView:
             lines, left_out = self._take(most)
             if total := sum(left_out.values()):
                 what = "1 line" if total == 1 else f"{total:,} lines"
-                notes += f"[{name_ranks(left_out)}] … {what} left out here; all are in run.log\n"
+                notes += f"[{self._name(left_out)}] … {what} left out here; all are in run.log\n"
             lines = notes + lines
         self._budget.add(lines)
         if self._budget.room == 0:  # only the newest lines of all ranks can be seen
@@ -265,14 +272,15 @@ class LogView:
 
     def _folded(self) -> str:
         written = {rank: pending.lines for rank, pending in self._pending.items()}
-        return "".join(f"[{name_ranks(ranks)}] {line}\n" for line, ranks in fold(written))
+        return "".join(f"[{self._name(ranks)}] {line}\n" for line, ranks in fold(written))
 
     def _last_lines(self, failure: Failure) -> str:
         rank = failure.rank
         source = self._sources.get((rank, "stderr"))
         if source is not None and (lines := source.last_lines()):
-            return f"the last lines that rank {rank} wrote to stderr:\n" + "".join(
-                f"[{rank}] {line}\n" for line in lines
+            name = "" if rank is None else self._name([rank])
+            return f"the last lines that rank {name} wrote to stderr:\n" + "".join(
+                f"[{name}] {line}\n" for line in lines
             )
         # What was written before an exception adds little to its traceback.
         prelude = self._sources.get((rank, "prelude"))

@@ -62,7 +62,7 @@ class RunView:
         cost = output_budget.MESSAGE if batch else 0
         self._budget = OutputBudget(self._front.write, room=self._front.room, message=cost)
         every = BATCH_LINES_EVERY if batch else LINES_EVERY
-        self._log = LogView(logs, self._budget, interval=every)
+        self._log = LogView(logs, self._budget, interval=every, name=spec.name_ranks)
         self._newest: tuple[float, list[str]] = (-math.inf, [])
         """When the newest lines were last shown, and those lines."""
         self._tracebacks = TracebackFilter(run)

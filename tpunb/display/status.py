@@ -36,7 +36,7 @@ from tpunb.runs.events import (
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils.terminal import join, paint
-from tpunb.utils.text import duration, fold, name_ranks
+from tpunb.utils.text import duration, fold
 
 MOST_METRICS = 6
 MOST_UNFINISHED = 8
@@ -242,6 +242,7 @@ class Status:
             ],
             more=f"and {left_out} more" if left_out > 0 else "",
             badges=self._badges(),
+            hosts=self._spec.hosts,
             speeds=self._speeds(),
             summary=[] if self._result is None else self._result.summary.lines(),
             lines=lines,
@@ -271,7 +272,7 @@ class Status:
         parts = [
             self._describe_progress(),
             " · ".join(sparklines),
-            describe_badges(badges) if badges else "",
+            describe_badges(badges, self._spec.hosts) if badges else "",
             " · ".join(self._speeds()),
         ]
         summary = [] if self._result is None else self._result.summary.lines()
@@ -291,7 +292,7 @@ class Status:
         if self._stop is not None:
             cause = self._stop.stop.cause if self._stop.stop is not None else None
             if self._failed is not None and cause is StopCause.PEER_FAILED:
-                failed = self._blamed or f"rank {self._failed} failed"
+                failed = self._blamed or f"rank {self._spec.name_ranks([self._failed])} failed"
                 return f"{failed}, stopping the others ({self._stop.step})", ""
             reason = f": {self._stop.reason}" if self._stop.reason else ""
             return f"stopping ({self._stop.step}){reason}", ""
@@ -312,7 +313,7 @@ class Status:
                     others.setdefault(rank, []).append(line)
                 else:
                     read.setdefault(rank, []).append(bar)
-        folded = [f"[{name_ranks(ranks)}] {text}" for text, ranks in fold(others)]
+        folded = [f"[{self._spec.name_ranks(ranks)}] {text}" for text, ranks in fold(others)]
         left_out = len(folded) - MOST_UNFINISHED
         if left_out > 0:
             folded[-left_out:] = [f"… and {left_out} more"]

@@ -319,7 +319,7 @@ class _Widgets:
         ranks = range(spec.world_size)
         self._level = w.Dropdown(options=_LEVELS, value="", layout=w.Layout(width="180px"))
         self._rank = w.Dropdown(
-            options=[("all ranks", "all"), *((f"rank {n}", str(n)) for n in ranks)],
+            options=[("all ranks", "all"), *((f"rank {spec.name_rank(n)}", str(n)) for n in ranks)],
             value="all",
             layout=w.Layout(width="120px"),
         )

@@ -220,7 +220,7 @@ class RunRequest:
             retries=options.retries,
             price=prices.price_of(self.machine) if target is None else None,
             replicate=self.notebook.replicate,
-            spmd=None if self.spmd is None else self.spmd.cores,
+            spmd=None if self.spmd is None else self.cores,
             profile=options.profile,
             restored=tuple(self.restored),
             resumed_from=self.resumed_from,

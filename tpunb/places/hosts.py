@@ -200,10 +200,14 @@ class HostsPlace(Place):
         except ValueError:  # no answer, or none that says it
             return None
 
-    def fetch(self, patterns: Sequence[str], into: Path) -> list[Path]:
+    def fetch(
+        self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
+    ) -> list[Path]:
         """Raises HostsError where a host does not answer."""
         commands = {}
         for host, folder in enumerate(self.placed.folders):
+            if hosts is not None and host not in hosts:
+                continue
             words = [inspect.getsource(remote), "pack", folder, *patterns]
             commands[host] = (f"exec {self.placed.python} -c {shlex.join(words)}", b"")
         answers = ask_hosts(self._transport, commands, timeout=24 * 3600.0)

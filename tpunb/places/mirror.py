@@ -289,10 +289,19 @@ class Mirror:
         if self.place.placed.detached and not self._ended:
             return  # it may go on: nobody could be asked
         result = self._whole_result()
+        if self.spec.returns and 0 not in self._gone:
+            self._fetch_returns()
         problem = self._merge.problem
         if problem:
             self.run.emit(Note(f"this copy of the run is not complete: {problem}"))
         self._write(result)
+
+    def _fetch_returns(self) -> None:
+        """The values of `--returns`, which rank 0 has written on host 0."""
+        try:
+            self.place.fetch([self.run.returns.name], self.run.path, hosts=[0])
+        except (TpunbError, OSError, ValueError) as error:
+            self.run.emit(Note(f"the values of --returns have not come: {error}"))
 
     def _whole_result(self) -> RunResult:
         """That of host 0, or, if it is lost, what the others and the connections say."""

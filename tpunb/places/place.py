@@ -122,8 +122,13 @@ class Place(ABC):
         """Pass on a request to stop; while it is followed."""
 
     @abstractmethod
-    def fetch(self, patterns: Sequence[str], into: Path) -> list[Path]:
-        """Copy the files of the run's folder there that match into a folder here; returns them."""
+    def fetch(
+        self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
+    ) -> list[Path]:
+        """Copy the files of the run's folder there that match into a folder here; returns them.
+
+        `hosts`: of these alone, by node rank.
+        """
 
     @abstractmethod
     def let_go(self) -> None:

@@ -502,7 +502,8 @@ class RunResult(Printable):
         alike = [failure for failure in rest if failure.is_like(first)]
         lines = []
         if alike:
-            ranks = name_ranks(f.rank for f in alike if f.rank is not None)
+            numbers = [f.rank for f in alike if f.rank is not None]
+            ranks = name_ranks(numbers, self.hosts, self.world_size)
             lines.append(f"the same in rank{'s' if len(alike) > 1 else ''} {ranks}")
         others = [failure for failure in rest if failure not in alike]
         if others:

@@ -6,11 +6,13 @@ of the enums are what the JSON files of a run folder hold, so they must not chan
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Literal
 
 from tpunb.utils import records
+from tpunb.utils.text import name_ranks
 
 Role = Literal["header", "prelude", "parameters", "train"]
 Device = Literal["TPU", "CPU"]
@@ -247,7 +249,11 @@ class RunSpec:
 
     def name_rank(self, rank: int) -> str:
         """'3', or 'host-1/3' for a run on several hosts."""
-        return f"{self.host_of(rank)}/{rank}" if self.hosts else str(rank)
+        return self.name_ranks([rank])
+
+    def name_ranks(self, ranks: Iterable[int]) -> str:
+        """'0-2,5', or 'host-0/0-1,host-1/2' for a run on several hosts."""
+        return name_ranks(ranks, self.hosts, self.world_size)
 
     def cores(self) -> str:
         """'4 rehearsal cores', '8 TPU cores on 2 hosts': all that the run uses."""

@@ -6,6 +6,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
+MOST_HOSTS = 4
+"""Up to so many are named with their ranks."""
+
 
 def size(count: int) -> str:
     """'512 B', '1.5 kB', '20 MB': as file managers count, by thousands."""
@@ -54,8 +57,19 @@ def date_and_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
         return "?"
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """'2', '0,2', '0-3', '0-2,5'."""
+def name_ranks(ranks: Iterable[int], hosts: Sequence[str] = (), world_size: int = 0) -> str:
+    """'2', '0,2', '0-3', '0-2,5'; of several hosts 'h0/0-3,h1/4', of many hosts the ranks alone.
+
+    `hosts`: the names of those that the `world_size` ranks are spread over evenly, in order.
+    """
+    if hosts:
+        local = max(1, world_size // len(hosts))
+        by_host: dict[int, list[int]] = {}
+        for rank in sorted(ranks):
+            by_host.setdefault(rank // local, []).append(rank)
+        if len(by_host) <= MOST_HOSTS:
+            return ",".join(f"{hosts[host]}/{name_ranks(own)}" for host, own in by_host.items())
+        ranks = [rank for own in by_host.values() for rank in own]
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
