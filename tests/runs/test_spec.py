@@ -58,4 +58,5 @@ def test_words_are_strings_for_people_and_json() -> None:
         RunState.WAITING,
         RunState.RUNNING,
         RunState.STOPPING,
+        RunState.AWAY,
     ]
