@@ -196,6 +196,7 @@ class _Runner:
             folder.mkdir(parents=True, exist_ok=True)
             for fd, name in ((1, "stdout.log"), (2, "stderr.log")):
                 os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), fd)
+            files.reserve_blocks(self.run.error(attempt, rank))
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(
                 RANK=str(rank),

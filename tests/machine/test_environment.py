@@ -28,12 +28,30 @@ def test_every_change_has_its_reason_and_only_changes_are_listed() -> None:
     assert change.reason
 
 
-def test_what_keeps_kaggles_ranks_apart_is_removed_and_addresses_of_a_pod_are_not() -> None:
-    kaggle = {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0"}
-    made = environment.run_environment(kaggle, "TPU")
-    assert not kaggle.keys() & made.keys()
-    pod = {"TPU_PROCESS_ADDRESSES": "h0:8476,h1:8476", "CLOUD_TPU_TASK_ID": "1"}
-    assert environment.run_environment(pod, "TPU").items() >= pod.items()
+PRESETS = [
+    {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0"},  # Kaggle
+    {  # LeaderWorkerSet, KubeRay's webhook: one process for each host
+        "TPU_PROCESS_ADDRESSES": "h0:8476,h1:8476",
+        "TPU_PROCESS_PORT": "8476",
+        "CLOUD_TPU_TASK_ID": "1",
+    },
+]
+
+
+@pytest.mark.parametrize("presets", PRESETS)
+def test_what_is_meant_for_one_process_on_each_host_is_kept_for_that_alone(
+    presets: dict[str, str], tmp_path: Path
+) -> None:
+    """torch_xla keeps what is set: 16 ranks would have the 4 addresses of their hosts."""
+    grid = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}
+    made = environment.run_environment({**presets, **grid}, "TPU")
+    assert not presets.keys() & made.keys()
+    assert made.items() >= grid.items()
+    with machine("kaggle-tpu-batch", tmp_path) as fake:
+        here = detect_machine(fake.env)
+    spmd = environment.spmd_environment({**presets, **grid}, {}, here, 4, "cell [3]")
+    assert spmd is not None
+    assert spmd.env.items() >= {**presets, **grid}.items()
 
 
 def test_a_rank_draws_into_files() -> None:

@@ -76,7 +76,7 @@ def test_all_hosts_run_the_same_cell_and_know_who_they_are(make: Make) -> None:
     run.start_all(variables={"SECRET": "x"})
     assert run.wait() == [0, 0, 0]
     said = [line.partition("] ")[2] for node in run.nodes.values() for line in node.log()]
-    assert said == [f"{rank} {rank % 2} 6 x" for rank in range(6)]
+    assert sorted(said) == [f"{rank} {rank % 2} 6 x" for rank in range(6)]
     for number, node in run.nodes.items():
         assert node.hello.node_rank == number
         assert node.hello.host == f"h{number}"
@@ -126,9 +126,8 @@ def test_all_hosts_start_again_together(make: Make) -> None:
     run.start_all()
     assert run.wait() == [0, 0]
     for node in run.nodes.values():
-        assert sorted(line.partition("] ")[2] for line in node.log()) == [
-            "attempt 0", "attempt 0", "attempt 1", "attempt 1"
-        ]  # fmt: skip
+        said = [line.partition("] ")[2] for line in node.log() if " err]" not in line]
+        assert sorted(said) == ["attempt 0"] * 2 + ["attempt 1"] * 2
     assert run.nodes[0].result().attempts == 2
     assert "rank h0/0 failed in cell [1], line 6: ValueError: once" in run.nodes[0].text(
         "events.jsonl"

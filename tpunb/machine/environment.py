@@ -34,7 +34,7 @@ _RANK_VARIABLES = (
 )
 # Of one process and its chip: torch_xla keeps what is set (os.environ.setdefault), so every
 # rank would have the same one. 2.9, _internal/tpu.py.
-_CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_PORT")
+_CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
 """Beside one of those: what torch_xla has set in a kernel that used the TPU itself."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
@@ -99,10 +99,12 @@ def environment_changes(
         for name in _PINNING
         if name in env
     ]
-    if env.get("TPU_PROCESS_ADDRESSES") == "local":
-        for name in ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"):
-            if name in env:
-                changes.append(Change(name, None, "torch_xla would keep it in every rank"))
+    if device == "TPU" or env.get("TPU_PROCESS_ADDRESSES") == "local":
+        changes += [
+            Change(name, None, "torch_xla would keep it in every rank")
+            for name in env_vars.TPU_PRESETS
+            if name in env
+        ]
     if device == "TPU":
         of_one = [name for name in _CHIP_VARIABLES if name in env]
         of_one += [name for name in _WITH_ONE_CHIP if of_one and name in env]
@@ -246,7 +248,7 @@ def spmd_environment(
         found[_DEVICES] = Change(_DEVICES, str(cores), "SPMD: the cores that one process drives")
     elif cores > 1:
         # Kaggle sets them for what a notebook there is: one process with all chips.
-        for name in ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"):
+        for name in env_vars.TPU_PRESETS:
             found.pop(name, None)
     if why == cells:  # those cells shall find it off, as they did in the kernel
         found[spmd.VARIABLE] = Change(spmd.VARIABLE, None, "the cells of the run set it themselves")

@@ -36,3 +36,10 @@ RAN: Final = "TPUNB_RAN"
 """In the kernel of `tpunb run`: a file to which each run's folder is appended."""
 CORES: Final = "TPUNB_CORES"
 """In the kernel of `tpunb run --cores`: cores of every run, whatever its cell says."""
+
+# Of libtpu.
+
+TPU_PRESETS: Final = ("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "CLOUD_TPU_TASK_ID")
+"""Who and where the processes are: torch_xla keeps what is set. LeaderWorkerSet, KubeRay's webhook
+and Kaggle set them for one process on each host, which is right where it drives all chips (SPMD),
+and wrong where each chip has a process of its own."""

@@ -92,8 +92,6 @@ def _import_torch_xla() -> None:
 
 def _own_chip(local_rank: int, local_world_size: int) -> None:
     """Take one chip, and meet the other processes, as torch_xla's launcher does."""
-    if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
-        # Kaggle sets it, and torch_xla would keep it: each process would be alone.
-        del os.environ["TPU_PROCESS_ADDRESSES"]
-        os.environ.pop("CLOUD_TPU_TASK_ID", None)
+    for name in env_vars.TPU_PRESETS:
+        os.environ.pop(name, None)
     device.start_runtime_with_others(local_rank, local_world_size)

@@ -395,10 +395,9 @@ class Supervisor:
                     try:
                         queued.take_part(join)
                     except OSError as error:
+                        why = os.strerror(error.errno) if error.errno else str(error)
                         where = f"port {join.port} of {join.address}"
-                        queued.refuse(
-                            f"cannot listen for the other hosts: {where}: {error.strerror}"
-                        )
+                        queued.refuse(f"cannot listen for the other hosts: {where}: {why}")
                         self._on_run_end(queued)
                         return
                 self.queue.append(queued)
