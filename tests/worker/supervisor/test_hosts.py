@@ -1,0 +1,257 @@
+"""What host 0 decides for all hosts, and what a host does that hears nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from tpunb.runs.protocol import (
+    AbandonAttempt,
+    AllFinished,
+    AllHere,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptReady,
+    Beat,
+    HostEnded,
+    HostHere,
+    HostLost,
+    JoinHosts,
+    Message,
+    RefuseRun,
+    StartAttempt,
+    StopHosts,
+)
+from tpunb.runs.spec import StopCause
+from tpunb.worker.supervisor.hosts import Decisions, Member, describe_differences
+
+NAMES = ("h0", "h1", "h2")
+STOP = StopHosts(StopCause.USER, "enough")
+
+
+class Made:
+    """Host 0's decisions for three hosts, and what each was told."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.told: dict[int, list[Message]] = defaultdict(list)
+        self.decisions = Decisions(
+            NAMES,
+            "10.0.0.2",
+            lambda node, message: self.told[node].append(message),
+            lost_after=20.0,
+            patience=300.0,
+            clock=lambda: self.time,
+        )
+
+    def say(self, node: int, message: Message) -> None:
+        self.decisions.take(node, message)
+
+    def all_say(self, message: Message) -> None:
+        for node in range(len(NAMES)):
+            self.say(node, message)
+
+    def news(self, node: int) -> list[Message]:
+        """What a host was told since the last call."""
+        told, self.told[node] = self.told[node], []
+        return told
+
+    def all_news(self) -> list[Message]:
+        """The same, where all hosts were told the same."""
+        first, *others = [self.news(node) for node in range(len(NAMES))]
+        assert all(other == first for other in others)
+        return first
+
+    def pass_time(self, seconds: float, *, silent: tuple[int, ...] = ()) -> None:
+        """The others are heard every second."""
+        for _ in range(int(seconds)):
+            self.time += 1.0
+            for node in range(1, len(NAMES)):
+                if node not in silent and self.decisions.hosts[node].here:
+                    self.say(node, Beat())
+            self.decisions.look()
+
+    def run(self) -> None:
+        """All hosts are there, and their ranks run."""
+        self.all_say(HostHere({}))
+        self.all_say(AttemptReady(0, 40123))
+        self.all_news()
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made()
+
+
+def test_nothing_begins_before_all_are_here(made: Made) -> None:
+    made.say(1, HostHere({}))
+    made.say(2, HostHere({}))
+    assert made.all_news() == []
+    made.say(0, HostHere({}))
+    assert made.all_news() == [AllHere()]
+
+
+def test_an_attempt_begins_when_all_are_ready_for_it(made: Made) -> None:
+    made.all_say(HostHere({}))
+    made.all_news()
+    made.say(0, AttemptReady(0, 40123))
+    made.say(1, AttemptReady(0, 0))
+    assert made.all_news() == []
+    made.say(2, AttemptReady(0, 0))
+    assert made.all_news() == [StartAttempt(0, "10.0.0.2", 40123)]
+
+
+def test_all_are_told_when_the_last_has_finished(made: Made) -> None:
+    made.run()
+    made.say(2, AttemptFinished(0))
+    made.say(0, AttemptFinished(0))
+    assert made.all_news() == []
+    made.say(1, AttemptFinished(0))
+    assert made.all_news() == [AllFinished()]
+    made.say(1, HostEnded({}, 0.0))
+    assert made.all_news() == []
+    assert not made.decisions.over
+    made.say(2, HostEnded({}, 0.0))
+    assert made.decisions.over
+
+
+def test_one_failure_ends_an_attempt_once_and_all_start_again(made: Made) -> None:
+    made.run()
+    made.say(0, AttemptFinished(0))
+    made.say(1, AttemptFailed(0, "rank h1/3 has failed"))
+    made.say(2, AttemptFailed(0, "rank h2/4 has failed"))
+    assert made.all_news() == [AbandonAttempt(0, "rank h1/3 has failed")]
+    made.say(0, AttemptReady(1, 40123))
+    made.say(2, AttemptReady(1, 0))
+    made.say(2, AttemptFailed(0, "late"))
+    assert made.all_news() == []
+    made.say(1, AttemptReady(1, 0))
+    assert made.all_news() == [StartAttempt(1, "10.0.0.2", 40123)]
+    made.say(2, AttemptFailed(1, "again"))
+    assert made.all_news() == [AbandonAttempt(1, "again")]
+
+
+def test_a_stop_is_told_to_all_once_and_again_in_a_hurry(made: Made) -> None:
+    made.run()
+    made.say(2, STOP)
+    made.say(1, StopHosts(StopCause.USER, "me too"))
+    assert made.all_news() == [STOP]
+    hurry = StopHosts(StopCause.USER, "now", now=True)
+    made.say(1, hurry)
+    assert made.all_news() == [hurry]
+
+
+def test_after_a_stop_nothing_begins(made: Made) -> None:
+    made.all_say(HostHere({}))
+    made.say(0, STOP)
+    made.all_news()
+    made.all_say(AttemptReady(0, 40123))
+    assert made.all_news() == []
+
+
+def test_a_stop_before_host_0_has_its_turn_reaches_it(made: Made) -> None:
+    made.say(1, HostHere({}))
+    made.say(1, STOP)
+    assert made.news(0) == [STOP]
+
+
+def test_a_host_that_ends_before_the_others_ends_them(made: Made) -> None:
+    """Its prelude has failed."""
+    made.all_say(HostHere({}))
+    made.all_news()
+    made.say(1, HostEnded({}, 0.0))
+    (stop,) = made.all_news()
+    assert stop == StopHosts(StopCause.PEER_FAILED, "h1 has ended before the others")
+
+
+def test_a_silent_host_is_lost_and_the_others_are_told(made: Made) -> None:
+    made.run()
+    made.pass_time(20, silent=(2,))
+    assert made.all_news() == []
+    made.pass_time(1, silent=(2,))
+    (lost,) = made.news(1)
+    assert isinstance(lost, HostLost)
+    assert (lost.node_rank, lost.reason) == (2, "host h2 was lost: no heartbeat for 20 s")
+    assert made.news(0) == [lost]
+    assert made.news(2) == []
+    made.say(1, HostEnded({}, 0.0))
+    assert made.decisions.over
+
+
+def test_any_word_is_a_sign_of_life(made: Made) -> None:
+    made.run()
+    made.pass_time(15, silent=(2,))
+    made.say(2, AttemptFinished(0))
+    made.pass_time(15, silent=(2,))
+    assert made.all_news() == []
+
+
+def test_nobody_is_lost_because_this_process_was_stopped(made: Made) -> None:
+    made.run()
+    made.pass_time(5)
+    made.time += 1000.0
+    made.decisions.look()
+    made.pass_time(5)
+    assert made.all_news() == []
+
+
+def test_a_host_that_has_ended_is_not_lost_any_more(made: Made) -> None:
+    made.run()
+    made.all_say(AttemptFinished(0))
+    made.say(2, HostEnded({}, 0.0))
+    made.all_news()
+    made.pass_time(30, silent=(2,))
+    assert made.all_news() == []
+
+
+def test_a_host_that_does_not_come_is_lost_too(made: Made) -> None:
+    made.say(1, HostHere({}))
+    made.pass_time(400)
+    assert made.news(1) == []  # host 0 waits for its turn on a device
+    made.say(0, HostHere({}))
+    made.pass_time(301)
+    (lost,) = made.news(1)
+    assert isinstance(lost, HostLost)
+    assert lost.reason == "host h2 has not come within 300 s"
+
+
+def test_it_is_a_hang_only_if_no_host_goes_on(made: Made) -> None:
+    made.run()
+    made.say(1, Beat(idle=True))
+    assert not made.decisions.all_idle()
+    made.say(2, Beat(idle=True))
+    assert made.decisions.all_idle()
+    made.say(1, Beat(idle=False))
+    assert not made.decisions.all_idle()
+
+
+def test_hosts_that_differ_are_refused_by_name(made: Made) -> None:
+    for node, torch in enumerate(("2.9.0", "2.8.0", "2.9.0")):
+        made.say(node, HostHere({"torch": torch, "chips": "4"}))
+    assert made.all_news() == [RefuseRun("torch: 2.9.0 on h0, h2, but 2.8.0 on h1")]
+
+
+def test_differences() -> None:
+    assert describe_differences(NAMES, [{"a": "1"}] * 3) == ""
+    assert describe_differences(
+        NAMES, [{"a": "1", "b": "x"}, {"b": "x"}, {"a": "2", "b": "y"}]
+    ) == ("a: 1 on h0, but none on h1, 2 on h2; b: x on h0, h1, but y on h2")
+
+
+def test_a_host_that_never_hears_host_0_says_where_it_has_looked() -> None:
+    time = 100.0
+    join = JoinHosts("/r", 1, "127.0.0.1", "127.0.0.1", 9, "ab" * 32, {}, patience=30.0)
+    member = Member("run", NAMES, join, lambda: time)
+    for _ in range(31):
+        member.step(idle=False)
+        assert not member.hear()
+        time += 1.0
+    member.step(idle=False)
+    (lost,) = member.hear()
+    assert isinstance(lost, HostLost)
+    assert lost.reason == (
+        "host h0 could not be reached at 127.0.0.1:9 within 30 s (Connection refused)"
+    )
+    assert member.over
+    member.close(None)
