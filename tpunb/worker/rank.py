@@ -36,7 +36,7 @@ from tpunb.worker.rank_marks import RankMark
 from tpunb.worker.recompiles import StepMonitor
 from tpunb.worker.supervisor import stacks
 from tpunb.xla import counters, device, launchers, loaders, runtime, spmd
-from tpunb.xla.rehearsal import call, stats
+from tpunb.xla.rehearsal import call, ranks, stats
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,8 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
         task.spmd,
     )
     call.name_cell_lines(task.cells.lines)
+    if task.spec.hosts:
+        ranks.name_hosts(task.spec.hosts, task.spec.world_size)
     runtime.start_before_backward()
     loaders.report_errors()
     _watch_steps(task)

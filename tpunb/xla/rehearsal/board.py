@@ -18,9 +18,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
 
-from torch._C._distributed_c10d import Store, TCPStore
-
-from tpunb.utils import env_vars
+from torch._C._distributed_c10d import Store
 
 PAUSE = 0.002
 """Seconds between two looks of a rank that waits for a key."""
@@ -149,19 +147,6 @@ class Board(Store):
             return expected if before is None else before
         self._values[key] = value
         return value
-
-
-_boards: list[Board] = []
-"""Kept: torch's own objects on a store do not keep its methods, which are Python's."""
-
-
-def open_store(address: str, port: int, timeout: timedelta) -> Store:
-    """The store of this run: its board, or torch elastic's store where torchrun is the agent."""
-    file = os.environ.get(env_vars.BOARD)
-    if file is None:
-        return TCPStore(address, port, is_master=False, timeout=timeout)
-    _boards.append(Board(int(file), timeout))
-    return _boards[-1]
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from tpunb.runs.cell_lines import CellLines
-from tpunb.utils.text import describe_ranks
+from tpunb.xla.rehearsal.ranks import describe_ranks
 
 _LIBRARIES = ("tpunb.worker", "tpunb.xla", "contextlib", "torch_xla", "torch")
 

@@ -34,8 +34,8 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 
-from tpunb.utils.text import describe_ranks
 from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_line
+from tpunb.xla.rehearsal.ranks import describe_ranks
 
 SHARE = 0.01
 """Largest share of a rank's time for hashing; above it only every 2nd, 4th, … is hashed."""

@@ -27,7 +27,8 @@ from tpunb.utils import memory
 from tpunb.utils.errors import SetupError
 from tpunb.xla import private_names, runtime
 from tpunb.xla.private_names import NAMES, OPS, XLAC
-from tpunb.xla.rehearsal import divergence, dynamo, launches
+from tpunb.xla.rehearsal import divergence, dynamo, launches, ranks
+from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.call import Call
 from tpunb.xla.rehearsal.collectives import (
     AllGather,
@@ -70,16 +71,17 @@ def install_rehearsal(
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
     _check_versions()
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    agent = Agent.from_environment(os.environ, rank, world_size, local_rank, local_world_size)
     global _wire
-    _wire = wire = Wire(rank, address, port, attempt, timeout, times)
+    _wire = wire = Wire(agent, timeout, times)
     # As pjrt.initialize_multiprocess sets them: xr.local_ordinal() and its like read them.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
     share_processors(os.environ, local_world_size)
+    if not agent.one_host and world_size % local_world_size == 0:
+        ranks.name_hosts([str(host) for host in range(world_size // local_world_size)], world_size)
 
     rehearsed = make_collectives(wire, world_size)
     replaced = _identity(rank, world_size) | rehearsed.xlac | _refusals(XLAC)
@@ -88,7 +90,7 @@ def install_rehearsal(
         setattr(_XLAC, name, dynamo.opaque_to_dynamo(function))
     vars(xm).update(rehearsed.model)
     dynamo.patch_dynamo_bridge()
-    ProcessGroupStores(wire, world_size, address, port, attempt).install()
+    ProcessGroupStores(wire, agent).install()
     warn_of_bucket_views()
     warn_of_pairs(world_size)
     register_optimizer_step_post_hook(divergence.programs.note_optimizer_step)

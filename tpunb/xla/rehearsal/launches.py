@@ -29,9 +29,9 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 
-from tpunb.utils.text import describe_ranks
 from tpunb.xla import private_names
 from tpunb.xla.rehearsal.call import running_line
+from tpunb.xla.rehearsal.ranks import describe_ranks
 
 ROOM = 8192
 """Bytes in which a rank describes its last launches to the others."""

@@ -26,7 +26,7 @@ from torch.distributed import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch_xla.distributed.xla_backend import ProcessGroupXla  # registers what is replaced here
 
-from tpunb.xla.rehearsal.board import open_store
+from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.call import Call
 from tpunb.xla.rehearsal.wire import Wire
 
@@ -34,16 +34,13 @@ from tpunb.xla.rehearsal.wire import Wire
 class ProcessGroupStores:
     """Gives the process groups of one rank their stores.
 
-    `address` and `port` are those of torch elastic's store; nothing connects to it before the
-    first init_process_group. `attempt` keeps the keys of a restarted run separate.
+    Nothing connects to torch elastic's store before the first init_process_group.
     """
 
-    def __init__(self, wire: Wire, world_size: int, address: str, port: int, attempt: int) -> None:
+    def __init__(self, wire: Wire, agent: Agent) -> None:
         self._wire = wire
-        self._world_size = world_size
-        self._address = address
-        self._port = port
-        self._attempt = attempt
+        self._agent = agent
+        self._world_size = agent.world_size
         self._pid = os.getpid()
         self._count: Counter[int] = Counter()
         """By world size, how many groups there have been; the same on all ranks."""
@@ -74,7 +71,7 @@ class ProcessGroupStores:
         """`_create_c10d_store`: for init_method="env://" and "tcp://"."""
         if world_size == self._world_size and os.getpid() == self._pid:
             self._meet(f"port {port}")
-        if port == self._port:
+        if port == self._agent.port:
             return self._own_keys(world_size, timeout)
         return TCPStore(
             hostname,
@@ -94,9 +91,9 @@ class ProcessGroupStores:
 
     def _own_keys(self, world_size: int, timeout: timedelta) -> Store:
         self._count[world_size] += 1
-        store = open_store(self._address, self._port, timeout)
+        store = self._agent.open_store(timeout)
         number = self._count[world_size]
-        return PrefixStore(f"tpunb/groups/{self._attempt}/{world_size}/{number}", store)
+        return PrefixStore(f"tpunb/groups/{self._agent.attempt}/{world_size}/{number}", store)
 
 
 def _listen_here(hostname: str, port: int) -> int | None:

@@ -21,7 +21,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
+from torch.distributed import DistNetworkError
 
-from tpunb.utils.text import describe_ranks
-from tpunb.xla.rehearsal.board import open_store
+from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.call import (
     Call,
     CodeLine,
@@ -44,7 +44,8 @@ from tpunb.xla.rehearsal.errors import (
     PeerLostError,
     WaitedTooLongError,
 )
-from tpunb.xla.rehearsal.transport import Arrival, Group, Mesh
+from tpunb.xla.rehearsal.ranks import describe_ranks
+from tpunb.xla.rehearsal.transport import Arrival, GlooArrival, GlooMesh, Group, Mesh
 
 
 @dataclass(frozen=True)
@@ -171,24 +172,13 @@ def _has_cycle(needs: Mapping[int, Sequence[int]]) -> bool:
 class Connections:
     """One rank's connections to the others, and its waits for them.
 
-    `address` and `port` are those of the agent's store; nothing connects to it before the
-    first collective. `attempt` keeps the keys of a restarted run separate.
+    Nothing is connected before the first collective.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        address: str,
-        port: int,
-        attempt: int,
-        timeout: float,
-        times: WaitTimes | None = None,
-    ) -> None:
-        self.rank = rank
+    def __init__(self, agent: Agent, timeout: float, times: WaitTimes | None = None) -> None:
+        self.rank = agent.rank
         self.history = CallHistory()
-        self._address = address
-        self._port = port
-        self._prefix = f"tpunb/rehearsal/{attempt}"
+        self._agent = agent
         self._timeout = timeout
         self._times = times or WaitTimes()
         self._groups: dict[tuple[int, ...], Group] = {}
@@ -202,32 +192,38 @@ class Connections:
         """The group of these ranks, connected. Waits for all of them the first time."""
         key = tuple(members)
         if key not in self._groups:
-            self._groups[key] = self._connect(key, call)
+            with self._needing_store(call):
+                self._groups[key] = self._connect(key, call)
         return self._groups[key]
 
     def gloo(self, members: Sequence[int], call: Call) -> tuple[Any, Group]:
         """The group and its gloo backend, once all members have agreed on a call."""
         group = self.group(members, call)
         if group.backend is None:
+            began = time.monotonic()
             try:
-                group.connect_gloo(self.rank, self._timeout)
+                group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
             except RuntimeError as error:
-                self._raise_cause(group, call, error)
+                self._raise_cause(group, call, began, error)
         return group.backend, group
 
     def exchange_headers(
         self, header: bytes, payload: torch.Tensor | None, members: Sequence[int], call: Call
-    ) -> Mesh:
+    ) -> Mesh | GlooMesh:
         """Send all members a header, and the payload if there is room; receive theirs."""
         group = self.group(members, call)
         self.wait(group.mesh.send(header, payload, self._timeout), group, call)
         return group.mesh
 
-    def wait(self, work: Work | Arrival, group: Group, call: Call) -> None:
+    def wait(self, work: Work | Arrival | GlooArrival, group: Group, call: Call) -> None:
         """Wait until an exchange has taken place. Can be interrupted."""
+        with self._needing_store(call):
+            self._wait(work, group, call)
+
+    def _wait(self, work: Work | Arrival | GlooArrival, group: Group, call: Call) -> None:
         group.exchanges += 1
-        step = timedelta(seconds=self._times.step)
-        published, publish = False, time.monotonic() + self._patience()
+        step, began = timedelta(seconds=self._times.step), time.monotonic()
+        published, publish = False, began + self._patience()
         while True:
             try:
                 work.wait(step)
@@ -244,10 +240,12 @@ class Connections:
                 self._check_departures(group.name, group.exchanges, group.members, call)
                 if published:
                     self._check_deadlock()
+                if self._spans_hosts(group):
+                    self._check_ended(group, call, began)
         try:
             work.wait()  # returns at once: it failed, or has completed since
         except RuntimeError as error:
-            self._raise_cause(group, call, error)
+            self._raise_cause(group, call, began, error)
 
     def leave(self, launches: str, *, final: bool) -> dict[int, str]:
         """Publish that this rank has left the train cell: nobody there need wait for it.
@@ -306,22 +304,42 @@ class Connections:
         if published:
             self._withdraw_wait()
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = Group(name, members, pids, store, mesh)
+        group = Group(name, members, pids, store)
         try:
-            mesh.connect(
-                {member: store.get(f"address/{member}").decode() for member in members},
-                pids,
-                self._timeout,
-            )
+            if not self._spans_hosts(group):
+                mesh.connect(
+                    {member: store.get(f"address/{member}").decode() for member in members},
+                    pids,
+                    self._timeout,
+                )
+                group.mesh = mesh
+            else:
+                mesh.close()
+                group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
+                group.mesh = GlooMesh(group.backend, members)
         except RuntimeError as error:
-            self._raise_cause(group, call, error)
+            self._raise_cause(group, call, began, error)
         return group
+
+    def _spans_hosts(self, group: Group) -> bool:
+        return not set(group.members) <= set(self._agent.neighbours)
 
     def _open_store(self) -> Store:
         if self._store is None:
-            store = open_store(self._address, self._port, timedelta(seconds=30))
-            self._store = PrefixStore(self._prefix, store)
+            store = self._agent.open_store(timedelta(seconds=30))
+            self._store = PrefixStore(f"tpunb/rehearsal/{self._agent.attempt}", store)
         return self._store
+
+    @contextlib.contextmanager
+    def _needing_store(self, call: Call) -> Iterator[None]:
+        try:
+            yield
+        except DistNetworkError as error:
+            raise PeerLostError(
+                f"torch elastic's store at {self._agent.address}:{self._agent.port} no longer "
+                f"answers {describe_ranks([self.rank])}, which waited in {call}: the first host, "
+                "which serves it, has ended the run or cannot be reached"
+            ) from error
 
     # -- ranks that will not come
 
@@ -394,16 +412,29 @@ class Connections:
         """For ranks that come out of a failed exchange earlier than this one."""
         group.store.set(f"here/{self.rank}", str(group.exchanges))
 
-    def _raise_cause(self, group: Group, call: Call, error: RuntimeError) -> NoReturn:
-        """Raise the error that says which rank is missing from an exchange that failed."""
+    def _raise_cause(
+        self, group: Group, call: Call, began: float, error: RuntimeError | None = None
+    ) -> NoReturn:
+        """Raise the error that says which rank is missing from an exchange that failed.
+
+        `began`: when this rank began to wait, by time.monotonic.
+        """
         ended, absent = self._missing(group)
+        own = describe_ranks([self.rank])
         if ended:
             if self._departures(group.name, group.exchanges, ended):
                 self._check_departures(group.name, group.exchanges, absent, call)
             raise PeerLostError(
-                f"{describe_ranks(ended)} ended while rank {self.rank} waited in {call}. Either it "
-                "failed, and its own error says why, or it makes fewer collective calls than "
-                "the others (one batch less?)"
+                f"{describe_ranks(ended)} ended while {own} waited in {call}. Either it failed, "
+                "and its own error says why, or it makes fewer collective calls than the others "
+                "(one batch less?)"
+            ) from error
+        remote = set(absent) - set(self._agent.neighbours)
+        if remote and time.monotonic() < began + self._timeout:
+            self._tell_ended(group, remote)
+            raise PeerLostError(
+                f"{describe_ranks(remote)} ended while {own} waited in {call}, or the connection "
+                "to that host was lost: if a rank failed, its own error says why"
             ) from error
         if absent:
             raise WaitedTooLongError(self._timed_out(call, absent)) from error
@@ -416,12 +447,40 @@ class Connections:
         deadline = time.monotonic() + self._times.inquiry
         while True:
             # In this order: a rank that was here as well says so before it ends.
-            ended = [member for member in absent if _has_ended(group.pids[member])]
+            ended = [member for member in absent if self._has_ended(group, member)]
             absent = [member for member in absent if not self._has_arrived(group, member)]
             ended = [member for member in ended if member in absent]
             if ended or not absent or time.monotonic() > deadline:
+                self._tell_ended(group, ended)
                 return ended, absent
             time.sleep(0.02)
+
+    def _has_ended(self, group: Group, member: int) -> bool:
+        """Whether a rank's process has ended. Of another host, ranks that are there say so."""
+        if member in self._agent.neighbours:
+            return _has_ended(group.pids[member])
+        return group.store.check([f"ended/{member}"])
+
+    def _tell_ended(self, group: Group, ended: Collection[int]) -> None:
+        if ended and self._spans_hosts(group):
+            for member in ended:
+                group.store.set(f"ended/{member}", "")
+            group.store.set("ended", "")
+
+    def _check_ended(self, group: Group, call: Call, began: float) -> None:
+        """Raise PeerLostError if a rank of this host has ended, or one of another is said to.
+
+        Between hosts a closed connection is noticed by some of the ranks only.
+        """
+        ended = any(
+            _has_ended(group.pids[member])
+            for member in set(group.members) & set(self._agent.neighbours)
+            # One that has left took part in this exchange, see `_check_departures`.
+            if not self._open_store().check([f"{self._leaving}/{member}"])
+            and not self._has_arrived(group, member)
+        )
+        if ended or group.store.check(["ended"]):
+            self._raise_cause(group, call, began)
 
     @staticmethod
     def _has_arrived(group: Group, member: int) -> bool:
@@ -430,7 +489,7 @@ class Connections:
 
     def _timed_out(self, call: Call, absent: Sequence[int]) -> str:
         return (
-            f"rank {self.rank} waited {self._timeout:.0f} s in {call}, but "
+            f"{describe_ranks([self.rank])} waited {self._timeout:.0f} s in {call}, but "
             f"{describe_ranks(absent)} did not come. Every rank must make the same collective "
             "calls in the same order"
         )
@@ -440,7 +499,7 @@ def describe_departures(
     rank: int, history: CallHistory, call: Call, left: Mapping[int, Departure]
 ) -> str:
     """The message of a rank that waits for others that have returned from the train cell."""
-    names = describe_ranks(left)
+    names, own = describe_ranks(left), describe_ranks([rank])
     have = "have" if len(left) > 1 else "has"
     first = left[min(left)]
     last = f", the last at {first.last}" if first.last else ""
@@ -449,8 +508,8 @@ def describe_departures(
         **{member: departure.first_divergence for member, departure in left.items()},
     }
     lines = [
-        f"{names} {have} returned from the train cell while rank {rank} waited in {call}: it is "
-        f"the {_ordinal(history.calls + 1)} collective of rank {rank}, and {names} took part in "
+        f"{names} {have} returned from the train cell while {own} waited in {call}: it is "
+        f"the {_ordinal(history.calls + 1)} collective of {own}, and {names} took part in "
         f"{first.calls or 'none'}{last}.",
         "Every rank must make the same collective calls. Does one rank have a batch less, leave "
         "its loop early, or skip a call under a condition on the rank? On a TPU this would hang.",

@@ -1,8 +1,8 @@
 """The wire between rehearsal ranks, on which they agree on a call and exchange tensors.
 
 Large tensors go over a private gloo group, built directly on torch elastic's store, so that the
-user's own process groups are undisturbed; everything else goes by `transport.Mesh`. All ranks are
-on one machine.
+user's own process groups are undisturbed; everything else goes by `transport.Mesh`, or between
+hosts by gloo as well.
 
 Before each exchange the ranks compare their calls, because gloo ends the process with an uncaught
 C++ exception when two messages differ in size (measured, torch 2.9).
@@ -23,12 +23,14 @@ import torch
 
 from tpunb.runs import heartbeat
 from tpunb.xla.rehearsal import divergence
+from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.buffers import heap, memory
 from tpunb.xla.rehearsal.call import Call, describe_mismatch, running_line
 from tpunb.xla.rehearsal.divergence import ProgramHashes, programs
 from tpunb.xla.rehearsal.errors import CollectiveError, LaunchMismatchError, MismatchError
 from tpunb.xla.rehearsal.launches import ROOM as LAUNCHES_ROOM
 from tpunb.xla.rehearsal.launches import find_difference, launches
+from tpunb.xla.rehearsal.ranks import describe_ranks
 from tpunb.xla.rehearsal.stats import collective_stats, size_of
 from tpunb.xla.rehearsal.waiting import Connections, WaitTimes
 
@@ -43,21 +45,12 @@ launches, and the number of launches. 64 bytes, so that the payload is aligned f
 class Wire:
     """Exchanges CPU tensors among the ranks of a run.
 
-    `address` and `port` are those of the agent's store; nothing connects to it before the
-    first collective. `attempt` keeps the keys of a restarted run separate.
+    Nothing is connected before the first collective.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        address: str,
-        port: int,
-        attempt: int,
-        timeout: float,
-        times: WaitTimes | None = None,
-    ) -> None:
-        self.rank = rank
-        self._connections = Connections(rank, address, port, attempt, timeout, times)
+    def __init__(self, agent: Agent, timeout: float, times: WaitTimes | None = None) -> None:
+        self.rank = agent.rank
+        self._connections = Connections(agent, timeout, times)
         self._pid = os.getpid()
         self._broken: str | None = None
         self._told: CollectiveError | None = None
@@ -88,8 +81,8 @@ class Wire:
         """
         if os.getpid() != self._pid:
             raise CollectiveError(
-                f"{call} was called in a child process of rank {self.rank} (a DataLoader "
-                "worker?): only the rank itself can take part in a collective"
+                f"{call} was called in a child process of {describe_ranks([self.rank])} (a "
+                "DataLoader worker?): only the rank itself can take part in a collective"
             )
         if self._broken is not None:
             raise CollectiveError(f"{call} cannot run: {self._broken}")
@@ -113,8 +106,8 @@ class Wire:
             raise
         except BaseException as error:
             self._broken = (
-                f"rank {self.rank} left {call} by {type(error).__name__} while the others "
-                "waited in it. `xm.save` still works, it needs no other rank"
+                f"{describe_ranks([self.rank])} left {call} by {type(error).__name__} while the "
+                "others waited in it. `xm.save` still works, it needs no other rank"
             )
             raise
         finally:

@@ -1,0 +1,166 @@
+"""Ranks on two hosts: the numbers of one host, and the same errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
+from tests.fakes import hosts
+from tests.fakes.hosts import Pod
+
+STEPS = 4
+
+
+def everything() -> dict[str, Any]:
+    """What each kind of collective gives on this rank, and a short training."""
+    rank, world = rehearse()
+    import torch
+    import torch.distributed as dist
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    device = torch_xla.device()
+    torch.manual_seed(rank)
+    x, small = torch.randn(8, 6), torch.randn(5)
+    big = torch.randn(world << 20)  # 4 MB a rank: more than is sent with the call
+    half = torch.randn(7).to(torch.bfloat16)
+    given = [t.to(device) for t in (x, small, big, half)]
+    found: dict[str, Any] = {}
+
+    def keep(name: str, *tensors: torch.Tensor) -> None:
+        import hashlib
+
+        flat = [t.cpu().flatten().view(torch.uint8) for t in tensors]
+        found[name] = hashlib.sha256(torch.cat(flat).numpy().tobytes()).hexdigest()
+
+    for operation in ("sum", "max", "min", "mul"):
+        keep(operation, *(xm.all_reduce(operation, t) for t in given))
+    keep("list", *xm.all_reduce("sum", [t.clone() for t in given], scale=0.25) or given)
+    near, far = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    for name, groups in (("near", near), ("far", far)):
+        keep(f"sum {name}", xm.all_reduce("sum", given[0], groups=groups))
+        keep(f"gathered {name}", xm.all_gather(given[0], groups=groups))
+    keep("gathered", xm.all_gather(given[0], dim=1), xm.all_gather(given[2]))
+    for name, tensor in (("", given[0]), (" big", given[2])):
+        keep(f"scattered{name}", xm.reduce_scatter("sum", tensor, 1.0, 0, world))
+        keep(f"all to all{name}", xm.all_to_all(tensor, 0, 0, world))
+        pairs = [[0, 2], [2, 1], [1, 3]]
+        keep(f"permuted{name}", xm.collective_permute(tensor, pairs))
+    found["met"] = xm.rendezvous("here", bytes([rank]) * (rank + 1) * 1000)
+    found["mesh"] = xm.mesh_reduce("mean", rank, sum)
+    found["local"] = xr.local_ordinal(), xr.local_process_count(), xr.world_size()
+
+    dist.init_process_group("xla", init_method="xla://")
+    total = given[1].clone()
+    dist.all_reduce(total)
+    sent = given[1].clone()
+    dist.broadcast(sent, 3)
+    keep("distributed", total, sent)
+    cpu = dist.new_group(backend="gloo")
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, f"rank {rank}", group=cpu)
+    found["objects"] = objects
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    ddp = torch.nn.parallel.DistributedDataParallel(model.to(device))
+    found["ddp"] = train(ddp, rank, world)
+    dist.destroy_process_group()
+    return found
+
+
+def train(model: Any, rank: int, world: int, *, step_with_xm: bool = False) -> Any:
+    """The losses on the global batch, and the weights."""
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    torch.manual_seed(2)
+    features, labels = torch.randn(16, 6), torch.arange(16) % 3
+    device = torch_xla.device()
+    x, y = features[rank::world].to(device), labels[rank::world].to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        xm.optimizer_step(optimizer) if step_with_xm else optimizer.step()
+        mean = loss.detach()
+        if world > 1:
+            mean = xm.all_reduce("sum", mean, scale=1 / world)
+        torch_xla.sync()
+        losses.append(mean.item())
+    return losses, torch.cat([p.detach().cpu().flatten() for p in model.parameters()]).tolist()
+
+
+def trained() -> Any:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1:
+        rehearse()
+    import torch
+    import torch_xla
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return train(model.to(torch_xla.device()), rank, world, step_with_xm=True)
+
+
+def test_every_collective_gives_what_it_gives_on_one_host(ranks: Ranks) -> None:
+    one = ranks.values(everything, 4)
+    two = ranks.values(everything, 4, hosts=LOOPBACK)
+    for rank in range(4):
+        assert one[rank].pop("local") == (rank, 4, 4)
+        assert two[rank].pop("local") == (rank % 2, 2, 4)
+        assert two[rank] == one[rank]  # bit for bit
+
+
+def test_a_training_gives_the_numbers_of_one_host_and_of_one_process(ranks: Ranks) -> None:
+    ((losses, weights),) = ranks.values(trained, 1)
+    one = ranks.values(trained, 4)
+    two = ranks.values(trained, 4, hosts=LOOPBACK)
+    assert two == one
+    assert losses[-1] < losses[0]
+    assert two[3][0] == pytest.approx(losses, rel=1e-5)
+    assert two[3][1] == pytest.approx(weights, rel=1e-5, abs=1e-6)
+
+
+# No rank may wait for the answer of a name server: one that is asked there takes 10 s a question.
+LISTEN = """
+import socket, sys
+asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked.bind(("", 53))
+print("listens", flush=True)
+while True:
+    print(asked.recv(512), flush=True)
+"""
+
+
+def test_on_hosts_that_know_no_names_and_have_no_name_server(ranks: Ranks, tmp_path: Path) -> None:
+    if refused := hosts.why_refused():
+        pytest.skip(refused)
+    settings = tmp_path / "resolv.conf"
+    with Pod(3) as pod:
+        settings.write_text(f"nameserver {pod[2].address}\n")
+        for host in pod.hosts:
+            host.know({"localhost": "127.0.0.1"})
+            resolver = os.path.realpath("/etc/resolv.conf")
+            host.run(["mount", "--bind", str(settings), resolver], check=True)
+        command = [sys.executable, "-c", LISTEN]
+        with pod[2].popen(command, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"listens\n"
+            found = ranks.values(everything, 4, hosts=pod.hosts[:2])
+            server.terminate()
+            assert server.stdout.read() == b""
+    assert [rank["mesh"] for rank in found] == [6] * 4
+    assert found[0]["ddp"] == found[3]["ddp"]
