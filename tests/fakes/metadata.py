@@ -19,14 +19,19 @@ class FakeMetadataServer:
     change. 'stalls' takes connections and never answers; 'refuses' is a port at which nobody is.
     """
 
-    def __init__(self, values: Mapping[str, str], behaviour: Behaviour = "answers") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, str],
+        behaviour: Behaviour = "answers",
+        address: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
         self.values = values
         self.asked: list[str] = []
         """The keys that were asked for, in order."""
         self._behaviour = behaviour
         self._ending = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.host = f"127.0.0.1:{self._server.server_port}"
+        self._server = ThreadingHTTPServer(address, self._handler())
+        self.host = f"{address[0]}:{self._server.server_port}"
         """host:port, as GCE_METADATA_HOST has it."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=[0.05])
 

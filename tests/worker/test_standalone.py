@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import hosts
+from tests.fakes.hosts import Pod
 from tests.support import free_port
 from tpunb.utils.errors import INSTALL_XLA
 
@@ -120,6 +122,41 @@ def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
             assert weights == pytest.approx(others, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_torchrun_on_two_hosts_trains_as_one_core_does(
+    one_core: tuple[dict[str, Any], str], tmp_path: Path
+) -> None:
+    if refused := hosts.why_refused():
+        pytest.skip(refused)
+    expected, printed = one_core
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PJRT_DEVICE", "TPUNB_RUN")}
+    with Pod(2) as pod:
+        agents = []
+        for host in pod.hosts:
+            host.know({"localhost": "127.0.0.1"})  # not its own name
+            store = [f"--master-addr={pod[0].address}", "--master-port=29500"]
+            node = ["--nnodes=2", f"--node-rank={host.number}", "--nproc-per-node=2"]
+            command = [sys.executable, *TORCHRUN, *store, *node, str(script), str(tmp_path)]
+            env = {**inherited, "PYTHONPATH": os.getcwd()}
+            with open(tmp_path / f"{host.name}.out", "w") as output:
+                agents.append(
+                    subprocess.Popen(
+                        [*host.enter(), *command], env=env, cwd=tmp_path, stdout=output
+                    )
+                )
+        assert [agent.wait(240) for agent in agents] == [0, 0]
+    assert (tmp_path / "h0.out").read_text() == printed
+    assert (tmp_path / "h1.out").read_text() == ""
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    for rank in found:
+        assert (rank["world"], rank["device"]) == (4, "CPU")
+        assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        for weights, others in zip(rank["weights"], expected["weights"], strict=True):
+            assert weights == pytest.approx(others, rel=1e-5, abs=1e-6)
+
+
 PREPARED = """
     import os, sys
     from tpunb.worker import standalone
@@ -148,11 +185,16 @@ def test_without_torch_xla_it_says_how_to_get_it(tmp_path: Path) -> None:
 ON_A_TPU = """
     import os, sys
     import torch_xla
-    from torch_xla._internal import pjrt, tpu
+    import torch_xla.core.xla_model as xm
+    from torch_xla._internal import tpu
 
     # This machine has none: what torch_xla does on one is only recorded.
     tpu.num_available_chips = lambda: 4
-    pjrt.initialize_multiprocess = lambda *ranks: print("joined", ranks, flush=True)
+    tpu.worker_id = lambda: 1
+    tpu.configure_topology = lambda *ranks: print("joined", ranks, flush=True)
+    torch_xla.device = lambda: "xla:0"
+    xm.get_xla_supported_devices = lambda: ["xla:0"]
+    xm.set_replication = lambda *devices: print("replicates", devices, flush=True)
     torch_xla._XLAC._xla_num_devices = lambda: int(os.environ["DEVICES"])
     os.environ.pop("PJRT_DEVICE", None)
 
@@ -177,12 +219,15 @@ def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: P
         LOCAL_RANK="2",
         WORLD_SIZE="8",
         LOCAL_WORLD_SIZE="4",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
         TPU_PROCESS_ADDRESSES="local",
         CLOUD_TPU_TASK_ID="0",
         DEVICES="1",
     )
     assert done.stdout.splitlines() == [
         "joined (2, 4)",
+        "replicates ('xla:0', ['xla:0'])",
         "TPU False builtin_function_or_method False",
         "(6, 'a')",
     ], done.stderr
@@ -198,6 +243,8 @@ def test_one_process_on_each_of_several_tpu_hosts_joins_the_others(tmp_path: Pat
         LOCAL_RANK="0",
         WORLD_SIZE="2",
         LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
         DEVICES="1",
     )
     assert done.stdout.splitlines()[0] == "joined (0, 1)", done.stderr
@@ -215,7 +262,7 @@ def test_two_devices_in_a_process_are_refused_as_a_tpu_v2_or_v3_has_them(tmp_pat
         LOCAL_WORLD_SIZE="4",
         DEVICES="2",
     )
-    assert done.stdout == "joined (0, 4)\n"
+    assert done.stdout.splitlines()[0] == "joined (0, 4)"
     assert "SetupError: this process has 2 XLA devices, but a rank has one" in done.stderr
 
 

@@ -10,7 +10,7 @@ from tpunb.machine import tpu
 from tpunb.machine.machine import Machine
 from tpunb.runs.spec import THREAD_VARIABLES, Device
 from tpunb.utils import env_vars, secrets
-from tpunb.xla import spmd
+from tpunb.xla import spmd, topology
 
 _RANK_VARIABLES = (
     "CPU_NUM_DEVICES",
@@ -36,7 +36,8 @@ _RANK_VARIABLES = (
 # rank would have the same one. 2.9, _internal/tpu.py.
 _CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
-"""Beside one of those: what torch_xla has set in a kernel that used the TPU itself."""
+"""Beside a chip: what torch_xla has set in a kernel that used the TPU itself."""
+_KEPT = "torch_xla would keep it in every rank"
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Each process would pin its threads to the same processors, the first ones."""
 RETIRED = (
@@ -99,26 +100,34 @@ def environment_changes(
         for name in _PINNING
         if name in env
     ]
+    of_one = _of_one_chip(env) if device == "TPU" else []
+    changes += [
+        Change(name, None, "of one process; every rank gets its own chip") for name in of_one
+    ]
+    left = {name: value for name, value in env.items() if name not in of_one}
     if device == "TPU" or env.get("TPU_PROCESS_ADDRESSES") == "local":
         changes += [
-            Change(name, None, "torch_xla would keep it in every rank")
-            for name in env_vars.TPU_PRESETS
-            if name in env
+            Change(name, value, _KEPT if value is None else "of the host, for all of its ranks")
+            for name, value in topology.changes(left).items()
         ]
-    if device == "TPU":
-        of_one = [name for name in _CHIP_VARIABLES if name in env]
-        of_one += [name for name in _WITH_ONE_CHIP if of_one and name in env]
-        changes += [
-            Change(name, None, "of one process; every rank gets its own chip") for name in of_one
-        ]
-        if machine is not None:
-            left = {name: value for name, value in env.items() if name not in of_one}
-            changes += _on_a_tpu(left, machine)
+    if device == "TPU" and machine is not None:
+        changes += _on_a_tpu(left, machine)
     changes += _of_libraries(env)
     return [change for change in changes if env.get(change.name) != change.value]
 
 
+def _of_one_chip(env: Mapping[str, str]) -> list[str]:
+    chip = [name for name in _CHIP_VARIABLES if name in env]
+    return chip + [name for name in _WITH_ONE_CHIP if chip and name in env]
+
+
 def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[Change]:
+    named = machine.accelerator_type
+    label = env.get("TPU_ACCELERATOR_TYPE", "")
+    if "TPU_TOPOLOGY" in env and tpu.parse_accelerator_type(named) and label != named:
+        why = "the name that torch_xla knows, of GKE's label and TPU_TOPOLOGY"
+        yield Change("TPU_ACCELERATOR_TYPE", named, why)
+        env = {**env, "TPU_ACCELERATOR_TYPE": named}
     for name, value in tpu_topology(env, machine).items():
         yield Change(name, value, "no metadata server says how the chips lie; from the PCI bus")
     if env_vars.XLA_CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
@@ -247,8 +256,8 @@ def spmd_environment(
     if machine.device == "CPU":
         found[_DEVICES] = Change(_DEVICES, str(cores), "SPMD: the cores that one process drives")
     elif cores > 1:
-        # Kaggle sets them for what a notebook there is: one process with all chips.
-        for name in env_vars.TPU_PRESETS:
+        # Platforms set them for one process with all chips of a host.
+        for name in topology.changes(kernel).keys() - set(_of_one_chip(kernel)):
             found.pop(name, None)
     if why == cells:  # those cells shall find it off, as they did in the kernel
         found[spmd.VARIABLE] = Change(spmd.VARIABLE, None, "the cells of the run set it themselves")

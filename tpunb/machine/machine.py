@@ -135,7 +135,7 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
     count, generation = tpu.on_the_bus(root)
     wanted = env.get("PJRT_DEVICE", "")
     device: Device = "TPU" if wanted == "TPU" or (count and wanted != "CPU") else "CPU"
-    named = _accelerator_type(env, answers)
+    named = _accelerator_type(env, answers, generation)
     if (parsed := tpu.parse_accelerator_type(named)) is not None and count:
         generation = parsed[0].name  # of v2 and v3 the bus cannot say which
     platform = find_platform(env, root, answers, count)
@@ -159,9 +159,13 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
     )
 
 
-def _accelerator_type(env: Mapping[str, str], answers: Metadata) -> str:
+def _accelerator_type(env: Mapping[str, str], answers: Metadata, generation: str) -> str:
+    """`generation`: as the PCI bus says, for a container on GKE that is told the topology only."""
+    named = env.get("TPU_ACCELERATOR_TYPE", "")
+    if tpu.parse_accelerator_type(named) is None:
+        named = tpu.type_of_slice(named or generation, env.get("TPU_TOPOLOGY", "")) or named
     return (
-        env.get("TPU_ACCELERATOR_TYPE")
+        named
         or answers.values.get("accelerator-type")
         or answers.tpu_env.get("ACCELERATOR_TYPE", "")
     )

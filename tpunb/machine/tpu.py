@@ -5,6 +5,7 @@ Nothing here touches a TPU: chips are counted on the PCI bus.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,8 @@ _IDS = {
 _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 """Chips of a host along x, y and z (GKE's device plugin; v4's `tpu-env`)."""
 _TYPE = re.compile(r"(v\d+[a-z]*|tpu\d+x)-(\d+)")
+_LABEL = re.compile(r"(?:tpu-)?(v\d+(?:-lite|[a-z])?)-(?:pod)?(?:slice|device)|(tpu\d+x)")
+"""GKE's label cloud.google.com/gke-tpu-accelerator: 'tpu-v5-lite-podslice', 'tpu7x'."""
 
 
 def on_the_bus(root: Path) -> tuple[int, str]:
@@ -93,6 +96,22 @@ def parse_accelerator_type(accelerator_type: str) -> tuple[Generation, int] | No
         if prefix in (generation.prefix, generation.name):
             return generation, max(1, number // generation.counts)
     return None
+
+
+def type_of_slice(label: str, topology: str) -> str:
+    """The accelerator type of GKE's name for a TPU and its chips along x, y and z.
+
+    'v6e-16' for 'tpu-v6e-slice' (or the generation, 'v6e') and '4x4'; '' if that is not known.
+    """
+    match = _LABEL.fullmatch(label)
+    short = (match[1] or match[2]).replace("-lite", "e") if match else label
+    sides = topology.split("x")
+    if not all(side.isdecimal() for side in sides):
+        return ""
+    for one in GENERATIONS.values():
+        if short in (one.name, one.prefix):
+            return f"{one.prefix}-{math.prod(map(int, sides)) * one.counts}"
+    return ""
 
 
 def type_of(generation: str, chips: int) -> str:

@@ -39,7 +39,3 @@ CORES: Final = "TPUNB_CORES"
 
 # Of libtpu.
 
-TPU_PRESETS: Final = ("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "CLOUD_TPU_TASK_ID")
-"""Who and where the processes are: torch_xla keeps what is set. LeaderWorkerSet, KubeRay's webhook
-and Kaggle set them for one process on each host, which is right where it drives all chips (SPMD),
-and wrong where each chip has a process of its own."""

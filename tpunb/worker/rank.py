@@ -161,7 +161,13 @@ def _work(task: Assignment) -> int:
             kernel_values.take_over(task.run, task.cells, replicate=True, tell=tell)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
-        device.start_device(task.spec.device, task.local_rank, task.local_world_size, task.spmd)
+        device.start_device(
+            task.spec.device,
+            task.spec.world_size,
+            task.local_rank,
+            task.local_world_size,
+            task.spmd,
+        )
         heartbeat.begin_training()
         callbacks.forget()
         if task.run.arguments.exists():

@@ -10,7 +10,7 @@ import os
 
 from tpunb.utils import env_vars
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
-from tpunb.xla import device, launchers
+from tpunb.xla import device, hosts, launchers, topology
 
 
 def prepare(*, spmd: bool = False) -> None:
@@ -35,7 +35,10 @@ def prepare(*, spmd: bool = False) -> None:
         local_rank = int(os.environ["LOCAL_RANK"])
         local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         if os.environ["PJRT_DEVICE"] == "TPU":
-            _own_chip(local_rank, local_world_size)
+            if local_world_size < world_size:
+                hosts.bind_gloo(os.environ)
+            topology.take_chip(local_rank, local_world_size, world_size)
+            device.start_runtime_with_others()
         elif os.environ["PJRT_DEVICE"] == "CPU":
             from tpunb.xla.rehearsal.install import install_rehearsal
             from tpunb.xla.spmd import refuse_in_ranks
@@ -46,7 +49,7 @@ def prepare(*, spmd: bool = False) -> None:
     from tpunb.xla import device_count, loaders, runtime
 
     if os.environ["PJRT_DEVICE"] == "CPU":
-        device_count.count_cores(world_size)
+        device_count.count_cores(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1)
     runtime.start_before_backward()
     loaders.report_errors()
     launchers.redirect_launchers(int(os.environ.get("RANK", "0")))
@@ -88,10 +91,3 @@ def _import_torch_xla() -> None:
             del os.environ[own_choice]
     if not chosen:
         os.environ["PJRT_DEVICE"] = "TPU" if device.count_chips() > 0 else "CPU"
-
-
-def _own_chip(local_rank: int, local_world_size: int) -> None:
-    """Take one chip, and meet the other processes, as torch_xla's launcher does."""
-    for name in env_vars.TPU_PRESETS:
-        os.environ.pop(name, None)
-    device.start_runtime_with_others(local_rank, local_world_size)

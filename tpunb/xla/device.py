@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 from tpunb.runs import heartbeat
 from tpunb.runs.spec import Device
 from tpunb.utils import env_vars
-from tpunb.xla import spmd
+from tpunb.xla import hosts, runtime, spmd, topology
 
 FOREVER = 1e8
 """Seconds: three years."""
@@ -29,14 +32,16 @@ def prepare_device(
     that it sees, on CPU as many as CPU_NUM_DEVICES says, which was set before.
     """
     if device == "TPU":
-        if spmd_cores is None or spmd_cores == 1:
-            _own_chip(local_rank, local_world_size)
+        if local_world_size < world_size:
+            hosts.bind_gloo(os.environ)
+        if spmd_cores is None or (spmd_cores == 1 and world_size == 1):
+            topology.take_chip(local_rank, local_world_size, world_size)
         if spmd_cores is not None:  # `begin` may come after the first device
             keep_compiled(local_rank, local_world_size)
         return
     from tpunb.xla import device_count
 
-    device_count.count_cores(world_size)
+    device_count.count_cores(local_world_size)
     spmd.prepare_spmd()
     if world_size > 1:
         from tpunb.xla.rehearsal.install import install_rehearsal
@@ -47,28 +52,12 @@ def prepare_device(
         spmd.refuse_in_ranks()
 
 
-def _own_chip(local_rank: int, local_world_size: int) -> None:
-    """The environment half of torch_xla's own start of a process (pjrt.initialize_*)."""
-    import os
-
-    import torch_xla.core.xla_env_vars as xenv
-    from torch_xla._internal import tpu
-
-    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_RANK, str(local_rank))
-    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_COUNT, str(local_world_size))
-    if local_world_size == 1:
-        tpu.configure_one_chip_topology()
-    else:
-        tpu.configure_topology(local_rank, local_world_size)
-
-
 def keep_compiled(local_rank: int, local_world_size: int) -> None:
     """Keep what is compiled for later runs, where the run's environment names a folder for it.
 
     Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). A folder for
     each rank: they write at once. What the person's own `xr.initialize_cache` has chosen stays.
     """
-    import os
     from pathlib import Path
 
     import torch_xla.runtime as xr
@@ -87,7 +76,7 @@ def keep_compiled(local_rank: int, local_world_size: int) -> None:
 
 
 def start_device(
-    device: Device, local_rank: int, local_world_size: int, spmd_cores: int | None
+    device: Device, world_size: int, local_rank: int, local_world_size: int, spmd_cores: int | None
 ) -> None:
     """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
 
@@ -98,21 +87,61 @@ def start_device(
         heartbeat.watch_counters()
     elif device == "TPU":
         keep_compiled(local_rank, local_world_size)
-        if local_world_size == 1:
+        if world_size == 1:
             from torch_xla._internal import pjrt
 
             pjrt.initialize_singleprocess()
         else:
-            start_runtime_with_others(local_rank, local_world_size)
+            start_runtime_with_others()
         heartbeat.watch_counters()
 
 
-def start_runtime_with_others(local_rank: int, local_world_size: int) -> None:
-    """Start this process's TPU runtime as one of several, on this host or on others."""
-    from torch_xla._internal import pjrt
+def start_runtime_with_others() -> None:
+    """Start this process's TPU runtime as one of several, after `topology.take_chip`.
 
-    pjrt.initialize_multiprocess(local_rank, local_world_size)
+    The other half of torch_xla's pjrt.initialize_multiprocess. That would ask for the topology
+    again, of variables that are about this process by now (and has four dimensions on v7x, where
+    it expects three).
+    """
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    devices: list[Any] = xm.get_xla_supported_devices()  # names, which it takes as well
+    xm.set_replication(torch_xla.device(), devices)
     spmd.check_devices()
+
+
+@dataclass(frozen=True)
+class RankIdentity:
+    """The numbers of one rank, which need not follow from each other on a pod."""
+
+    host: int
+    """torch elastic's node rank."""
+    worker: int | None
+    """The TPU worker number of the host; None without a TPU, or where it plays no part."""
+    local_rank: int
+    rank: int
+    """RANK."""
+    ordinal: int | None
+    """`xr.global_ordinal()`, which collectives count by; None before the runtime has started."""
+
+    def __str__(self) -> str:
+        """'host 1 (TPU worker 1), local rank 2, RANK 6, ordinal 5'."""
+        worker = "" if self.worker is None else f" (TPU worker {self.worker})"
+        ordinal = "" if self.ordinal is None else f", ordinal {self.ordinal}"
+        return f"host {self.host}{worker}, local rank {self.local_rank}, RANK {self.rank}{ordinal}"
+
+
+def identify_rank() -> RankIdentity:
+    """This rank's numbers, of torch elastic's variables and of torch_xla."""
+    ordinal = None
+    if runtime.is_running() and not spmd.is_on(os.environ):
+        import torch_xla.runtime as xr
+
+        ordinal = xr.global_ordinal()
+    numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
+    host, local_rank, rank = numbers
+    return RankIdentity(host, topology.worker(), local_rank, rank, ordinal)
 
 
 def count_chips() -> int:

@@ -78,7 +78,7 @@ def main(device: str) -> dict[str, Any]:
         for name in everything:
             importlib.import_module(name)
     asked.prepare_device(device, 1, 4, 1, 4, None)  # type: ignore[arg-type]
-    asked.start_device(device, 1, 4, None)  # type: ignore[arg-type]
+    asked.start_device(device, 4, 1, 4, None)  # type: ignore[arg-type]
     after = names()
     changed = {
         name for name in before if before[name] is not after[name] and before[name] != after[name]

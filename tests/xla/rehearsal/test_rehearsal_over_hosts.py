@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +163,90 @@ def test_on_hosts_that_know_no_names_and_have_no_name_server(ranks: Ranks, tmp_p
             assert server.stdout.read() == b""
     assert [rank["mesh"] for rank in found] == [6] * 4
     assert found[0]["ddp"] == found[3]["ddp"]
+
+
+# -- what would hang on a TPU
+
+
+def wrong(mistake: str) -> str:
+    """Make a mistake on rank 3, which is the second on the second host; the error of this rank."""
+    from tpunb.xla.rehearsal import errors, install
+
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    x = torch.ones(4, device=torch_xla.device())
+    xm.all_reduce("sum", [x])
+    try:
+        if mistake == "other call" and rank == 3:
+            xm.all_gather(x)
+        elif mistake == "other shape" and rank == 3:
+            xm.all_reduce("sum", x[:2])
+        elif mistake == "other pairs":
+            xm.collective_permute(x, [[0, 3]] if rank == 3 else [[0, 2]])
+        elif mistake == "one less" and rank == 3:
+            install.leave_rehearsal()
+            return ""
+        elif (mistake == "killed" and rank == 3) or (mistake == "host killed" and rank > 1):
+            os.kill(os.getpid(), 9)
+        else:
+            xm.all_reduce("sum", x)
+            xm.all_reduce("max", x)
+    except errors.CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+WRONG = {
+    "other call": "MismatchError: .*ranks 0/0, 0/1, 1/2: all_reduce sum of float32.4..*"
+    "rank 1/3: all_gather of float32.4.",
+    "other shape": "MismatchError: .*rank 1/3: all_reduce sum of float32.2.",
+    "other pairs": "MismatchError: .*rank 1/3: collective_permute of float32.4., pairs .*0, 3",
+    "one less": "PeerLostError: rank 1/3 has returned from the train cell while rank ./. waited "
+    "in all_reduce sum of float32.4..*rank 1/3 took part in 1, the last at line",
+    "killed": "PeerLostError: rank 1/3 ended while rank ./. waited in all_reduce sum",
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_mistakes_are_told_with_the_host(ranks: Ranks, mistake: str) -> None:
+    every = ranks.run(wrong, 4, mistake, hosts=LOOPBACK)
+    for rank, ended in enumerate(every):
+        if rank == 3 and mistake in ("one less", "killed"):
+            continue
+        assert re.match(WRONG[mistake], ended.value, re.DOTALL), (rank, ended.value)
+
+
+def test_all_ranks_of_a_host_are_lost_at_once(ranks: Ranks) -> None:
+    first, second, *_ = ranks.run(wrong, 4, "host killed", hosts=LOOPBACK)
+    said = re.compile("PeerLostError: ranks 1/2, 1/3 ended while rank 0/. waited in all_reduce sum")
+    assert said.match(first.value), first.value
+    assert said.match(second.value), second.value
+
+
+def sent_in_a_circle() -> str:
+    rank, world = rehearse()
+    import torch
+    import torch.distributed as dist
+    import torch_xla
+
+    from tpunb.xla.rehearsal.errors import CollectiveError
+
+    dist.init_process_group("xla", init_method="xla://")
+    try:
+        dist.send(torch.ones(3, device=torch_xla.device()), (rank + 1) % world)
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_of_two_hosts_that_wait_for_each_other_are_named(ranks: Ranks) -> None:
+    said = ranks.values(sent_in_a_circle, 4, hosts=LOOPBACK)
+    named = [text for text in said if text.startswith("DeadlockError: ")]
+    assert named
+    for text in named:
+        for rank in ("0/0", "0/1", "1/2", "1/3"):
+            assert f"rank {rank}: collective_permute of float32[3]" in text

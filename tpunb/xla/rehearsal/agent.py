@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +11,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from tpunb.utils import env_vars
 from tpunb.utils.name_service import only_hosts_file
+from tpunb.xla import hosts
 from tpunb.xla.rehearsal.board import Board
 
 _boards: list[Board] = []
@@ -65,19 +65,8 @@ class Agent:
         return range(first, first + self.local_world_size)
 
     def own_address(self) -> str:
-        """The address of this host at which the others reach it.
-
-        TPUNB_ADDRESS, or under torchrun that from which this host reaches the store. Not what
-        this host's name leads to, which is the loopback interface on many machines.
-        """
-        if self.one_host:
-            return "127.0.0.1"
-        if address := os.environ.get(env_vars.ADDRESS):
-            return address
-        family, target = self._resolve()
-        with socket.socket(family, socket.SOCK_DGRAM) as route:  # connecting one sends nothing
-            route.connect(target)
-            return str(route.getsockname()[0])
+        """The address of this host at which the other ranks reach it."""
+        return "127.0.0.1" if self.one_host else hosts.own_address()
 
     def open_store(self, timeout: timedelta) -> Store:
         """The store of this run.
@@ -89,11 +78,6 @@ class Agent:
         if board is not None and self.one_host:
             _boards.append(Board(int(board), timeout))
             return _boards[-1]
-        _, (numeric, *_) = self._resolve()
+        _, numeric = hosts.resolve(self.address, self.port)
         with only_hosts_file():
             return TCPStore(numeric, self.port, is_master=False, timeout=timeout)
-
-    def _resolve(self) -> tuple[int, tuple[str, int]]:
-        """The family and numbers of the store's address; a name only if torchrun was given one."""
-        family, *_, target = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_DGRAM)[0]
-        return family, (str(target[0]), self.port)

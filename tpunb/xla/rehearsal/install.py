@@ -25,7 +25,7 @@ from torch_xla.version import __version__
 
 from tpunb.utils import memory
 from tpunb.utils.errors import SetupError
-from tpunb.xla import private_names, runtime
+from tpunb.xla import hosts, private_names, runtime
 from tpunb.xla.private_names import NAMES, OPS, XLAC
 from tpunb.xla.rehearsal import divergence, dynamo, launches, ranks
 from tpunb.xla.rehearsal.agent import Agent
@@ -80,6 +80,8 @@ def install_rehearsal(
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
     share_processors(os.environ, local_world_size)
+    if not agent.one_host:
+        hosts.bind_gloo(os.environ)
     if not agent.one_host and world_size % local_world_size == 0:
         ranks.name_hosts([str(host) for host in range(world_size // local_world_size)], world_size)
 
