@@ -45,8 +45,11 @@ def test_what_is_meant_for_one_process_on_each_host_is_kept_for_that_alone(
     """torch_xla keeps what is set: 16 ranks would have the 4 addresses of their hosts."""
     grid = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}
     made = environment.run_environment({**presets, **grid}, "TPU")
-    assert not presets.keys() & made.keys()
-    assert made.items() >= grid.items()
+    assert not (presets.keys() | grid.keys()) & made.keys()
+    told = environment.run_environment({"TPU_SKIP_MDS_QUERY": "1", **grid}, "TPU")
+    of_hosts = {"TPU_HOST_BOUNDS": "2,2,1", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"}
+    assert told.items() >= of_hosts.items()
+    assert not grid.keys() & told.keys()
     with machine("kaggle-tpu-batch", tmp_path) as fake:
         here = detect_machine(fake.env)
     spmd = environment.spmd_environment({**presets, **grid}, {}, here, 4, "cell [3]")
@@ -141,8 +144,22 @@ def test_a_kernel_that_used_the_tpu_itself_does_not_leave_ranks_its_one_chip(
         here = detect_machine(made.env, patience=patience_with(made))
         plain = environment.run_environment(made.env, "TPU", machine=here)
         assert environment.run_environment(made.env | one_chip, "TPU", machine=here) == plain
-    kept = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}  # of a pod
-    assert environment.run_environment(kept, "TPU").items() >= kept.items()
+
+
+def test_gkes_label_becomes_the_name_that_torch_xla_knows(tmp_path: Path) -> None:
+    with machine("gke", tmp_path) as made:
+        for label in ({"TPU_ACCELERATOR_TYPE": "tpu-v5-lite-podslice"}, {}):
+            env = {k: v for k, v in made.env.items() if k != "TPU_ACCELERATOR_TYPE"}
+            env |= label | {"TPU_TOPOLOGY": "4x4", "TPU_WORKER_HOSTNAMES": "h0,h1"}
+            here = detect_machine(env)
+            assert here.accelerator_type == "v5litepod-16"
+            run = environment.run_environment(env, "TPU", machine=here)
+            assert run["TPU_ACCELERATOR_TYPE"] == "v5litepod-16"
+        assert not [
+            change
+            for change in environment.environment_changes(made.env, "TPU", detect_machine(made.env))
+            if change.name == "TPU_ACCELERATOR_TYPE"
+        ]
 
 
 CELLS = "cell [3] calls use_spmd()"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.machine import machine
+from tpunb.machine import machine, tpu
 
 
 def pci(root: Path, *devices: tuple[str, str]) -> Path:
@@ -69,3 +69,25 @@ def test_how_many_cores_can_run() -> None:
     assert tpu.check_cores(8) is None
     assert tpu.check_cores(1) is None
     assert "--cores 1 or --cores all" in str(tpu.check_cores(4))
+
+
+@pytest.mark.parametrize(
+    ("label", "topology", "named"),
+    [
+        ("tpu-v6e-slice", "4x4", "v6e-16"),
+        ("tpu-v5-lite-podslice", "2x4", "v5litepod-8"),
+        ("tpu-v5-lite-device", "2x2", "v5litepod-4"),
+        ("tpu-v5p-slice", "2x2x2", "v5p-16"),
+        ("tpu-v4-podslice", "2x2x4", "v4-32"),
+        ("tpu7x", "2x2x2", "tpu7x-16"),
+        ("v6e-slice", "2x2", "v6e-4"),
+        ("v5e", "4x4", "v5litepod-16"),
+        ("tpu-v6e-slice", "", ""),
+        ("tpu-v6e-slice", "4xx", ""),
+        ("nvidia-l4", "1x1", ""),
+        ("", "4x4", ""),
+    ],
+)
+def test_gkes_labels_are_accelerator_types(label: str, topology: str, named: str) -> None:
+    assert tpu.type_of_slice(label, topology) == named
+    assert not named or tpu.parse_accelerator_type(named) is not None

@@ -124,7 +124,7 @@ def _look() -> None:
                     world = LOCAL * SLICES[kind].hosts
                     device.prepare_device("TPU", 0, world, local_rank, LOCAL, None)
                     told = {name: os.environ[name] for name in os.environ if "TPU_" in name}
-                    ranks.append([told, topology.worker(), tpu.worker_id()])
+                    ranks.append([told, device.identify_rank().worker, tpu.worker_id()])
                 found.append([way, kind, worker, ranks])
         os.environ.clear()
         spmd = {**kept, **variables("v6e-16", 2), **presets("v6e-16", 2)}

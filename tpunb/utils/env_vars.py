@@ -36,6 +36,3 @@ RAN: Final = "TPUNB_RAN"
 """In the kernel of `tpunb run`: a file to which each run's folder is appended."""
 CORES: Final = "TPUNB_CORES"
 """In the kernel of `tpunb run --cores`: cores of every run, whatever its cell says."""
-
-# Of libtpu.
-

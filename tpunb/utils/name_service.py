@@ -1,14 +1,17 @@
-"""Connections without a look at the name service."""
+"""Connections without a look at the name service.
+
+torch's TCPStore looks up the name of the address that it connects to, and its server that of each
+address from which somebody connects, for their logs and with no option against it (torch 2.8, 2.9).
+Where no name server answers, each takes 10 s, and while the server waits it serves nobody.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-_lock = threading.Lock()
 _SETTINGS = Path("/etc/nsswitch.conf")
 _DEFAULT = "dns files"
 """glibc's own, where no file says otherwise."""
@@ -18,21 +21,32 @@ _DEFAULT = "dns files"
 def only_hosts_file() -> Iterator[None]:
     """In this block, this process finds names and addresses in /etc/hosts only.
 
-    torch's TCPStore looks up the name of the address that it connects to, for its log, and has no
-    option against it (torch 2.8, 2.9): where no name server answers, each connection takes 10 s.
-    For the block, other threads find no names either; keep it short. Nothing changes where the C
-    library is not glibc.
+    Other threads find no names either; keep it short.
     """
-    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
-    if configure is None:
+    look_in_hosts_file()
+    try:
         yield
-        return
-    with _lock:
-        configure(b"hosts", b"files")
-        try:
-            yield
-        finally:
-            configure(b"hosts", _configured().encode())
+    finally:
+        look_as_configured()
+
+
+def look_in_hosts_file() -> None:
+    """From now on, this process finds names and addresses in /etc/hosts only.
+
+    Nothing changes where the C library is not glibc.
+    """
+    _configure("files")
+
+
+def look_as_configured() -> None:
+    """This process finds names and addresses as the machine's settings say."""
+    _configure(_configured())
+
+
+def _configure(sources: str) -> None:
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)
+    if configure is not None:
+        configure(b"hosts", sources.encode())
 
 
 def _configured() -> str:

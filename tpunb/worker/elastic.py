@@ -50,6 +50,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import env_vars
+from tpunb.utils.name_service import look_as_configured, look_in_hosts_file
 from tpunb.worker import fork_safety
 from tpunb.worker.rank_marks import Mark, RankMark, RankMarks
 
@@ -100,6 +101,7 @@ class ForkingAgent(SimpleElasticAgent):
                 os.close(gatekeeper)
                 os.read(gate, 1)
                 os.close(gate)
+                look_as_configured()
                 env = self._environment(worker_group, worker.local_rank)
                 mark = self._marks.of(worker.local_rank)
                 self._become(worker.global_rank, worker.local_rank, self._attempt, env, mark)
@@ -205,10 +207,9 @@ class ForkingAgent(SimpleElasticAgent):
 class Host(RendezvousHandler):
     """The rendezvous of a host, and the store that the first one serves for all ranks.
 
-    torch elastic's own listen on all interfaces, and look up the name of the address that they
-    connect to, which takes 10 s where no DNS server answers (torch 2.8, 2.9). Here a socket
-    listens on the address that is used, and on no other, and torch's TCPStore begins to serve it
-    when a rank connects, with torch.distributed on a TPU: rehearsal ranks do not.
+    torch elastic's own listen on all interfaces. Here a socket listens on the address that is used,
+    and on no other, and torch's TCPStore begins to serve it when a rank connects: rehearsal ranks
+    of one host do not.
     """
 
     def __init__(self, run_id: str, address: str) -> None:
@@ -229,6 +230,7 @@ class Host(RendezvousHandler):
             self._starts.start()
 
     def _serve(self) -> None:
+        look_in_hosts_file()
         self._server = TCPStore(
             self._address,
             self._port,

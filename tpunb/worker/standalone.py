@@ -10,7 +10,7 @@ import os
 
 from tpunb.utils import env_vars
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
-from tpunb.xla import device, hosts, launchers, topology
+from tpunb.xla import device, hosts, launchers
 
 
 def prepare(*, spmd: bool = False) -> None:
@@ -37,7 +37,7 @@ def prepare(*, spmd: bool = False) -> None:
         if os.environ["PJRT_DEVICE"] == "TPU":
             if local_world_size < world_size:
                 hosts.bind_gloo(os.environ)
-            topology.take_chip(local_rank, local_world_size, world_size)
+            device.take_chip(local_rank, local_world_size, world_size)
             device.start_runtime_with_others()
         elif os.environ["PJRT_DEVICE"] == "CPU":
             from tpunb.xla.rehearsal.install import install_rehearsal

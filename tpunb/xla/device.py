@@ -35,7 +35,7 @@ def prepare_device(
         if local_world_size < world_size:
             hosts.bind_gloo(os.environ)
         if spmd_cores is None or (spmd_cores == 1 and world_size == 1):
-            topology.take_chip(local_rank, local_world_size, world_size)
+            take_chip(local_rank, local_world_size, world_size)
         if spmd_cores is not None:  # `begin` may come after the first device
             keep_compiled(local_rank, local_world_size)
         return
@@ -50,6 +50,35 @@ def prepare_device(
         # ranks wait for one that goes on may be meant, however long.
         install_rehearsal(rank, world_size, local_rank, local_world_size, FOREVER)
         spmd.refuse_in_ranks()
+
+
+_worker: int | None = None
+"""The TPU worker number of this host, where it has been read."""
+
+
+def take_chip(local_rank: int, local_world_size: int, world_size: int) -> None:
+    """Set the variables of this process and its chip, as torch_xla's own launcher does.
+
+    Raises what torch_xla raises where the slice's shape cannot be known: EnvironmentError, or
+    requests.RequestException where no metadata server answers.
+    """
+    import torch_xla.core.xla_env_vars as xenv
+    from torch_xla._internal import tpu
+
+    for name, value in topology.changes(os.environ).items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_RANK, str(local_rank))
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_COUNT, str(local_world_size))
+    if world_size == 1:
+        tpu.configure_one_chip_topology()
+        return
+    global _worker
+    # Afterwards torch_xla takes the number of this process for it, where variables say it.
+    _worker = tpu.worker_id()
+    tpu.configure_topology(local_rank, local_world_size)
 
 
 def keep_compiled(local_rank: int, local_world_size: int) -> None:
@@ -141,7 +170,7 @@ def identify_rank() -> RankIdentity:
         ordinal = xr.global_ordinal()
     numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
     host, local_rank, rank = numbers
-    return RankIdentity(host, topology.worker(), local_rank, rank, ordinal)
+    return RankIdentity(host, _worker, local_rank, rank, ordinal)
 
 
 def count_chips() -> int:
