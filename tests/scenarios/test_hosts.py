@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from tests.drivers.nodes import ROOT, RunOnHosts, until
+from tests.drivers.nodes import REAL, ROOT, RunOnHosts, until
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
+from tpunb.runs import returns
 from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
 
 GO_ON = "import os, time\nprint('begun', os.environ['RANK'], flush=True)\ntime.sleep(600)"
@@ -180,6 +181,30 @@ def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
     stop = run.nodes[0].result().stop
     assert stop is not None
     assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
+
+
+def test_a_run_hangs_only_if_no_host_goes_on_and_all_say_where(make: Make) -> None:
+    run = make(
+        "import os, time\n"
+        "print('begun', flush=True)\n"
+        "for _ in range(20 if os.environ['RANK'] == '0' else 0):\n"
+        "    time.sleep(0.2)\n"
+        "    print('alive', flush=True)\n"
+        "time.sleep(600)",
+        hang_timeout=2.0,
+    )
+    run.start_all()
+    assert run.wait() == [124, 124]
+    result = run.nodes[0].result()
+    assert result.state is RunState.HUNG
+    assert run.nodes[0].text("run.log").count("alive") == 20
+    assert result.failure is not None
+    lines = result.failure.message.splitlines()
+    assert lines[0].startswith("no activity from any rank for ")
+    assert [line.partition(": ")[0] for line in lines[1:-1]] == ["h0", "h1"]
+    assert lines[-1].startswith("If nothing was wrong")
+    assert result.stop is not None
+    assert result.stop.cause is StopCause.HUNG
 
 
 def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> None:
@@ -490,3 +515,38 @@ def test_a_container_that_finds_out_by_itself_prints_it(make: Make, pod: Pod) ->
     )
     assert "[2] done\n" in said[1]
     assert "has ended: succeeded" in said[1]
+
+
+STORE = """
+import os
+from torch.distributed import TCPStore
+env = os.environ
+store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+rank, world, attempt = int(env["RANK"]), int(env["WORLD_SIZE"]), env["TPUNB_ATTEMPT"]
+store.set(f"{attempt}/{rank}", env["LOCAL_RANK"])
+local = [store.get(f"{attempt}/{other}").decode() for other in range(world)]
+print(*local, env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], flush=True)
+if attempt == "0" and rank == 3:
+    raise ValueError("once")
+value = kept + rank
+"""
+
+
+@pytest.mark.slow
+def test_torch_elastic_starts_ranks_on_all_hosts_again_and_again(make: Make) -> None:
+    """With torch, its store on host 0, a prelude on each host, and values of rank 0."""
+    run = make(STORE, prelude=["kept = 40"], program=REAL, retries=1, returns=("value",))
+    run.start_all()
+    assert run.wait() == [0, 0]
+    for number, node in run.nodes.items():
+        said = [line for line in node.log() if " err]" not in line and "[prelude" not in line]
+        expected = [f"[{rank}] 0 1 0 1 {number} 2 2" for rank in run.spec.ranks_on(number)]
+        assert sorted(said) == sorted(expected * 2)
+        first, second = run.spec.ranks_on(number)
+        assert (
+            f"[tpunb] h{number}: rank {first} (local rank 0), rank {second} (local rank 1)"
+        ) in node.text("run.log").splitlines()
+    result = run.nodes[0].result()
+    assert result.attempts == 2
+    assert result.peak_memory == run.nodes[1].result().peak_memory
+    assert returns.collect_returns(result, run.spec).returns == {"value": 40}

@@ -8,7 +8,7 @@
       run.log                                             all ranks, prefixed, in order of arrival
       supervisor.log                                      what the supervisor did and when
       attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json,
-                          stacks.txt,crash.txt,pulse}
+                          stacks.txt,crash.txt,pulse,numbers.json}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  checkpoints/  returns/               what it produced
       running.lock  result.json                           whether it is running; how it ended
@@ -202,6 +202,10 @@ class RunDir:
     def recompiled(self, attempt: int, rank: int) -> Path:
         """Where a rank reports programs that were compiled again (tpunb.worker.recompiles)."""
         return self.attempt(attempt, rank) / "recompiled.jsonl"
+
+    def numbers(self, attempt: int, rank: int) -> Path:
+        """Where a rank of a run on several hosts says its local rank and its ordinal."""
+        return self.attempt(attempt, rank) / "numbers.json"
 
     def stacks(self, attempt: int, rank: int) -> Path:
         """Where a rank writes its stacks when it is asked to."""

@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -168,6 +168,8 @@ def _work(task: Assignment) -> int:
             task.local_world_size,
             task.spmd,
         )
+        if task.spec.hosts:
+            _leave_numbers(task)
         heartbeat.begin_training()
         callbacks.forget()
         if task.run.arguments.exists():
@@ -186,6 +188,13 @@ def _work(task: Assignment) -> int:
     except BaseException as error:
         _report_error(error, task)
         return 1
+
+
+def _leave_numbers(task: Assignment) -> None:
+    """The numbers by which this rank is known: none of them follows from another."""
+    numbers = asdict(device.identify_rank())
+    with contextlib.suppress(OSError):  # a full disk: it is for people
+        files.write_json(task.run.numbers(task.attempt, task.rank), numbers)
 
 
 def _train(task: Assignment) -> int:

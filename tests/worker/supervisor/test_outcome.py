@@ -11,7 +11,8 @@ import pytest
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.result import Failure
+from tpunb.runs.protocol import HostEnded
+from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
 from tpunb.utils import files
 from tpunb.worker.supervisor.outcome import (
@@ -20,6 +21,7 @@ from tpunb.worker.supervisor.outcome import (
     RunObservation,
     StopRecord,
     build_result,
+    merge_results,
     with_source,
 )
 
@@ -247,3 +249,103 @@ def test_the_cells_id(run: RunDir) -> None:
     assert with_source(FAILURE, PLACES, run).cell_id == "b"
     run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": None}]}))
     assert with_source(FAILURE, PLACES, run).cell_id is None
+
+
+class TestSeveralHosts:
+    """Host 0's result from its own and from what the others tell."""
+
+    SPEC = RunSpec("id", "n", 4, "CPU", "/", (), (), hosts=("h0", "h1"))
+
+    def part(self, folder: Path, node_rank: int, *exits: ProcessExit, **seen: object) -> RunResult:
+        run = directory.create_run(folder, "n")
+        stop = seen.pop("stop", None)
+        for rank, error in seen.pop("errors", {}).items():  # type: ignore[attr-defined]
+            run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(run.error(0, rank), error)
+        observation = RunObservation(
+            NOW - 9, NOW + 1, list(exits), stop, 0, None, None,
+            ranks=self.SPEC.ranks_on(node_rank), host=self.SPEC.hosts[node_rank], **seen,
+        )  # type: ignore[arg-type]  # fmt: skip
+        return build_result(run, self.SPEC, observation)
+
+    def ends(self, *ranks: int, code: int = 0, at: float = 0.0) -> list[ProcessExit]:
+        return [ProcessExit(rank, 10 + rank, code, NOW + at, 100 + rank) for rank in ranks]
+
+    def test_peaks_and_failures_of_all_hosts(self, tmp_path: Path) -> None:
+        stop = StopRecord(Stop(StopCause.PEER_FAILED), "rank h1/2 has failed", NOW + 0.5)
+        own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop)
+        assert own.failures == ()  # it is stopped for one of another host
+        exits = self.ends(2, code=1) + self.ends(3)
+        errors = {2: {**VALUE, "time": NOW}}
+        other = self.part(tmp_path, 1, *exits, stop=stop, errors=errors)
+        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        assert whole.state == "failed"
+        assert whole.returncode == 1
+        assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 2)]
+        assert whole.peak_memory == (100, 101, 102, 103)
+
+    def test_the_first_failure_is_the_first_by_host_0s_clock(self, tmp_path: Path) -> None:
+        """Host 1's clock is 60 s ahead."""
+        stop = StopRecord(Stop(StopCause.PEER_FAILED), "a rank has failed", NOW + 2)
+        own = self.part(
+            tmp_path, 0, *self.ends(0, code=1, at=1.0), errors={0: {**VALUE, "time": NOW + 1.0}}
+        )
+        later = {2: {**VALUE, "time": NOW + 60.0}}
+        other = self.part(tmp_path, 1, *self.ends(2, code=1, at=60.0), errors=later)
+        whole = merge_results(own, stop, [HostEnded(other.to_json(), 60.0)])
+        assert [failure.host for failure in whole.failures] == ["h1", "h0"]
+
+    def test_a_lost_host_comes_before_what_follows_from_it(self, tmp_path: Path) -> None:
+        gone = Failure(
+            None, None, None, None, "Lost", "host h1 was lost", None, None, "", NOW - 1,
+            kind=FailureKind.HOST_LOST, host="h1",
+        )  # fmt: skip
+        stop = StopRecord(Stop(StopCause.HOST_LOST), "host h1 was lost", NOW)
+        own = self.part(
+            tmp_path,
+            0,
+            *self.ends(0, code=1),
+            stop=stop,
+            gone_hosts=(gone,),
+            errors={0: {**VALUE, "time": NOW - 0.5}},
+        )
+        whole = merge_results(own, stop, [])
+        assert whole.state == "failed"
+        assert [failure.kind for failure in whole.failures] == ["host_lost", "exception"]
+        assert whole.headline() == "host h1 was lost"
+
+    def test_a_stop_is_one_of_the_whole_run(self, tmp_path: Path) -> None:
+        stop = StopRecord(Stop(StopCause.USER), "enough", NOW)
+        interrupted = {
+            rank: ProcessExit(rank, 1, 130, NOW + 0.1, signals_sent=frozenset({"SIGINT"}))
+            for rank in range(4)
+        }
+        own = self.part(tmp_path, 0, interrupted[0], interrupted[1], stop=stop)
+        other = self.part(tmp_path, 1, interrupted[2], interrupted[3], stop=stop)
+        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        assert (whole.state, whole.failures, whole.reason) == ("interrupted", (), "enough")
+
+    def test_no_success_where_a_host_has_none(self, tmp_path: Path) -> None:
+        own = self.part(tmp_path, 0, *self.ends(0, 1))
+        other = self.part(tmp_path, 1, *self.ends(2))  # nothing is known of rank 3
+        whole = merge_results(own, None, [HostEnded(other.to_json(), 0.0)])
+        assert whole.state == "failed"
+        assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 3)]
+
+    def test_a_hang_says_where_the_ranks_of_all_hosts_wait(self, tmp_path: Path) -> None:
+        def hang(where: str) -> Failure:
+            message = f"no activity for 300 s:\n{where}\nGive it more time."
+            return Failure(
+                None, None, None, None, "Hang", message, 3, 4, where, NOW, kind=FailureKind.HANG
+            )
+
+        stop = StopRecord(Stop(StopCause.HUNG), "no activity", NOW)
+        own = self.part(tmp_path, 0, stop=stop, hang=hang("ranks 0, 1: in xm.mark_step"))
+        other = self.part(tmp_path, 1, stop=stop, hang=hang("rank 2: a\nrank 3: b"))
+        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        assert whole.state == "hung"
+        (failure,) = whole.failures
+        assert failure.message == (
+            "no activity for 300 s:\nh0: ranks 0, 1: in xm.mark_step\nh1: rank 2: a\n"
+            "h1: rank 3: b\nGive it more time."
+        )

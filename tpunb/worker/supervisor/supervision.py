@@ -40,7 +40,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause, StopOrigin
-from tpunb.utils import files, processes
+from tpunb.utils import files, processes, records
 from tpunb.utils.memory import OomDetector
 from tpunb.utils.processes import Process, Work
 from tpunb.worker.supervisor import outcome, stacks
@@ -140,6 +140,7 @@ class Supervision:
         self._abandoned = ""
         """Why the present attempt was given up, in another host's words."""
         self._gone_hosts: list[Failure] = []
+        self._numbers_said = False
         self._told_end = False
         self._whole: RunResult | None = None
         """Of all hosts, which host 0 has told."""
@@ -396,6 +397,7 @@ class Supervision:
             elif ranks := self._hang_detector.long_wait():
                 self._note_wait(*ranks)
         self._note_recompiles()
+        self._say_numbers()
         if self._preemption.notice and self._stop is None:
             reason = f"this machine is about to be taken away: {self._preemption.notice}"
             self.stop(StopCause.PREEMPTED, reason)
@@ -489,6 +491,22 @@ class Supervision:
             self._read_last_outputs()
             self._hosts.say(HostEnded(self._result().to_json(), time.time()))
         return self._hosts.over
+
+    def _say_numbers(self) -> None:
+        """On several hosts, once: how each rank here is called by torchrun and by the backend."""
+        if self._hosts is None or self._numbers_said or not self._ranks:
+            return
+        paths = {rank: self.dir.numbers(self._attempt, rank) for rank in self._own}
+        if not all(path.exists() for path in paths.values()):
+            return
+        self._numbers_said = True
+        parts = []
+        for rank, path in paths.items():
+            numbers = records.read_dict(path)
+            ordinal = numbers.get("ordinal")
+            known = "" if ordinal is None else f", ordinal {ordinal}"
+            parts.append(f"rank {rank} (local rank {numbers.get('local_rank')}{known})")
+        self._log.say(f"{self.spec.hosts[self._node_rank]}: {', '.join(parts)}")
 
     def _note_recompiles(self, *, last: bool = False) -> None:
         if self._recompile_notes is not None:
