@@ -14,6 +14,13 @@ from typing import Any
 import tests.fakes
 from tests.fakes.hosts import Host, Pod
 
+ROOT = Path(__file__).parents[2]
+TORCHLESS = """\
+import sys
+if sys.orig_argv[1:4] == ["-m", "tpunb", "node"]:
+    from tests.fakes import torchless
+    torchless.install()
+"""
 FAKES = Path(next(iter(tests.fakes.__path__)))
 
 
@@ -60,6 +67,17 @@ class ReachedPod:
         kept = {**self._said[host], **values}
         self._said[host] = {name: value for name, value in kept.items() if value is not None}
         self._write()
+
+    def without_torch(self) -> None:
+        """On every host, `python -m tpunb node` has ranks that are plain Python and start at once.
+
+        See `tests.fakes.torchless`.
+        """
+        folder = self.folder / "torchless"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(TORCHLESS)
+        for host in self.names:
+            self.change(host, env={"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"})
 
     def set_place(self, **values: Any) -> None:
         """Write `places.toml`: the place `pod`, with ssh and this interpreter if not said."""

@@ -48,12 +48,18 @@ _PATH = f"import sys; sys.path.insert(0, {ROOT!r}); "
 def main() -> None:
     """The command."""
     from tpunb import cli
+
+    install()
+    sys.exit(cli.main(sys.argv[1:]))
+
+
+def install() -> None:
+    """In this process, supervisors are started with all this below them."""
     from tpunb.kernel import supervisor
 
     supervisor._SUPERVISOR = _PATH + (
         "sys.argv.pop(1); from tests.fakes import torchless; torchless.supervise()"
     )
-    sys.exit(cli.main(sys.argv[1:]))
 
 
 def supervise() -> None:
