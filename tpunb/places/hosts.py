@@ -164,8 +164,8 @@ class HostsPlace(Place):
     def _look_again(self, host: int, since: Mapping[str, int]) -> None:
         """Follow a run that goes on, or has ended, by what is not here yet."""
         folder = self.placed.folders[host]
-        words = [inspect.getsource(remote), "follow", folder, "--stream"]
-        command = f"exec {self.placed.python} -c {shlex.join(words)}"
+        words = ["-m", "tpunb", "node", "--run", folder, "--follow", "--since", "-", "--stream"]
+        command = f"cd / && exec {self.placed.python} {shlex.join(words)}"
         self._connect(host, command, (json.dumps(dict(since)) + "\n").encode())
 
     def stop(self, request: Stop) -> None:

@@ -5,8 +5,6 @@
                                       that are not so here, as a JSON list
     receive FOLDER SIZE DIGEST        an archive from standard input, into the folder
     pack FOLDER PATTERN…              files of it that match, as an archive on standard output
-    follow FOLDER WORD…               `tpunb node --run FOLDER --follow --since … WORD…`: what is
-                                      known already is the first line of standard input
     state FOLDER                      how the run stands
     reach ADDRESS PORT,PORT           listens there, says so, and connects to those whose addresses
                                       and ports are on a line of standard input; says which failed
@@ -106,19 +104,6 @@ def pack(folder: str, *patterns: str) -> None:
         for name in sorted(names):
             archive.add(os.path.normpath(name), recursive=False)
     output.flush()
-
-
-def follow(folder: str, *words: str) -> None:
-    """Become `tpunb node`, which reads what is known from a file in memory."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        line += os.read(0, 1) or b"\n"
-    known = os.memfd_create("since", 0)
-    os.write(known, line)
-    os.chdir("/")
-    since = ["--follow", "--since", f"/proc/self/fd/{known}"]
-    tpunb = [sys.executable, "-m", "tpunb", "node", "--run", folder, *since, *words]
-    os.execv(sys.executable, tpunb)
 
 
 def reach(address: str, ports: str) -> None:
