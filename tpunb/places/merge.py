@@ -131,9 +131,11 @@ class Merge:
         return None
 
     def _once(self, what: object, event: Event) -> Event | None:
-        if what in self._told:
+        """The event, unless it was told in this attempt."""
+        told = (len(self._started), what)
+        if told in self._told:
             return None
-        self._told.add(what)
+        self._told.add(told)
         return event
 
     def flush(self, now: float) -> None:

@@ -1,0 +1,123 @@
+"""The union of hosts' folders, from what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tpunb.places.merge import HOLD, Merge
+from tpunb.runs import events
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended, Note, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.runs.spec import PhaseKind, RunSpec, RunState
+from tpunb.runs.stream import Append, Replace
+
+SPEC = RunSpec("id", "pod", 4, "CPU", "/", (), (), hosts=("h0", "h1"), place="pod")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+@pytest.fixture
+def merge(run: RunDir) -> Merge:
+    return Merge(run, SPEC, (0.0, 0.0))
+
+
+def say(merge: Merge, host: int, *said: events.Event, at: int | None = None) -> None:
+    data = "".join(map(events.to_line, said)).encode()
+    known = merge.offsets[host].get("events.jsonl", 0) if at is None else at
+    merge.add(host, Append("events.jsonl", known, data, 0.0), 0.0)
+
+
+def test_files_of_ranks_are_copied_and_those_of_hosts_kept_apart(run: RunDir, merge: Merge) -> None:
+    merge.add(1, Append("attempts/0/2/stdout.log", 0, b"one\ntw", 0.0), 0.0)
+    merge.add(1, Append("attempts/0/2/stdout.log", 6, b"o\n", 0.0), 0.0)
+    merge.add(1, Append("supervisor.log", 0, b"there\n", 0.0), 0.0)
+    merge.add(0, Append("supervisor.log", 0, b"here\n", 0.0), 0.0)
+    merge.add(1, Replace("attempts/0/2/pulse", b"\0\1"), 0.0)
+    assert (run.attempt(0, 2) / "stdout.log").read_bytes() == b"one\ntwo\n"
+    assert (run.path / "supervisor.log").read_text() == "here\n"
+    assert (run.path / "hosts/1/supervisor.log").read_text() == "there\n"
+    assert run.heartbeat(0, 2).read_bytes() == b"\0\1"
+    assert run.heartbeat(0, 2).stat().st_mode & 0o77 == 0
+
+
+def test_what_comes_twice_is_there_once(run: RunDir, merge: Merge) -> None:
+    for at, data in ((0, b"abc"), (0, b"abc"), (1, b"bcdef")):
+        merge.add(0, Append("attempts/0/0/stdout.log", at, data, 0.0), 0.0)
+    assert (run.attempt(0, 0) / "stdout.log").read_bytes() == b"abcdef"
+    merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
+    merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n{"a": 2}\n', 0.0), 0.0)
+    assert run.metrics.read_text() == '{"a": 1}\n{"a": 2}\n'
+
+
+def test_who_follows_later_goes_on_where_it_was_left(run: RunDir, merge: Merge) -> None:
+    merge.add(1, Append("attempts/0/2/stdout.log", 0, b"12345", 0.0), 0.0)
+    merge.save_offsets()
+    again = Merge(run, SPEC, ())
+    assert again.offsets == [{}, {"attempts/0/2/stdout.log": 5}]
+    (run.path / "mirror.json").write_text('{"0": 3')
+    assert Merge(run, SPEC, ()).offsets == [{}, {}]
+
+
+def test_lines_of_the_log_are_in_order_of_time_whatever_the_clocks_say(run: RunDir) -> None:
+    merge = Merge(run, SPEC, (0.0, 100.0))
+    merge.add(0, Append("run.log", 0, b"[0] first\n", 10.0), 10.3)
+    merge.add(0, Append("run.log", 10, b"[0] third\n", 10.2), 10.3)
+    merge.add(1, Append("run.log", 0, b"[2] second\n", 110.1), 10.3)
+    merge.flush(10.3)
+    assert not run.log.exists()  # an older one may still come
+    merge.flush(10.11 + HOLD)
+    assert run.log.read_text() == "[0] first\n[2] second\n"
+    merge.flush(float("inf"))
+    assert run.log.read_text() == "[0] first\n[2] second\n[0] third\n"
+
+
+def test_a_clock_that_is_ahead_holds_no_line_back(run: RunDir, merge: Merge) -> None:
+    merge.add(0, Append("run.log", 0, b"[0] from tomorrow\n", 1e6), 10.0)
+    merge.flush(10.0 + HOLD)
+    assert run.log.read_text() == "[0] from tomorrow\n"
+
+
+def test_ranks_have_started_when_all_hosts_ranks_have(run: RunDir, merge: Merge) -> None:
+    say(merge, 1, RanksStarted(0, (7, 8), 1.0))
+    assert run.read_events() == []
+    say(merge, 0, RanksStarted(0, (5, 6), 2.0))
+    assert run.read_events() == [RanksStarted(0, (0, 0, 0, 0), 2.0)]
+
+
+def test_what_all_hosts_tell_is_told_once(run: RunDir, merge: Merge) -> None:
+    for host in (0, 1):
+        say(
+            merge,
+            host,
+            Note("the same", 1.0),
+            Note(f"of {host}", 1.0),
+            Stopping("SIGINT", "stopped", 1.0),
+            RankEnded(0, 2 * host, 0, 1.0),
+            Phase(PhaseKind.ENDED, "succeeded", time=1.0),
+            Ended(RunState.SUCCEEDED, 1.0),
+        )
+    told = run.read_events()
+    notes = [event.text for event in told if isinstance(event, Note)]
+    assert notes == ["the same", "of 0", "h1: of 1"]
+    assert sum(isinstance(event, Stopping) for event in told) == 1
+    assert [event.rank for event in told if isinstance(event, RankEnded)] == [0, 2]
+    assert not [event for event in told if isinstance(event, Ended | Phase)]
+
+
+def test_the_result_of_a_host_is_not_yet_the_run_s(run: RunDir, merge: Merge) -> None:
+    for host in (0, 1):
+        merge.add(host, Replace("result.json", json.dumps({"host": host}).encode()), 0.0)
+    assert not run.result.exists()
+    assert [json.loads(merge.result_of(host).read_bytes())["host"] for host in (0, 1)] == [0, 1]
+
+
+def test_a_folder_that_cannot_be_written_is_said(run: RunDir, merge: Merge) -> None:
+    run.path.joinpath("attempts").write_text("in the way")
+    merge.add(1, Append("attempts/0/2/stdout.log", 0, b"x", 0.0), 0.0)
+    assert "attempts/0/2/stdout.log" in merge.problem
