@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpunb.places import remote, transfer
-from tpunb.places.errors import HostsError
+from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
 from tpunb.places.transport import (
     PATIENCE,
@@ -51,7 +51,12 @@ class HostsPlace(Place):
         if transport is None:
             transport = make_transport(placed.place)
             names = transport.hosts
-            transport.reorder([names.index(host) for host in placed.hosts if host in names])
+            if sorted(names) != sorted(placed.hosts):
+                raise PlaceError(
+                    f"place {placed.place.name} has other hosts by now ({', '.join(names)}): the "
+                    f"run was started on {', '.join(placed.hosts)}"
+                )
+            transport.reorder([names.index(host) for host in placed.hosts])
         self._transport = transport
         self._connections: dict[int, HostProcess] = {}
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()

@@ -392,7 +392,13 @@ def main() -> None:
     order = json.loads(_first_line())
     placed = PlacedRun.read(run)
     assert placed is not None
-    mirror = Mirror(run, open_place(run, placed), stays=stays)
+    try:
+        place = open_place(run, placed)
+    except TpunbError as error:
+        run.emit(Note(str(error)))
+        print(error, file=sys.stderr)
+        return
+    mirror = Mirror(run, place, stays=stays)
     try:
         if order["variables"] is None or mirror.begin(order["variables"]):
             mirror.follow()

@@ -41,7 +41,7 @@ def chosen_files(root: Path, rules: Sequence[str]) -> list[str]:
             continue
         if rule.startswith("/") or ".." in Path(rule).parts:
             raise PlaceError(f"files = [{rule!r}]: it must be below {root}, which is what travels")
-        matched = list(root.glob(rule))
+        matched = [root] if rule.rstrip("/") == "." else list(root.glob(rule))
         if not matched:
             raise PlaceError(f"files = [{rule!r}]: there is none in {root}")
         for path in matched:

@@ -101,6 +101,7 @@ def _inspect(run: RunDir) -> StoredRun:
     try:
         spec = read_spec(run)
         cores = f"{spec.spmd or spec.world_size} {spec.device}"
+        cores += f" on {spec.place}" if spec.place else ""
     except TpunbError:
         cores = "?"
     if result is not None:

@@ -1,0 +1,182 @@
+"""How hosts are reached: what ssh and gcloud are called with, and that the real ones take it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.pods import FAKES, ReachedPod
+from tpunb.places import transport
+from tpunb.places.config import PlaceConfig, SshSettings, find_place
+from tpunb.places.errors import PlaceError
+from tpunb.places.transport import ask_hosts, make_transport
+
+
+def named(settings: SshSettings) -> PlaceConfig:
+    return PlaceConfig("pod", "ssh", Path("places.toml"), settings)
+
+
+def real(tool: str) -> str:
+    """The tool itself, not its stand-in."""
+    found = shutil.which(tool)
+    if found is None or Path(found).resolve().parent == FAKES:
+        pytest.skip(f"there is no {tool} here")
+    return found
+
+
+def test_openssh_takes_the_options_that_it_gets() -> None:
+    ssh = real("ssh")
+    command = make_transport(named(SshSettings(hosts=("me@10.0.0.2",)))).command(0, "true")
+    assert command[-3:] == ["--", "me@10.0.0.2", "true"]
+    told = subprocess.run(
+        [ssh, "-G", *command[1:-1]], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert {"batchmode yes", "serveraliveinterval 5", "connecttimeout 15"} <= set(told)
+    assert "user me" in told
+
+
+def test_what_the_user_has_configured_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host slow\n  ServerAliveInterval 60\n  ConnectTimeout 90\n")
+    wrapped = tmp_path / "ssh"
+    wrapped.write_text(f'#!/bin/sh\nexec {real("ssh")} -F {config} "$@"\n')
+    wrapped.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert transport.missing_options("slow") == []
+    assert transport.missing_options("other") == [
+        *("-o", "ServerAliveInterval=5"),
+        *("-o", "ConnectTimeout=15"),
+    ]
+
+
+def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(PlaceError, match="install OpenSSH's client"):
+        make_transport(named(SshSettings(hosts=("h0",)))).command(0, "true")
+
+
+COMMANDS = {
+    "tpu-vm ssh": ["compute", "tpus", "tpu-vm", "ssh"],
+    "tpu-vm describe": ["compute", "tpus", "tpu-vm", "describe"],
+    "compute ssh": ["compute", "ssh"],
+    "list-instances": ["compute", "instance-groups", "managed", "list-instances"],
+}
+WIDE = {"--format", "--project", "--quiet"}
+"""Flags that every command of gcloud takes (`gcloud help`)."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMMANDS)
+def test_gcloud_documents_the_flags_that_it_gets(pod: ReachedPod, name: str) -> None:
+    used = {word.partition("=")[0] for call in calls_of_gcloud(pod, name) for word in call}
+    flags = {word for word in used if word.startswith("--")} - WIDE
+    assert flags
+    path = shutil.which("gcloud", path="/usr/bin:/usr/local/bin:/snap/bin")
+    if path is None:
+        pytest.skip("there is no gcloud here")
+    text = subprocess.run(
+        [path, *COMMANDS[name], "--help"], capture_output=True, text=True, timeout=120
+    ).stdout
+    documented = set(re.findall(r"--[a-z][a-z-]+", re.sub(r"\x1b\[[0-9;]*m", "", text)))
+    assert flags <= documented
+
+
+def calls_of_gcloud(pod: ReachedPod, name: str) -> list[list[str]]:
+    pod.log.unlink(missing_ok=True)
+    use_tpu(pod)
+    asked(pod)
+    use_group(pod, tunnel=True)
+    asked(pod)
+    words = COMMANDS[name]
+    return [call for call in pod.calls() if call[1 : 1 + len(words)] == words]
+
+
+def use_tpu(pod: ReachedPod, state: str = "READY") -> None:
+    pod.set_cloud({"tpu": {"mine": {"zone": "z-a", "state": state, "hosts": ["h0", "h1"]}}})
+    pod.set_place(kind="gcloud-tpu", name="mine", zone="z-a", project="p", internal_ip=True)
+
+
+def use_group(pod: ReachedPod, **values: object) -> None:
+    pod.set_cloud({"mig": {"group": {"zone": "z-a", "hosts": ["h1", "h0"]}}})
+    pod.set_place(kind="gcloud-mig", name="group", zone="z-a", **values)
+
+
+def asked(pod: ReachedPod) -> list[str]:
+    reached = make_transport(find_place("pod", pod.project))
+    answers = ask_hosts(reached, dict.fromkeys(range(2), ("hostname; cat", b"-sent")))
+    assert [answer.returncode for answer in answers.values()] == [0, 0]
+    return [answer.output.decode() for answer in answers.values()]
+
+
+def test_worker_i_of_a_tpu_vm_is_host_i(pod: ReachedPod) -> None:
+    pod.log.unlink(missing_ok=True)
+    use_tpu(pod)
+    assert asked(pod) == ["h0\n-sent", "h1\n-sent"]
+    [describe, *logins] = pod.calls()
+    assert describe[1:] == [
+        *("compute", "tpus", "tpu-vm", "describe", "mine"),
+        *("--zone=z-a", "--project=p", "--format=json"),
+    ]
+    assert sorted(word for call in logins for word in call if "--worker" in word) == [
+        "--worker=0",
+        "--worker=1",
+    ]
+    assert all({"--internal-ip", "--quiet", "--command=hostname; cat"} <= {*c} for c in logins)
+    assert make_transport(find_place("pod", pod.project)).hosts == ("mine-w0", "mine-w1")
+
+
+def test_a_tpu_vm_that_is_not_ready_is_said(pod: ReachedPod) -> None:
+    use_tpu(pod, "CREATING")
+    with pytest.raises(PlaceError, match=r"TPU VM mine is not ready \(state: CREATING\)"):
+        make_transport(find_place("pod", pod.project))
+
+
+def test_what_gcloud_says_is_shown(pod: ReachedPod) -> None:
+    use_tpu(pod)
+    pod.set_place(kind="gcloud-tpu", name="other", zone="z-a")
+    with pytest.raises(PlaceError, match="Resource 'other' was not found"):
+        make_transport(find_place("pod", pod.project))
+
+
+def test_the_vms_of_a_group_by_their_names(pod: ReachedPod) -> None:
+    use_group(pod)
+    assert make_transport(find_place("pod", pod.project)).hosts == ("h0", "h1")
+    assert asked(pod) == ["h0\n-sent", "h1\n-sent"]
+
+
+def test_a_group_whose_vms_do_not_run_yet_is_said(pod: ReachedPod) -> None:
+    use_group(pod)
+    pod.set_cloud({"mig": {"group": {"zone": "z-a", "hosts": ["h0"], "starting": ["h1"]}}})
+    with pytest.raises(PlaceError, match="1 of 2 VMs do not run"):
+        make_transport(find_place("pod", pod.project))
+
+
+def test_each_host_has_its_own_exit_code_and_words(pod: ReachedPod) -> None:
+    reached = make_transport(find_place("pod", pod.project))
+    answers = ask_hosts(reached, {0: ("exit 3", b""), 1: ("echo no >&2; exit 4", b"")})
+    assert [answer.returncode for answer in answers.values()] == [3, 4]
+    assert [answer.problem() for answer in answers.values()] == ["exit code 3", "no"]
+
+
+def test_much_goes_in_and_out_at_once(pod: ReachedPod) -> None:
+    much = bytes(range(256)) * 20_000
+    reached = make_transport(find_place("pod", pod.project))
+    answers = ask_hosts(reached, dict.fromkeys(range(2), ("cat", much)))
+    assert [answer.output for answer in answers.values()] == [much, much]
+
+
+def test_a_host_that_says_nothing_is_cut_off(pod: ReachedPod) -> None:
+    reached = make_transport(find_place("pod", pod.project))
+    [answer] = ask_hosts(reached, {1: ("sleep 600", b"")}, timeout=0.5).values()
+    assert answer.returncode is None
+    assert answer.problem().startswith("no answer in")
+    for pid in pod.left():
+        os.kill(pid, signal.SIGKILL)  # what sshd leaves running, too
