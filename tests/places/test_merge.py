@@ -56,12 +56,25 @@ def test_what_comes_twice_is_there_once(run: RunDir, merge: Merge) -> None:
 
 
 def test_who_follows_later_goes_on_where_it_was_left(run: RunDir, merge: Merge) -> None:
+    """Also if the one before was killed: what it wrote since it has noted how much comes again."""
     merge.add(1, Append("attempts/0/2/stdout.log", 0, b"12345", 0.0), 0.0)
+    merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
+    merge.add(0, Append("run.log", 0, b"[0] one\n", 10.0), 10.0)
+    merge.flush(float("inf"))
+    merge.add(0, Append("run.log", 8, b"[0] waits\n", 10.0), 10.0)
     merge.save_offsets()
-    again = Merge(run, SPEC, ())
-    assert again.offsets == [{}, {"attempts/0/2/stdout.log": 5}]
-    (run.path / "mirror.json").write_text('{"0": 3')
-    assert Merge(run, SPEC, ()).offsets == [{}, {}]
+    merge.add(1, Append("metrics.jsonl", 9, b'{"a": 2}\n', 0.0), 0.0)
+    merge.flush(float("inf"))
+    again = Merge(run, SPEC, (), again=True)
+    assert again.offsets == [
+        {"run.log": 8},
+        {"attempts/0/2/stdout.log": 5, "metrics.jsonl": 9},
+    ]
+    assert run.metrics.read_text() == '{"a": 1}\n'
+    assert run.log.read_text() == "[0] one\n"
+    (run.path / "mirror.json").write_text('{"offsets": 3')
+    assert Merge(run, SPEC, (), again=True).offsets == [{}, {}]
+    assert run.log.read_text() == ""
 
 
 def test_lines_of_the_log_are_in_order_of_time_whatever_the_clocks_say(run: RunDir) -> None:

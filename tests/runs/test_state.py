@@ -50,6 +50,19 @@ class TestState:
         age(run)
         assert state.run_state(run) == "lost"
 
+    def test_of_a_detached_one_at_a_place_that_nobody_follows(self, tmp_path: Path) -> None:
+        run = made(tmp_path, "x")
+        for detached, told in ((True, "away"), (False, "lost")):
+            run.place.write_text(json.dumps({"detached": detached}))
+            age(run)
+            assert state.run_state(run) == told
+        run.place.write_text(json.dumps({"detached": True}))
+        age(run)
+        assert state.run_state(run).active  # it may go on: no command says that it is over
+        with pytest.raises(TpunbError, match=f"`tpunb attach {run.id}` asks them again"):
+            state.describe_end(run)
+        state.wait_for_end(run)  # does not wait for what nobody here would write
+
     @pytest.mark.parametrize("text", [None, "", '{"state": "succ', "[]", '{"state": "succeeded"}'])
     def test_of_one_that_a_crash_has_left(self, tmp_path: Path, text: str | None) -> None:
         run = made(tmp_path, "x", state="succeeded")

@@ -23,40 +23,66 @@ from tpunb.utils import files, records
 HOLD = 0.5
 """Seconds that lines of `run.log` wait for older ones of other hosts."""
 OFFSETS = "mirror.json"
-"""How many bytes of which file of each host are here: for who follows the run later."""
+"""How many bytes of which file of each host are here, and how long the merged files are with them:
+who follows the run later cuts these to that length, and goes on from there, so that every line is
+there once, however this process ends."""
 
 
 class Merge:
     """Writes what hosts say into the run's folder here."""
 
-    def __init__(self, run: RunDir, spec: RunSpec, skews: tuple[float, ...]) -> None:
+    def __init__(
+        self, run: RunDir, spec: RunSpec, skews: tuple[float, ...], *, again: bool = False
+    ) -> None:
+        """`again`: the run was followed before, by a process that is gone."""
         self._run = run
         self._spec = spec
         self._skews = skews or (0.0,) * len(spec.hosts)
-        self.offsets = self._read_offsets()
-        self._lines: list[tuple[float, int, bytes]] = []
-        """Of run.log, a heap by time."""
+        self.offsets: list[dict[str, int]] = [{} for _ in spec.hosts]
+        """How many bytes of which file have come, by host."""
+        self._written: list[int] = [0] * len(spec.hosts)
+        """How many of them are in run.log: its lines wait for older ones."""
+        self._lines: list[tuple[float, int, int, int, bytes]] = []
+        """Of run.log, a heap by time: with a number, the host, and the offset of their end."""
         self._count = 0
         self._started: dict[int, set[int]] = {}
         """Which hosts have started their ranks, by attempt."""
         self._told: set[object] = set()
         self.problem = ""
         """Why something could not be written; '' if everything was."""
+        if again:
+            self._go_on()
 
-    def _read_offsets(self) -> list[dict[str, int]]:
+    def _go_on(self) -> None:
+        """Take the folder back to where it was when it was noted last."""
         kept = records.read_dict(self._run.path / OFFSETS)
+        lengths: Mapping[str, int] = {}
         try:
-            return [
-                records.convert(Mapping[str, int], kept[str(host)])
-                for host in range(len(self._spec.hosts))
-            ]
-        except (KeyError, ValueError):  # nothing was followed before
-            return [{} for _ in self._spec.hosts]
+            lengths = records.convert(Mapping[str, int], kept["lengths"])
+            offsets = records.convert(tuple[Mapping[str, int], ...], kept["offsets"])
+            if len(offsets) == len(self._spec.hosts):
+                self.offsets = [dict(each) for each in offsets]
+        except (KeyError, ValueError):  # nothing was noted: everything comes again
+            lengths = {}
+        log = self._run.log.name
+        self._written = [offsets.get(log, 0) for offsets in self.offsets]
+        for name in MERGED:
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(self._run.path / name, lengths.get(name, 0))
 
     def save_offsets(self) -> None:
         """Note how much is here."""
-        kept = {str(host): offsets for host, offsets in enumerate(self.offsets)}
-        with contextlib.suppress(OSError):  # a full disk: then more comes twice
+        lengths = {}
+        for name in MERGED:
+            with contextlib.suppress(FileNotFoundError):
+                lengths[name] = (self._run.path / name).stat().st_size
+        log = self._run.log.name
+        offsets = [
+            {**offsets, log: written} if log in offsets else offsets
+            for offsets, written in zip(self.offsets, self._written, strict=True)
+        ]
+        with contextlib.suppress(OSError):  # a full disk: then more comes again
+            kept = {"offsets": offsets, "lengths": lengths}
             files.write_json(self._run.path / OFFSETS, kept)
 
     def add(self, host: int, line: Append | Replace, now: float) -> None:
@@ -79,7 +105,8 @@ class Merge:
             if line.file == self._run.log.name:
                 self._count += 1
                 at = min(line.time - self._skews[host], now)
-                heapq.heappush(self._lines, (at, self._count, line.data))
+                end = line.at + len(line.data)
+                heapq.heappush(self._lines, (at, self._count, host, end, line.data))
             elif line.file == self._run.events.name:
                 for text in line.data.decode("utf-8", "replace").splitlines():
                     self._add_event(host, text)
@@ -142,7 +169,9 @@ class Merge:
         """Write the lines of `run.log` that have waited long enough."""
         due = bytearray()
         while self._lines and self._lines[0][0] <= now - HOLD:
-            due += heapq.heappop(self._lines)[2]
+            _, _, host, end, data = heapq.heappop(self._lines)
+            self._written[host] = max(self._written[host], end)
+            due += data
         if due:
             try:
                 files.append_lines(self._run.log, bytes(due))

@@ -166,12 +166,13 @@ _SYNCED = "synced"
 class Mirror:
     """Follows one run until it has ended on all hosts."""
 
-    def __init__(self, run: RunDir, place: Place, *, stays: bool) -> None:
+    def __init__(self, run: RunDir, place: Place, *, stays: bool, again: bool) -> None:
+        """`again`: the run was started before, and is found."""
         self.run = run
         self.spec: RunSpec = run.read_spec()
         self.place = place
         self.stays = stays
-        self._merge = Merge(run, self.spec, place.placed.skews)
+        self._merge = Merge(run, self.spec, place.placed.skews, again=again)
         self._requests = LineTail(run.requests)
         self._started = time.time()
         self._stop: Stop | None = None
@@ -398,9 +399,10 @@ def main() -> None:
         run.emit(Note(str(error)))
         print(error, file=sys.stderr)
         return
-    mirror = Mirror(run, place, stays=stays)
+    again = order["variables"] is None
+    mirror = Mirror(run, place, stays=stays, again=again)
     try:
-        if order["variables"] is None or mirror.begin(order["variables"]):
+        if again or mirror.begin(order["variables"]):
             mirror.follow()
     finally:
         mirror.place.close()

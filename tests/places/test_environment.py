@@ -1,0 +1,97 @@
+"""`environment = "make"`: this tpunb and its packages on the hosts, with the real uv."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import zipfile
+
+import pytest
+
+from tests.drivers.pods import ReachedPod
+from tpunb.places import check, environment
+from tpunb.places.config import find_place
+from tpunb.places.errors import HostsError
+from tpunb.places.place import Cancelled
+from tpunb.places.transport import make_transport
+from tpunb.utils.version import __version__, package_digest
+
+
+def test_the_lock_names_what_is_installed_here() -> None:
+    lines = environment.write_lock(tpu=False).splitlines()
+    assert "torch==2.9.0" in lines  # of which build is the host's business
+    names = {line.partition("==")[0] for line in lines}
+    assert {"ipython", "torch", "torch_xla"} <= names
+    assert not {name for name in names if name.startswith("nvidia-")} | {"tpunb"} & names
+    assert lines == sorted(lines)
+
+
+def test_on_a_tpu_the_lock_has_libtpu() -> None:
+    lines = environment.write_lock(tpu=True).splitlines()
+    [libtpu] = [line for line in lines if line.startswith("libtpu")]
+    assert libtpu.startswith("libtpu==")
+
+
+def test_the_wheel_is_whole_and_always_the_same() -> None:
+    data = environment.build_wheel()
+    assert data == environment.build_wheel()
+    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
+        names = set(wheel.namelist())
+        record = wheel.read(f"tpunb-{__version__}.dist-info/RECORD").decode()
+    assert {"tpunb/cli.py", "tpunb/py.typed", f"tpunb-{__version__}.dist-info/METADATA"} <= names
+    assert {line.partition(",")[0] for line in record.splitlines()} == names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def made(pod: ReachedPod, *, cancelled: bool = False) -> tuple[check.HostsReport, list[str]]:
+    place = find_place("pod", pod.project)
+    transport = make_transport(place)
+    told: list[str] = []
+    environment.make_environment(
+        transport, check.ask(place, transport), told.append, lambda: cancelled
+    )
+    return check.ask(place, transport), told
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that asks no registry: of tpunb alone."""
+    if shutil.which("uv") is None:
+        pytest.skip("there is no uv here")
+    monkeypatch.setattr(environment, "write_lock", lambda *, tpu: "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_hosts_get_this_tpunb_once(pod: ReachedPod) -> None:
+    pod.set_place(environment="make")
+    report, told = made(pod)
+    assert told == ["installing 0 packages with uv on h0, h1 (once)"]
+    for name, host in report.answered:
+        assert host.python == f"{pod.folder}/homes/{name}/.tpunb/env/bin/python"
+        assert host.versions["tpunb"] == __version__
+    python = report.answered[0][1].python
+    code = "from tpunb.utils import version; print(version.package_digest(), version.__file__)"
+    digest, file = subprocess.run(
+        [python, "-I", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert digest == package_digest()
+    assert file.startswith(f"{pod.folder}/homes/h0/.tpunb/env/")
+    assert made(pod)[1] == []
+
+
+@pytest.mark.usefixtures("small")
+def test_a_host_without_uv_says_how_to_get_it(pod: ReachedPod) -> None:
+    pod.set_place(environment="make", folder="~/.another")
+    pod.change("h1", path="/usr/bin:/bin")
+    pod.change("h0", path="/usr/bin:/bin")
+    with pytest.raises(HostsError, match="h1: uv is not installed: python3 -m pip install"):
+        made(pod)
+
+
+@pytest.mark.usefixtures("small")
+def test_installing_can_be_left(pod: ReachedPod) -> None:
+    pod.set_place(environment="make", folder="~/.third")
+    with pytest.raises(Cancelled):
+        made(pod, cancelled=True)
