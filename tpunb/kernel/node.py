@@ -331,12 +331,13 @@ class Node:
                 )
             names = identity.hosts or tuple(f"host-{n}" for n in range(identity.nnodes))
             if identity.nnodes > 1:
+                spmd = None if spec.spmd is None else spec.spmd * identity.nnodes
                 world_size = spec.world_size * identity.nnodes
-                spec = replace(spec, hosts=names, world_size=world_size)
+                spec = replace(spec, hosts=names, world_size=world_size, spmd=spmd)
         cwd = Path(spec.cwd).expanduser().absolute()
         own = [entry for entry in sys.path if entry]
         given = [str(cwd / Path(entry).expanduser()) for entry in spec.sys_path]
-        sys_path = dict.fromkeys(entry for entry in [*given, *own])
+        sys_path = dict.fromkeys([*given, *own])
         spec = replace(spec, cwd=str(cwd), sys_path=("", *sys_path))
         self.run_dir.write_spec(spec)
         return spec
