@@ -16,6 +16,7 @@ from benchmarks import (
     diagnosing,
     doctor,
     failing,
+    hosts,
     lines,
     loop,
     predict,
@@ -55,6 +56,10 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     "lines": (
         lambda folder, rounds: lines.measure(folder, rounds, 100_000),
         lambda folder: lines.measure(folder, 1, 50),
+    ),
+    "hosts": (
+        lambda folder, rounds: hosts.measure(folder, rounds, hosts.HOSTS, hosts.RANKS, 20),
+        lambda folder: hosts.measure(folder, 1, 3, 2, 2),
     ),
     "watching": (
         lambda folder, rounds: watching.measure(folder, rounds, 20),

@@ -128,6 +128,21 @@ ROOT = Path(__file__).parents[1]
             ],
         ),
         (
+            "hosts",
+            [
+                r"s until the last host is there .* {2,}N",
+                r"s from then until the last rank's first line {2,}N",
+                r"s between the first rank's .* {2,}N",
+                r"kB/s in and out of host 0, of heartbeats {2,}N",
+                r"% of a core, host 0's supervisor {2,}N",
+                r"% of a core, another one {2,}N",
+                r"lines that came, of 240 {2,}240\.00 \(240\.00–240\.00\)",
+                r"lines/s {2,}N",
+                r"kB/s of streams {2,}N",
+                r"s from a stop at the last host until all have ended {2,}N",
+            ],
+        ),
+        (
             "watching",
             [
                 r"8 ranks, 1,000 lines/s each {2,}N {2,}N {2,}N {2,}N",

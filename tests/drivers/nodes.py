@@ -48,12 +48,15 @@ class NodeProcess:
         self.files: dict[str, bytes] = {}
         """Put together from the stream."""
         self.other: list[bytes] = []
+        self.bytes = 0
+        """Of the stream."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for text in self.process.stdout:
+            self.bytes += len(text)
             try:
                 line = stream.decode(text)
             except ValueError:
@@ -156,6 +159,7 @@ class RunOnHosts:
         env: Mapping[str, str] | None = None,
         key: str | None = None,
         variables: Mapping[str, str] | None = None,
+        alive_within: float = 0.0,
     ) -> NodeProcess:
         """Start it on one host."""
         host = self.hosts[number]
@@ -174,7 +178,7 @@ class RunOnHosts:
             stdout=subprocess.PIPE,
         )
         node = NodeProcess(process, self.folders[number])
-        node.send(Start(key or self.key, dict(variables or {})))
+        node.send(Start(key or self.key, dict(variables or {}), alive_within))
         self.nodes[number] = node
         return node
 

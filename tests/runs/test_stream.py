@@ -6,7 +6,7 @@ import pytest
 
 from tpunb.runs import stream
 from tpunb.runs.spec import StopCause, StopOrigin
-from tpunb.runs.stream import Append, End, Hello, Line, Replace, Start, Stop
+from tpunb.runs.stream import Alive, Append, End, Hello, Line, Replace, Start, Stop
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,8 @@ from tpunb.runs.stream import Append, End, Hello, Line, Replace, Start, Stop
         Append("attempts/0/3/stdout.log", 17, b"\xff\x00 text\n", 1.5),
         Replace("attempts/0/3/pulse", bytes(80)),
         End(130),
-        Start("ab01", {"TOKEN": "x"}),
+        Start("ab01", {"TOKEN": "x"}, 30.0),
+        Alive(),
         Stop(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
     ],
 )

@@ -24,6 +24,7 @@ from tests.fakes import hosts
 from tests.fakes.hosts import Pod
 from tpunb.runs import returns
 from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
+from tpunb.runs.stream import Alive
 
 GO_ON = "import os, time\nprint('begun', os.environ['RANK'], flush=True)\ntime.sleep(600)"
 """Until it is stopped."""
@@ -335,6 +336,31 @@ def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
     assert run.nodes[1].process.stdin is not None
     run.nodes[1].process.stdin.close()
     assert run.wait() == [130, 130]
+
+
+def test_whoever_started_it_is_cut_off(make: Make) -> None:
+    """Nothing is closed: it is only not heard any more."""
+    run = make(GO_ON)
+    run.start_all(alive_within=2.0)
+    run.await_lines("begun")
+    for _ in range(15):
+        for node in run.nodes.values():
+            node.send(Alive())
+        time.sleep(0.2)
+    assert not any(node.end for node in run.nodes.values())
+    assert run.wait() == [130, 130]
+    stop = run.nodes[0].result().stop
+    assert stop is not None
+    assert stop.cause is StopCause.KERNEL_GONE
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) -> None:
+    run = make(GO_ON)
+    node = run.start(number, "--patience", "500s")
+    until(lambda: "ordered" in node.text("supervisor.log"))
+    run.stop(number)
+    assert run.wait() == [130]
 
 
 def test_a_detached_run_goes_on_and_is_followed_later(make: Make) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import select
 import signal
 import sys
 import threading
@@ -78,9 +79,11 @@ class Input:
         self._buffer = LineBuffer()
         self._lines: list[bytes] = []
 
-    def line(self) -> bytes:
-        """The next line, without its newline; b'' at the end."""
+    def line(self, patience: float = 0.0) -> bytes:
+        """The next line, without its newline; b'' at the end, or after `patience` seconds of it."""
         while not self._lines:
+            if patience and not select.select([self._fd], [], [], patience)[0]:
+                return b""
             data = os.read(self._fd, 1 << 16)
             if not data:
                 return bytes(self._buffer.rest)
@@ -194,10 +197,12 @@ def _end(run: RunDir, spec: RunSpec, order: NodeOrder, output: Output, broken: s
     return code
 
 
-def _pass_on_stops(stdin: Input, stop: Callable[[Stop | None], None]) -> None:
+def _pass_on_stops(
+    stdin: Input, stop: Callable[[Stop | None], None], alive_within: float = 0.0
+) -> None:
     """In a thread: each stop that is asked for, and None once nobody can ask any more."""
     with contextlib.suppress(OSError):  # there is none
-        while line := stdin.line():
+        while line := stdin.line(alive_within):
             with contextlib.suppress(ValueError):  # not for this version
                 said = decode(line)
                 if isinstance(said, Stop):
@@ -218,6 +223,11 @@ class Node:
     def run(self) -> int:
         """Until the run has ended on this host, or goes on alone."""
         order = self._order
+        if order.lost_after < 2 * order.heartbeat:
+            raise SetupError(
+                f"--lost-after {order.lost_after:g} must be at least twice --heartbeat "
+                f"{order.heartbeat:g}: one heartbeat may be late"
+            )
         started = self._read_start()
         spec = state.read_spec(self.run_dir)
         machine = detect_machine(os.environ, patience=PATIENT)
@@ -247,7 +257,9 @@ class Node:
         supervisor.run(self.run_dir.path, env, device=device, detached=order.detach, join=join)
         if order.stream or order.detach:
             listener = threading.Thread(
-                target=_pass_on_stops, args=[order.stdin, self._on_stop], daemon=True
+                target=_pass_on_stops,
+                args=[order.stdin, self._on_stop, started.alive_within if started else 0.0],
+                daemon=True,
             )
             listener.start()
         over = self._detached_is_over if order.detach else self._is_over

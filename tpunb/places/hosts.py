@@ -29,9 +29,12 @@ from tpunb.places.transport import (
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
-from tpunb.runs.stream import End, Start, Stop
+from tpunb.runs.stream import Alive, End, Start, Stop
 from tpunb.utils.files import LineBuffer
 
+ALIVE, GONE = 5.0, 30.0
+"""Seconds between two signs of life to each host, and without one until it takes this process for
+gone: a connection that is cut does not close at its other end."""
 LOOK = 0.05
 """Seconds that `follow` waits for a line before it says that there is none."""
 SENT = (
@@ -80,7 +83,7 @@ class HostsPlace(Place):
         key = secrets.token_hex(32)
         for host in range(len(self.placed.hosts)):
             command = self._node(host, len(payload), digest)
-            first = payload + stream.encode(Start(key, dict(variables)))
+            first = payload + stream.encode(Start(key, dict(variables), GONE))
             self._connect(host, command, first)
 
     def _node(self, host: int, size: int, digest: str) -> str:
@@ -142,7 +145,12 @@ class HostsPlace(Place):
         waiting: dict[int, float] = {}
         tries = dict.fromkeys(range(len(self.placed.hosts)), 0)
         left = set(tries)
+        alive = time.monotonic()
         while left:
+            if time.monotonic() - alive >= ALIVE and not self._letting_go:
+                alive = time.monotonic()
+                for process in self._connections.values():
+                    process.send(stream.encode(Alive()))
             for host, due in list(waiting.items()):
                 if time.monotonic() >= due:
                     del waiting[host]

@@ -1,7 +1,8 @@
 """What `tpunb node --stream` says on its standard output, and hears on its standard input.
 
     tpunb node  ──> whoever started it    Hello, then Append and Replace as files grow, End
-    whoever started it  ──> tpunb node    Start first, then Stop; a stream that closes is a stop
+    whoever started it  ──> tpunb node    Start first, then Stop, Alive; a stream that closes, or is
+                                          silent for longer than Start allows, is a stop
 
 A line is {"kind": <the class in lower case>, <fields>}; bytes are in base64. Files are named by
 their path in the run folder. Each host has a run folder of the same run, in which the folders of
@@ -94,6 +95,14 @@ class Start:
     """Of the run, in hexadecimal digits: hosts prove to each other that they have it."""
     variables: dict[str, str] = field(default_factory=dict)
     """For the environment of the ranks; they may be secrets, so no file holds them."""
+    alive_within: float = 0.0
+    """Seconds without a line after which whoever started it is gone: a connection that is cut does
+    not close. 0: never."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Whoever started it is still there."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Stop:
     """Skip the grace period, or what is left of it."""
 
 
-Line = Hello | Append | Replace | End | Start | Stop
+Line = Hello | Append | Replace | End | Start | Stop | Alive
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 

@@ -216,6 +216,17 @@ def test_a_host_that_does_not_come_is_lost_too(made: Made) -> None:
     assert lost.reason == "host h2 has not come within 300 s"
 
 
+def test_a_host_that_waits_for_its_turn_is_waited_for(made: Made) -> None:
+    made.say(0, HostHere({}))
+    made.say(1, HostHere({}))
+    for _ in range(500):
+        made.say(2, Beat())
+        made.pass_time(1)
+    assert made.all_news() == []
+    made.say(2, HostHere({}))
+    assert made.all_news() == [AllHere()]
+
+
 def test_it_is_a_hang_only_if_no_host_goes_on(made: Made) -> None:
     made.run()
     made.say(1, Beat(idle=True))

@@ -49,8 +49,8 @@ class Ends:
     def close(self) -> None:
         self.listener.close()
         self.dialer.close()
-        self.leader.close(last_words=False)
-        self.member.close(last_words=False)
+        self.leader.close()
+        self.member.close()
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ def test_last_words_arrive_though_the_other_end_speaks_too(make: Callable[..., E
     assert ends.member.connection is not None
     time.sleep(0.1)
     messages = ends.member.read()
-    ends.member.close(last_words=False)
-    ends.leader.close(last_words=True)
+    ends.member.close()
+    ends.leader.close(deadline=time.monotonic() + 20)
     assert messages == [AllFinished()]
 
 

@@ -48,7 +48,7 @@ from tpunb.runs.protocol import (
     StopHosts,
 )
 from tpunb.runs.spec import StopCause
-from tpunb.worker.supervisor.links import Channel, Dialer, Listener
+from tpunb.worker.supervisor.links import FAREWELL, Channel, Dialer, Listener
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class _Host:
 
     here: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
-    heard: float = 0.0
+    heard: float = float("-inf")
     ready: int = -1
     """The attempt that it can begin, and that it has finished; -1: none yet."""
     finished: int = -1
@@ -239,9 +239,11 @@ class Decisions:
         for node, host in enumerate(self.hosts[1:], 1):
             if host.gone:
                 continue
-            if host.here and now - host.heard > self._lost_after:
+            silent = now - host.heard > self._lost_after
+            if host.here and silent:
                 self.lose(node, f"was lost: no heartbeat for {self._lost_after:g} s")
-            elif not host.here and self._deadline is not None and now > self._deadline:
+            # One that is heard waits for its turn on a device.
+            elif silent and self._deadline is not None and now > self._deadline:
                 self.lose(node, f"has not come within {self._patience:g} s")
 
     def all_idle(self) -> bool:
@@ -334,12 +336,17 @@ class Leader(Hosts):
 
     def close(self, result: RunOver | None) -> None:
         self._listener.close()
-        for node, channel in self._channels.items():
-            gone = self.decisions.hosts[node].lost
-            if result is not None and not gone:
+        deadline = None if result is None else time.monotonic() + FAREWELL
+        told = {
+            node: channel
+            for node, channel in self._channels.items()
+            if not self.decisions.hosts[node].lost
+        }
+        if result is not None:
+            for channel in told.values():
                 channel.send(result)
-        for channel in self._channels.values():
-            channel.close(last_words=result is not None)
+        for node, channel in self._channels.items():
+            channel.close(deadline=deadline if node in told else None)
 
 
 class Member(Hosts):
@@ -367,6 +374,8 @@ class Member(Hosts):
         self._dialling = True
 
     def say(self, message: Message) -> None:
+        if isinstance(message, HostEnded) and self._channel.connection is None:
+            self.over = True  # nobody knows of this host
         self._channel.send(message)
 
     def step(self, *, idle: bool) -> None:
@@ -427,7 +436,7 @@ class Member(Hosts):
 
     def close(self, result: RunOver | None) -> None:
         self._dialer.close()
-        self._channel.close(last_words=False)
+        self._channel.close()
 
 
 def join_hosts(run: str, names: Sequence[str], join: JoinHosts) -> Hosts:

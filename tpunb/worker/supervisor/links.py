@@ -122,9 +122,8 @@ class Connection:
         self._socket.close()
         self.broken = self.broken or "it is closed here"
 
-    def close_after_last_words(self) -> None:
-        """Close once everything was sent and the other end has read it, or after `FAREWELL`."""
-        deadline = time.monotonic() + FAREWELL
+    def close_after_last_words(self, deadline: float) -> None:
+        """Close once everything was sent and the other end has read it, or at the deadline."""
         said = False
         while not self.broken and (left := deadline - time.monotonic()) > 0:
             if self.all_sent and not said:
@@ -184,10 +183,11 @@ class Channel:
         """The process at the other end is no more."""
         return self.connection is not None and self.connection.ended
 
-    def close(self, *, last_words: bool) -> None:
+    def close(self, *, deadline: float | None = None) -> None:
+        """Close the connection; with a deadline (of `time.monotonic`) after what was said last."""
         if self.connection is not None:
-            if last_words:
-                self.connection.close_after_last_words()
+            if deadline is not None:
+                self.connection.close_after_last_words(deadline)
             self.connection.close()
 
 
