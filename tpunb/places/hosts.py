@@ -64,6 +64,8 @@ class HostsPlace(Place):
         self._connections: dict[int, HostProcess] = {}
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
         self._letting_go = False
+        self._stops: list[Stop] = []
+        """What was asked for so far: hosts that are reached again may not have heard it."""
 
     # Starting
 
@@ -179,9 +181,11 @@ class HostsPlace(Place):
         folder = self.placed.folders[host]
         words = ["-m", "tpunb", "node", "--run", folder, "--follow", "--since", "-", "--stream"]
         command = f"cd / && exec {self.placed.python} {shlex.join(words)}"
-        self._connect(host, command, (json.dumps(dict(since)) + "\n").encode())
+        first = (json.dumps(dict(since)) + "\n").encode()
+        self._connect(host, command, first + b"".join(map(stream.encode, self._stops)))
 
     def stop(self, request: Stop) -> None:
+        self._stops.append(request)
         for process in self._connections.values():
             process.send(stream.encode(request))
 

@@ -277,8 +277,10 @@ class Mirror:
                     self._stop_others(f"{name}: {message}")
             case HostGone(reason):
                 self._gone[host] = reason
-                self.run.emit(Note(f"the connection to {name} has ended: {reason}"))
-                self._stop_others(f"the connection to {name} has ended: {reason}")
+                text = f"the connection to {name} has ended: {reason}"
+                self.run.emit(Note(text))
+                if not self.place.placed.detached:
+                    self._stop_others(text)
 
     def _stop_others(self, reason: str) -> None:
         """No host waits for one that does not take part any more."""

@@ -308,8 +308,8 @@ class Answer:
         if self.returncode is None:
             return f"no answer in {self.ended - self.started:.0f} s"
         if self.returncode:
-            said = self.errors.splitlines()
-            return said[-1] if said else f"exit code {self.returncode}"
+            # gcloud ends with a line of its own, below that of its ssh.
+            return "; ".join(self.errors.splitlines()[-2:]) or f"exit code {self.returncode}"
         return ""
 
 

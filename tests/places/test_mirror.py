@@ -1,0 +1,198 @@
+"""What a mirror makes of what hosts say, with a place that says it without any host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpunb.places.config import PlaceConfig, SshSettings
+from tpunb.places.errors import HostsError
+from tpunb.places.mirror import Mirror
+from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Ended
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import FailureKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.stream import End, Line, Replace, Stop
+
+SPEC = RunSpec("run", "pod", 4, "CPU", "/", (), (), hosts=("h0", "h1"), place="pod")
+
+
+class ScriptedPlace(Place):
+    """Says what it is given, and remembers what it is asked."""
+
+    def __init__(self, run: RunDir, said: Sequence[Said | None], *, detached: bool = False) -> None:
+        place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
+        placed = PlacedRun(
+            *(place, ("h0", "h1"), ("a", "b"), ("/r", "/r"), "python3", 1, "/", "/w"),
+            detached=detached,
+        )
+        super().__init__(run, placed)
+        placed.write(run)
+        self.said = said
+        self.stops: list[Stop] = []
+        self.fetched: list[tuple[Sequence[str], Sequence[int] | None]] = []
+        self.refuses: Exception | None = None
+        self.let_go_of = False
+
+    def start(
+        self,
+        variables: Mapping[str, str],
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        if cancelled():
+            raise Cancelled
+
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+        yield from self.said
+
+    def state(self) -> RunState | None:
+        return None
+
+    def stop(self, request: Stop) -> None:
+        self.stops.append(request)
+
+    def fetch(
+        self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
+    ) -> list[Path]:
+        self.fetched.append((patterns, hosts))
+        return []
+
+    def let_go(self) -> None:
+        self.let_go_of = True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path)
+    run.write_spec(SPEC)
+    return run
+
+
+def result_of(state: RunState, **values: object) -> Line:
+    made = RunResult(state, "pod", 4, "CPU", 1.0, 2.0, Path("/r"), hosts=("h0", "h1"))
+    return Replace("result.json", json.dumps({**made.to_json(), **values}).encode())
+
+
+def followed(run: RunDir, place: ScriptedPlace) -> RunResult | None:
+    mirror = Mirror(run, place, stays=True, again=False)
+    if mirror.begin({}):
+        mirror.follow()
+    return run.read_result()
+
+
+def test_the_result_is_host_0_s(run: RunDir) -> None:
+    said = [
+        Said(0, result_of(RunState.SUCCEEDED)),
+        Said(1, result_of(RunState.SUCCEEDED, ended=9.0)),
+        *(Said(host, End(0)) for host in (0, 1)),
+    ]
+    place = ScriptedPlace(run, said)
+    result = followed(run, place)
+    assert result is not None
+    assert (result.state, result.ended, result.place) == (RunState.SUCCEEDED, 2.0, "pod")
+    assert place.stops == place.fetched == []
+    assert run.read_events()[-1].__class__ is Ended
+
+
+def test_values_of_returns_come_from_host_0(run: RunDir) -> None:
+    run.write_spec(replace(SPEC, returns=("a",)))
+    place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
+    followed(run, place)
+    assert place.fetched == [(["returns"], [0])]
+
+
+def test_a_host_that_is_lost_ends_the_others_and_is_named(run: RunDir) -> None:
+    place = ScriptedPlace(
+        run,
+        [
+            Said(0, HostGone("Connection reset by peer (exit code 255)")),
+            Said(1, result_of(RunState.FAILED)),
+            Said(1, End(1)),
+        ],
+    )
+    result = followed(run, place)
+    assert [stop.cause for stop in place.stops] == [StopCause.HOST_LOST]
+    assert result is not None
+    assert result.state is RunState.FAILED
+    [failure] = result.failures
+    assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "h0")
+    assert failure.message == "h0 was lost: Connection reset by peer (exit code 255)"
+
+
+def test_without_any_result_the_connections_say_what_happened(run: RunDir) -> None:
+    said = [Said(host, HostGone("gone")) for host in (0, 1)]
+    result = followed(run, ScriptedPlace(run, said))
+    assert result is not None
+    assert [failure.host for failure in result.failures] == ["h0", "h1"]
+    assert result.state is RunState.FAILED
+
+
+def test_a_host_that_has_started_nothing_says_why(run: RunDir) -> None:
+    said = [Said(1, End(2, "no key")), Said(0, result_of(RunState.FAILED)), Said(0, End(1))]
+    place = ScriptedPlace(run, said)
+    followed(run, place)
+    assert [(stop.cause, stop.reason) for stop in place.stops] == [
+        (StopCause.HOST_LOST, "h1: no key")
+    ]
+
+
+def test_a_detached_run_goes_on_where_nobody_can_be_asked(run: RunDir) -> None:
+    said = [Said(host, HostGone("no route to host")) for host in (0, 1)]
+    place = ScriptedPlace(run, said, detached=True)
+    assert followed(run, place) is None
+    assert place.stops == []
+    assert run.is_away()
+
+
+def test_hosts_that_refuse_are_in_the_result(run: RunDir) -> None:
+    place = ScriptedPlace(run, [])
+    place.refuses = HostsError("pod", (("h1", "the disk is full"),))
+    result = followed(run, place)
+    assert result is not None
+    [failure] = result.failures
+    assert (failure.kind, failure.host, failure.message) == (
+        FailureKind.REFUSED,
+        "h1",
+        "the disk is full",
+    )
+
+
+def test_a_stop_before_the_hosts_have_begun(run: RunDir) -> None:
+    state.request_stop(run, "stopped with tpunb stop", origin=StopOrigin.COMMAND)
+    result = followed(run, ScriptedPlace(run, []))
+    assert result is not None
+    assert (result.state, result.reason) == (RunState.INTERRUPTED, "stopped with tpunb stop")
+    assert result.stop is not None
+    assert result.stop.origin is StopOrigin.COMMAND
+
+
+def test_stops_are_passed_on(run: RunDir) -> None:
+    def ask() -> Iterator[Said | None]:
+        state.request_stop(run, "enough")
+        yield None
+        state.request_stop(run, "enough", now=True)
+        yield None
+        run.requests.write_text(run.requests.read_text() + '{"do": "stop", "origin": "x"}\nno\n')
+        yield None
+        yield Said(0, result_of(RunState.INTERRUPTED))
+        yield Said(0, End(0))
+
+    place = ScriptedPlace(run, [])
+    place.follow = lambda since: ask()  # type: ignore[method-assign]
+    followed(run, place)
+    assert [(stop.reason, stop.now) for stop in place.stops] == [
+        ("enough", False),
+        ("enough", True),
+    ]
