@@ -87,9 +87,11 @@ class _Replacement:
         _active.remove(self)
 
     def note(self, name: str, requested: int | None) -> None:
-        """Print once that another number of processes was asked for."""
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if requested is None or requested == ranks or os.environ.get("RANK", "0") != "0":
+        """Print once that another number of processes was asked for: of all, or of each host."""
+        ranks, of_host = (
+            int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        )
+        if requested in (None, ranks, of_host) or os.environ.get("RANK", "0") != "0":
             return
         note = f"{name}={requested} is ignored: {ranks} rank{'s run' if ranks > 1 else ' runs'}"
         if note not in self._noted:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.drivers.ranks import Ranks, rehearse
+from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
 
 pytestmark = pytest.mark.slow  # hundreds of small programs are compiled
 
@@ -304,8 +304,21 @@ def carried_out(todo: list[dict[str, Any]]) -> int:
 
 
 # Few starts of ranks, each for many calls: connecting takes longer than most of them.
-@pytest.mark.parametrize(("world", "starts"), [(2, 4), (3, 2), (4, 3), (6, 1), (8, 1)])
-def test_every_collective_gives_what_numpy_gives(ranks: Ranks, world: int, starts: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "starts", "hosts"),
+    [
+        (2, 4, ()),
+        (3, 2, ()),
+        (4, 3, ()),
+        (6, 1, ()),
+        (8, 1, ()),
+        (2, 1, LOOPBACK),
+        (6, 1, LOOPBACK),
+    ],
+)
+def test_every_collective_gives_what_numpy_gives(
+    ranks: Ranks, world: int, starts: int, hosts: tuple[Loopback, ...]
+) -> None:
     done: set[str] = set()
 
     @settings(
@@ -317,7 +330,7 @@ def test_every_collective_gives_what_numpy_gives(ranks: Ranks, world: int, start
     )
     @given(st.lists(plans(world), min_size=16, max_size=24))
     def check(todo: list[dict[str, Any]]) -> None:
-        assert ranks.values(carried_out, world, todo) == [len(todo)] * world
+        assert ranks.values(carried_out, world, todo, hosts=hosts) == [len(todo)] * world
         done.update(plan["operation"] for plan in todo)
 
     check()

@@ -338,11 +338,15 @@ def _group() -> str:
     """A hash that all ranks of an attempt share, and no other attempt has.
 
     Under torchrun the run's id is not enough: it is "none" unless it is given. On one host the
-    ranks' parent process identifies the attempt.
+    ranks' parent process identifies the attempt. Several hosts each have a folder of the run, at
+    paths of their own, but one store.
     """
     env = os.environ
     if env_vars.RUN in env:
         identity = [env[env_vars.RUN], env.get(env_vars.ATTEMPT, "0")]
+        if env.get("LOCAL_WORLD_SIZE") != env.get("WORLD_SIZE"):
+            identity[0] = Path(identity[0]).name
+            identity += [env["MASTER_ADDR"], env["MASTER_PORT"]]
     elif "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
         identity = [env["TORCHELASTIC_RUN_ID"], env.get("TORCHELASTIC_RESTART_COUNT", "0")]
         if env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import ipaddress
 import os
 import socket
 import warnings
@@ -97,17 +98,20 @@ class ProcessGroupStores:
 
 
 def _listen_here(hostname: str, port: int) -> int | None:
-    """A socket on the loopback interface where that is what the script names.
+    """A socket on the address that the script names, if it is an address of this host.
 
     TCPStore itself listens on all interfaces, whatever the name. None: as TCPStore does it.
     """
-    if hostname != "localhost" and not hostname.startswith("127."):
-        return None
     address = "127.0.0.1" if hostname == "localhost" else hostname
     try:
-        return socket.create_server((address, port), backlog=socket.SOMAXCONN).detach()
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        return None
+    try:
+        server = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
     except OSError:  # TCPStore shares a port that this process serves already, or says why not
         return None
+    return server.detach()
 
 
 _pairs = 0

@@ -97,10 +97,6 @@ class Mesh:
                 return peer
             peer.close()
 
-    def close(self) -> None:
-        """Of ranks that are not all on this host: nobody connects."""
-        self._listener.close()
-
     def _greet(self, peer: socket.socket, own: int) -> None:
         socket.send_fds(peer, [str(self._rank).encode()], [own])
         name, (theirs, *_), *_ = socket.recv_fds(peer, 16, 1)

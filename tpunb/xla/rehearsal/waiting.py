@@ -240,7 +240,7 @@ class Connections:
                 self._check_departures(group.name, group.exchanges, group.members, call)
                 if published:
                     self._check_deadlock()
-                if self._spans_hosts(group):
+                if self._spans_hosts(group.members):
                     self._check_ended(group, call, began)
         try:
             work.wait()  # returns at once: it failed, or has completed since
@@ -282,8 +282,9 @@ class Connections:
         """
         name = "-".join(str(member) for member in members)
         store = PrefixStore(name, self._open_store())
-        mesh = Mesh(self.rank, members)
-        store.set(f"address/{self.rank}", mesh.address)
+        mesh = None if self._spans_hosts(members) else Mesh(self.rank, members)
+        if mesh is not None:
+            store.set(f"address/{self.rank}", mesh.address)
         store.set(f"pid/{self.rank}", str(os.getpid()))
         absent = [member for member in members if member != self.rank]
         began = checked = time.monotonic()
@@ -306,7 +307,7 @@ class Connections:
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
         group = Group(name, members, pids, store)
         try:
-            if not self._spans_hosts(group):
+            if mesh is not None:
                 mesh.connect(
                     {member: store.get(f"address/{member}").decode() for member in members},
                     pids,
@@ -314,15 +315,14 @@ class Connections:
                 )
                 group.mesh = mesh
             else:
-                mesh.close()
                 group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
                 group.mesh = GlooMesh(group.backend, members)
         except RuntimeError as error:
             self._raise_cause(group, call, began, error)
         return group
 
-    def _spans_hosts(self, group: Group) -> bool:
-        return not set(group.members) <= set(self._agent.neighbours)
+    def _spans_hosts(self, members: Sequence[int]) -> bool:
+        return not set(members) <= set(self._agent.neighbours)
 
     def _open_store(self) -> Store:
         if self._store is None:
@@ -462,7 +462,7 @@ class Connections:
         return group.store.check([f"ended/{member}"])
 
     def _tell_ended(self, group: Group, ended: Collection[int]) -> None:
-        if ended and self._spans_hosts(group):
+        if ended and self._spans_hosts(group.members):
             for member in ended:
                 group.store.set(f"ended/{member}", "")
             group.store.set("ended", "")

@@ -1,0 +1,116 @@
+"""A rehearsal on two hosts, as `tpunb node` runs it: the numbers of one host, and the errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drivers.nodes import REAL, RunOnHosts
+from tests.fakes import hosts
+from tests.fakes.hosts import Pod
+from tests.support import Driver
+from tpunb.runs.spec import RunState
+
+pytestmark = pytest.mark.long  # torch_xla is imported on each host
+
+DATA = "import torch\ntorch.manual_seed(5)\nfeatures, goal = torch.randn(16, 6), torch.randn(16, 1)"
+TRAIN = """\
+import json, os, torch, torch_xla
+import torch.distributed as dist
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+torch.manual_seed(1)
+device, rank, world = torch_xla.device(), xr.global_ordinal(), xr.world_size()
+model = torch.nn.Linear(6, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = (part[rank::world].to(device) for part in (features, goal))
+losses = []
+for step in range(5):
+    optimizer.zero_grad()
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+    torch_xla.sync()
+    losses.append(xm.mesh_reduce("loss", loss.item(), lambda every: sum(every) / len(every)))
+dist.init_process_group("xla", init_method="xla://")
+total = torch.tensor([float(rank)], device=device)
+dist.all_reduce(total)
+cpu = dist.new_group(backend="gloo")
+everyone = [None] * world
+dist.all_gather_object(everyone, rank, group=cpu)
+weights = torch.cat([p.detach().cpu().flatten() for p in model.parameters()]).tolist()
+print(json.dumps([losses, weights, total.item(), everyone]))
+"""
+WRONG = """\
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+x = torch.ones(3, device=torch_xla.device())
+for step in range(2 if xr.global_ordinal() == 3 else 3):
+    x = xm.all_reduce("sum", x)
+    torch_xla.sync()
+"""
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    if refused := hosts.why_refused():
+        pytest.skip(refused)
+    with Pod(2, tmp_path_factory.mktemp("pod")) as pod:
+        for host in pod.hosts:
+            host.know({"localhost": "127.0.0.1"})  # nobody's name
+        yield pod
+
+
+def ran(pod: Pod, folder: Path, train: str) -> RunOnHosts:
+    run = RunOnHosts(pod, folder, train, prelude=[DATA], program=REAL)
+    try:
+        run.start_all("--lost-after", "30s", env={"PJRT_DEVICE": "CPU"})
+        for node in run.nodes.values():
+            node.wait(240)
+        assert not run.left()
+    finally:
+        run.close()
+    return run
+
+
+def printed(lines: list[str]) -> list[Any]:
+    return [json.loads(line[line.index("[[") :]) for line in lines if "[[" in line]
+
+
+def test_two_hosts_train_as_one(pod: Pod, driver: Driver, tmp_path: Path) -> None:
+    one = driver.run([DATA], TRAIN, ranks=4).result
+    assert one.state is RunState.SUCCEEDED
+    expected = printed((one.dir / "run.log").read_text().splitlines())
+    run = ran(pod, tmp_path, TRAIN)
+    result = run.nodes[0].result()
+    assert result.state is RunState.SUCCEEDED, run.nodes[0].text("run.log")
+    found = [said for node in run.nodes.values() for said in printed(node.log())]
+    assert len(found) == len(expected) == 4
+    assert all(said == expected[0] for said in [*found, *expected])  # bit for bit
+    losses, _, total, everyone = found[0]
+    assert losses[-1] < losses[0]
+    assert (total, everyone) == (6.0, [0, 1, 2, 3])
+    for number, folder in enumerate(run.folders):
+        for rank in run.spec.ranks_on(number):
+            numbers = json.loads((folder / f"attempts/0/{rank}/numbers.json").read_text())
+            assert (numbers["host"], numbers["local_rank"], numbers["rank"]) == (
+                number,
+                rank % 2,
+                rank,
+            )
+
+
+def test_a_batch_less_on_another_host_is_told_with_its_name(pod: Pod, tmp_path: Path) -> None:
+    run = ran(pod, tmp_path, WRONG)
+    result = run.nodes[1].result()
+    assert result.state is RunState.FAILED
+    assert result.failure is not None
+    assert result.failure.type == "PeerLostError"
+    assert result.failure.line == 6
+    assert "rank h1/3 has returned from the train cell while rank h" in result.failure.message
+    assert "rank h1/3 took part in 2" in result.failure.message
