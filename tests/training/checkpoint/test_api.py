@@ -488,6 +488,22 @@ class TestRanks:
         groups.append(api._group())
         assert len(set(groups)) == 3
 
+    def test_hosts_of_a_run_share_an_attempt_wherever_their_folders_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in {
+            "TPUNB_ADDRESS": "10.0.0.3",
+            "MASTER_ADDR": "10.0.0.2",
+            "TPUNB_ATTEMPT": "0",
+        }.items():
+            monkeypatch.setenv(name, value)
+        groups = []
+        for run, port in (("/home/a/runs/1", "4000"), ("/b/runs/1", "4000"), ("/b/1", "4001")):
+            monkeypatch.setenv("TPUNB_RUN", run)
+            monkeypatch.setenv("MASTER_PORT", port)
+            groups.append(api._group())
+        assert groups[0] == groups[1] != groups[2]
+
 
 class TestTrust:
     def test_classes_need_it(self) -> None:

@@ -344,7 +344,7 @@ def _group() -> str:
     env = os.environ
     if env_vars.RUN in env:
         identity = [env[env_vars.RUN], env.get(env_vars.ATTEMPT, "0")]
-        if env.get("LOCAL_WORLD_SIZE") != env.get("WORLD_SIZE"):
+        if env_vars.ADDRESS in env:
             identity[0] = Path(identity[0]).name
             identity += [env["MASTER_ADDR"], env["MASTER_PORT"]]
     elif "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
