@@ -310,6 +310,7 @@ def on_the_cpu(backend: str) -> list[str]:
     rehearse()
     import torch
     import torch.distributed as dist
+    import torch_xla.core.xla_model as xm
 
     dist.init_process_group(backend)
     found = []
@@ -323,6 +324,7 @@ def on_the_cpu(backend: str) -> list[str]:
         with pytest.raises(RuntimeError, match=r"XLA tensor|vs\. xla") as refused:
             call()
         found.append(str(refused.value))
+    xm.rendezvous("end")  # gloo's connections are made by both
     return found
 
 
