@@ -8,6 +8,7 @@ import subprocess
 import zipfile
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.drivers.pods import ReachedPod
 from tpunb.places import check, environment
@@ -21,8 +22,8 @@ from tpunb.utils.version import __version__, package_digest
 def test_the_lock_names_what_is_installed_here() -> None:
     lines = environment.write_lock(tpu=False).splitlines()
     assert "torch==2.9.0" in lines  # of which build is the host's business
-    names = {line.partition("==")[0] for line in lines}
-    assert {"ipython", "torch", "torch_xla"} <= names
+    names = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    assert {"ipython", "torch", "torch-xla"} <= names
     assert not {name for name in names if name.startswith("nvidia-")} | {"tpunb"} & names
     assert lines == sorted(lines)
 

@@ -130,8 +130,7 @@ class Connection:
                 said = True
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)
-            waiting = [] if self.all_sent else [self._socket]
-            select.select([self._socket], waiting, [], left)
+            _wait(self._socket, left, writing=not self.all_sent)
             self.read()
         self.close()
 
@@ -337,7 +336,7 @@ class Dialer:
 
     def _await_connection(self) -> None:
         assert self._socket is not None
-        if not select.select([], [self._socket], [], 0)[1]:
+        if not _wait(self._socket, 0.0, writing=True):
             return
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
@@ -386,6 +385,13 @@ class Dialer:
 
     def close(self) -> None:
         self._drop(self.problem)
+
+
+def _wait(end: socket.socket, seconds: float, *, writing: bool) -> bool:
+    """Wait until there is something to read, or room to write. `select` has 1024 files at most."""
+    poll = select.poll()
+    poll.register(end, select.POLLOUT if writing else select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def _line(values: dict[str, Any]) -> bytes:
