@@ -34,6 +34,23 @@ TRAIN = "%%tpu_train\ntorch_xla.launch(train)"
 SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
 
 
+TIED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+        {tie}
+"""
+
+TIED_LOOP = """
+device = torch_xla.device()
+model = Net()
+model.to(device)
+for x in pl.MpDeviceLoader(loader, device):
+    model(x).sum().backward()
+"""
+
+
 def loop(*lines: str) -> str:
     """The training function, with lines at the end of the step."""
     return LOOP.format("\n".join(f"        {line}" for line in lines))
@@ -691,6 +708,191 @@ class Net(nn.Module):
                 IMPORTS,
                 loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
                 "train(0)",
+            ),
+        ],
+    ),
+    "untied-weights": (
+        [
+            (IMPORTS, TIED.format(tie="self.head.weight = self.embedding.weight  # <-"), TIED_LOOP),
+            (
+                IMPORTS,
+                TIED.format(tie="self.tie()")
+                + "    def tie(self):\n        self.head.weight = self.embedding.weight  # <-",
+                "class Outer(nn.Module):\n    def __init__(self):\n        self.inner = Net()",
+                TIED_LOOP.replace("Net()", "Outer()"),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="pass"),
+                TIED_LOOP.replace(
+                    "model.to(device)",
+                    "model.head.weight = model.embedding.weight  # <-\nmodel.to(device)",
+                ),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight  # <-"),
+                "def main(model):\n    device = torch_xla.device()\n    model.to(device)\n"
+                "    for x in loader:\n        model(x).sum().backward()\n"
+                "model = Net()\nmain(model)",
+            ),
+            (
+                IMPORTS,
+                "from transformers import GPT2LMHeadModel",
+                TIED_LOOP.replace("Net()", "GPT2LMHeadModel.from_pretrained('gpt2')").replace(
+                    "to(device)", "to(device)  # <-"
+                ),
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight"),
+                TIED_LOOP.replace(
+                    "model.to(device)",
+                    "model.to(device)\nmodel.head.weight = model.embedding.weight",
+                ),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.tie()")
+                + "    def tie(self):\n        self.head.weight = self.embedding.weight",
+                TIED_LOOP.replace("model.to(device)", "model.to(device)\nmodel.tie()"),
+            ),
+            (
+                IMPORTS,
+                "from transformers import GPT2LMHeadModel",
+                TIED_LOOP.replace("Net()", "GPT2LMHeadModel.from_pretrained('gpt2')").replace(
+                    "to(device)", "to(device)\nmodel.tie_weights()"
+                ),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight"),
+                TIED_LOOP.replace("model.to(device)", "model.to('cpu')"),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight"),
+                "model = Net().to(torch_xla.device())\nprint(model(x))",
+            ),
+            (
+                IMPORTS,
+                "from transformers import LlamaForCausalLM",
+                TIED_LOOP.replace("Net()", "LlamaForCausalLM.from_pretrained('x')"),
+            ),
+        ],
+    ),
+    "torch-checkpoint": (
+        [
+            (
+                IMPORTS,
+                "from torch.utils.checkpoint import checkpoint",
+                "device = torch_xla.device()",
+                "def forward(x):\n    return checkpoint(layer, x, use_reentrant=False)  # <-",
+            ),
+            (
+                IMPORTS,
+                "import torch.utils.checkpoint as cp",
+                "device = torch_xla.device()",
+                "y = cp.checkpoint_sequential(layers, 2, x)  # <-",
+            ),
+            (
+                IMPORTS,
+                "from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')",
+                "model.gradient_checkpointing_enable()  # <-\nmodel.to(torch_xla.device())",
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                "from torch_xla.utils.checkpoint import checkpoint",
+                "device = torch_xla.device()",
+                "y = checkpoint(layer, x)",
+            ),
+            (
+                IMPORTS,
+                "try:\n    from torch_xla.utils.checkpoint import checkpoint\n"
+                "except ImportError:\n    from torch.utils.checkpoint import checkpoint",
+                "device = torch_xla.device()\ny = checkpoint(layer, x)",
+            ),
+            (IMPORTS, "from torch.utils.checkpoint import checkpoint\ncheckpoint(layer, x)"),
+        ],
+    ),
+    "frozen-batch-norm": (
+        [
+            (
+                IMPORTS,
+                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()  # <-",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "def freeze(m):\n    if 'BatchNorm' in type(m).__name__:\n        m.eval()  # <-\n"
+                "        m.weight.requires_grad = False\n        m.bias.requires_grad_(False)\n"
+                "model.apply(freeze)",
+                loop(),
+                TRAIN,
+            ),
+        ],
+        [
+            (IMPORTS, "model.eval()", loop(), TRAIN),
+            (
+                IMPORTS,
+                "for p in model.parameters():\n    p.requires_grad = False\n"
+                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "for m in model.modules():\n    if not isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()",
+                "print(model(x.to(torch_xla.device())))",
+            ),
+        ],
+    ),
+    "biased-variance": (
+        [
+            (
+                IMPORTS,
+                "size = 16\nloader = DataLoader(data, batch_size=size)",
+                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))  # <-",
+                loop(),
+                TRAIN,
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=128)",
+                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=16)",
+                "model = nn.Sequential(nn.Conv1d(2, 2, 3), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=size())",
+                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
             ),
         ],
     ),
