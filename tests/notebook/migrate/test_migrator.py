@@ -270,6 +270,17 @@ def test_setup_lines_become_comments_under_one_that_says_why() -> None:
     assert lines_left(third) == ["import os"]
 
 
+def test_a_pair_of_which_half_is_taken_out_is_none_in_the_first_run_either() -> None:
+    other = "!pip install torch==1.7.1 torchtext==0.8.0"
+    made = migrate(
+        notebook("!pip install https://x.org/tpu-pytorch/wheels/torch_xla-1.7-cp36.whl", other)
+    )
+    assert sources(made)[1].endswith(
+        f"needs torch 2.9: another in its place cannot be used with a TPU.\n{other}"
+    )
+    assert migrate(made.notebook).notebook == made.notebook
+
+
 def test_a_block_of_which_nothing_is_left_gets_a_pass() -> None:
     (cell,) = migrated(
         "if tpu:\n    !python env-setup.py \\\n       --version 1\nelse:\n    x = 1\n"

@@ -47,16 +47,20 @@ class SetupRewriter:
         for cell in self.names.cells:
             if self._has_sign(cell):
                 self._cell(cell)
-        commands = [
-            ((cell.index, line), cell.command(line))
+        commands = {
+            (cell.index, line): cell.command(line)
             for cell in self.names.cells
             for line in cell.specials
-        ]
-        self._halves = torch_installs.half_pairs(commands)
+        }
+        gone = {place: self.advice(command) for place, command in commands.items()}
+        # What stays has to be a pair without what goes.
+        halves = torch_installs.half_pairs(
+            [(place, command) for place, command in commands.items() if gone[place] is None]
+        )
         for cell in self.names.cells:
             for line in cell.specials:
-                advice = self.advice(cell.command(line))
-                if (cell.index, line) in self._halves and advice is None:
+                advice = gone[cell.index, line]
+                if (cell.index, line) in halves:
                     if torch_installs.only_the_pair(cell.command(line)):
                         advice = f"{torch_installs.WHY}."
                     else:
