@@ -6,6 +6,7 @@ against the installed torch_xla 2.9 by a test.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -277,7 +278,21 @@ COMMANDS: tuple[RemovedApi, ...] = (
 )
 """Pieces of shell lines that tell a command of that time."""
 
+ADDRESS_GONE = "TPU nodes are gone, and with them their addresses: the TPU is in this machine."
+_ADDRESS = re.compile(
+    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))",
+    re.IGNORECASE,
+)
+
 _BY_NAME = {row.old: row for row in NAMES}
+
+
+def is_node_address(text: str, around: str) -> bool:
+    """Whether a text is an address of a TPU node: `tpu_worker;0;10.0.0.2:8470`, `grpc://$TPU_ADDR`;
+    `grpc://` alone is one if what stands around it, where the rest comes from, names a TPU.
+    """
+    match = _ADDRESS.search(text)
+    return match is not None and (match["open"] is None or "tpu" in around.lower())
 
 
 def lookup_name(name: str) -> RemovedApi | None:

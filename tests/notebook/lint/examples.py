@@ -31,6 +31,37 @@ def train(index):
 
 TRAIN = "%%tpu_train\ntorch_xla.launch(train)"
 
+ACCELERATED = """
+from accelerate import Accelerator, notebook_launcher
+def train():
+    accelerator = Accelerator()
+    for batch in loader:
+        loss = model(batch)
+        accelerator.backward(loss)
+        pass
+"""
+
+LIGHTNING = """
+import lightning as L
+class Net(L.LightningModule):
+    def training_step(self, batch, i):
+        loss = self(batch)
+        {0}
+        return loss
+"""
+
+FIT = "trainer = L.Trainer(accelerator='tpu')\ntrainer.fit(Net(), loader)"
+
+IGNITE = """
+import torch_xla
+from ignite.engine import Engine
+device = torch_xla.device()
+def update(engine, batch):
+    loss = model(batch)
+    loss.backward()
+    return {0}
+"""
+
 SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
 
 
@@ -214,6 +245,23 @@ EXAMPLES: dict[str, Pair] = {
         [
             ("import os\nos.environ['PJRT_DEVICE'] = 'TPU'",),
             ("import os\nprint(os.environ.get('COLAB_TPU_ADDR'))",),
+        ],
+    ),
+    "node-address": (
+        [
+            ("import os\naddress = f\"grpc://{os.environ['TPU_NAME']}\"  # <-",),
+            ("resolver = Resolver('grpc://' + tpu_ip)  # <-",),
+            ("config = dict(address='grpc://10.240.1.2:8470')  # <-",),
+            ("servers = 'tpu_worker;0;10.0.0.2:8470'  # <-",),
+            ("!python train.py --tpu grpc://$TPU_ADDR",),
+            ("%env TPU_ADDR=grpc://10.0.0.2:8470",),
+        ],
+        [
+            ("import os\nos.environ['XRT_TPU_CONFIG'] = 'tpu_worker;0;10.0.0.2:8470'",),
+            ("exporter = Exporter('grpc://localhost:4317')",),
+            ("exporter = Exporter('grpc://' + host)",),
+            ("'grpc://10.0.0.2:8470 was the address of the TPU'",),
+            ("# !python train.py --tpu grpc://$TPU_ADDR",),
         ],
     ),
     "retired-command": (
@@ -632,9 +680,17 @@ for x, y in loader:
             (IMPORTS, loop("seen = model(x).cpu()  # <-"), TRAIN),
             (IMPORTS, loop("m = xm.mesh_reduce('loss', loss, sum)  # <-"), TRAIN),
             (IMPORTS, loop("if x is None:", "    continue", "print(loss.item())  # <-"), TRAIN),
+            (ACCELERATED.replace("pass", "print(loss)  # <-"), "notebook_launcher(train)"),
+            (ACCELERATED.replace("pass", "total = loss.item()  # <-"), "notebook_launcher(train)"),
+            (LIGHTNING.format("self.log('loss', loss.item())  # <-"), FIT),
+            (IGNITE.format("loss.item()  # <-"), "trainer = Engine(update)\ntrainer.run(loader)"),
         ],
         [
             (IMPORTS, loop("if step % 100 == 0:", "    print(loss.item())"), TRAIN),
+            (ACCELERATED.replace("pass", "print(loss)"), "train()"),  # on whatever there is
+            (LIGHTNING.format("self.log('loss', loss)"), FIT),
+            (LIGHTNING.format("if i % 50 == 0:\n            print(loss.item())"), FIT),
+            (LIGHTNING.format("print(loss.item())"), FIT.replace("accelerator='tpu'", "")),
             (IMPORTS, loop("if step % 100:", "    continue", "print(loss.item())"), TRAIN),
             (IMPORTS, loop("total += loss.detach()"), TRAIN),
             (IMPORTS, loop("xm.add_step_closure(print, args=(loss,))"), TRAIN),
@@ -1036,6 +1092,12 @@ if xm.is_master_ordinal():
         [
             (IMPORTS, "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-", loop()),
             (IMPORTS, "loader = DataLoader(data, 8, sampler=sampler)  # <-", loop()),
+            (
+                "from torch.utils.data import DataLoader",
+                "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-",
+                LIGHTNING.format("pass"),
+                FIT,
+            ),
         ],
         [
             (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)", loop()),

@@ -195,6 +195,10 @@ def test_a_name_of_two_meanings_is_marked_once() -> None:
         ("address = os.environ.get('COLAB_TPU_ADDR')", "part of the machine"),
         ("os.system('python -m torch_xla.distributed.xla_dist')", "--worker=all"),
         ("!pip install torch==1.5.1 transformers", "needs torch 2.9"),
+        ("tpu = f\"grpc://{os.environ['TPU_NAME']}\"", "TPU nodes are gone"),
+        ("tpu = dict(address='grpc://10.0.0.2:8470')", "TPU nodes are gone"),
+        ("os.environ.update(XRT_TPU_CONFIG='tpu_worker;0;1.2.3.4:8470')", "TPU nodes are gone"),
+        ("!python train.py --tpu grpc://$TPU_ADDR", "TPU nodes are gone"),
     ],
 )
 def test_what_cannot_be_rewritten_is_marked(line: str, advice: str) -> None:
@@ -331,6 +335,17 @@ def test_the_server_update_of_2020_is_taken_out_but_for_what_is_used_elsewhere()
 def test_lines_of_a_shell_cell_are_taken_out() -> None:
     (cell,) = migrated("%%bash\nif true; then\n  python env-setup.py \\\n    --x 1\n  ls\nfi\n")
     assert lines_left(cell) == ["%%bash", "if true; then", "  ls", "fi"]
+
+
+def test_addresses_of_tpu_nodes_in_magics_and_shells() -> None:
+    magic, shell = migrated(
+        "%env TPU_ADDR=grpc://10.0.0.2:8470\n%env TRACES=grpc://localhost:4317",
+        "%%bash\npython train.py --tpu=grpc://$TPU_ADDR",
+    )
+    assert lines_left(magic) == ["%env TRACES=grpc://localhost:4317"]
+    assert lines_left(shell) == ["%%bash", "python train.py --tpu=grpc://$TPU_ADDR"]
+    assert shell.count("TPU nodes are gone") == 1
+    assert migrated(magic, shell) == [magic, shell]
 
 
 def test_a_command_for_all_hosts_is_named() -> None:

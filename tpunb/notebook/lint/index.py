@@ -8,7 +8,16 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpunb.notebook.lint.names import NameTable, argument, call, compared, dotted, last_part
+from tpunb.notebook.lint.fits import ACCELERATE, Fit, fits, step_functions
+from tpunb.notebook.lint.names import (
+    NameTable,
+    argument,
+    call,
+    compared,
+    dotted,
+    last_part,
+    literal,
+)
 from tpunb.notebook.lint.walk import LOOPS, DefinedFunction, Frame, ParsedCell, Site, Sites
 
 XM = "torch_xla.core.xla_model"
@@ -25,7 +34,6 @@ FRAMEWORKS = {
     *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),
 }
 """Packages that reduce gradients, mark steps and shard data themselves."""
-TRAINERS = {"transformers.Trainer", "transformers.Seq2SeqTrainer", "transformers.trainer.Trainer"}
 DEVICES = {
     "torch_xla.device",
     f"{XM}.xla_device",
@@ -221,9 +229,23 @@ class NotebookIndex:
     @cached_property
     def runs_on_tpu(self) -> bool:
         """Whether anything says that the notebook is for a TPU: torch_xla, a train cell, a
-        launcher.
+        launcher, Lightning's `accelerator="tpu"`.
         """
-        return self.xla or self.has_train or bool(self.launches)
+        return self.xla or self.has_train or bool(self.launches) or self._asks_for_tpu
+
+    @cached_property
+    def _asks_for_tpu(self) -> bool:
+        return any(
+            word.arg in ("tpu_cores", "num_tpu_cores") or literal(word.value) in ("tpu", "xla-tpu")
+            for name in ("Trainer", "Fabric", "Parallel")
+            for site in self.called.get(name, ())
+            for word in call(site).keywords
+        )
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Whether it trains on an XLA device, its own or one that a framework chooses."""
+        return bool(self.xla and self.device_uses) or (self.managed and self.runs_on_tpu)
 
     @cached_property
     def device_uses(self) -> list[Site]:
@@ -245,7 +267,7 @@ class NotebookIndex:
     @cached_property
     def managed(self) -> bool:
         """Whether a framework does the training loop's work on several cores."""
-        return self.imports(*FRAMEWORKS) or any(name in self.named for name in TRAINERS)
+        return self.imports(*FRAMEWORKS) or bool(self.fits)
 
     @cached_property
     def launches(self) -> list[Site]:
@@ -331,8 +353,32 @@ class NotebookIndex:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """The innermost loops that train, in order."""
-        return _training_loops(self)
+        """The innermost loops that train, in order, and the steps of loops in frameworks."""
+        return [*_training_loops(self), *_steps(self)]
+
+    @cached_property
+    def fits(self) -> list[Fit]:
+        """The calls of frameworks that train: `trainer.fit(…)`."""
+        return list(fits(self))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether it has a training loop, in its cells or in a framework."""
+        return bool(self.loops or self.fits)
+
+    @cached_property
+    def backward_by_accelerate(self) -> list[Fit]:
+        """The calls like `accelerator.backward(loss)`."""
+        return list(fits(self, [ACCELERATE]))
+
+    @cached_property
+    def bases(self) -> dict[str, list[ast.expr]]:
+        """The classes of the notebook, and what they are made of."""
+        return {
+            site.node.name: site.node.bases
+            for site in self.sites.classes
+            if isinstance(site.node, ast.ClassDef)
+        }
 
     def device_loader(self) -> bool:
         """Whether the notebook loads batches through torch_xla's own loaders."""
@@ -375,7 +421,9 @@ class NotebookIndex:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop that trains: `backward` is called in it, perhaps in a function that it calls."""
+    """A loop that trains: `backward` is called in it, perhaps in a function that it calls. Or a
+    function that a framework calls in each step.
+    """
 
     frame: Frame
     """The loop's body."""
@@ -386,6 +434,7 @@ class Loop:
 
     @property
     def node(self) -> ast.For | ast.AsyncFor | ast.While:
+        """The loop, where it is one of the notebook's own."""
         node = self.frame.node
         assert isinstance(node, ast.For | ast.AsyncFor | ast.While)
         return node
@@ -401,6 +450,17 @@ def _training_loops(notebook: NotebookIndex) -> list[Loop]:
         Loop(frame, tuple(inside[key]), tuple(_calls_reached(notebook, inside[key])))
         for key, frame in loops.items()
     ]
+
+
+def _steps(notebook: NotebookIndex) -> list[Loop]:
+    """The functions that a framework calls in each step, as loops."""
+    loops = []
+    for function in step_functions(notebook):
+        if function.calls:
+            *_, body = function.calls[0].frame.outward()
+            sites = tuple(function.calls)
+            loops.append(Loop(body, sites, tuple(_calls_reached(notebook, sites))))
+    return loops
 
 
 def _loops_around(

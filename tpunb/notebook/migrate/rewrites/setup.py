@@ -67,6 +67,8 @@ class SetupRewriter:
                         cell.mark(line, f"{torch_installs.WHY}.")
                 if advice is not None and not cell.specials[line].assigns:
                     self.removals.add(self._lines[cell.index, line], advice)
+                elif removed_apis.is_node_address(cell.command(line), cell.command(line)):
+                    cell.mark(line, removed_apis.ADDRESS_GONE)
         for cell in self.names.cells:
             self._form(cell)
         for cell, node in self.names.walk():
@@ -76,6 +78,8 @@ class SetupRewriter:
     def strings(self) -> None:
         """Mark what is left: removed variables that are read, removed commands in strings."""
         for cell, node in self.names.walk():
+            if isinstance(node, cst.FormattedStringText) and node not in self.removals:
+                self._address(cell, node, node.value)
             if not isinstance(node, cst.SimpleString) or node in self.removals:
                 continue
             text = node.raw_value
@@ -93,6 +97,15 @@ class SetupRewriter:
                 continue
             if row is not None and not _is_statement(self.names, node):
                 cell.mark(self.names.line(node), f"{row.old}: {row.advice}")
+            elif row is None and not _is_statement(self.names, node):
+                self._address(cell, node, text)
+
+    def _address(self, cell: CodeCell, node: cst.CSTNode, text: str) -> None:
+        """Mark the address of a TPU node, unless the variable beside it is marked."""
+        around = cell.code(self.names.statement(node))
+        told = any(f"{mark}{row.old}" in around for row in removed_apis.VARIABLES for mark in "'\"")
+        if removed_apis.is_node_address(text, around) and not told:
+            cell.mark(self.names.line(node), removed_apis.ADDRESS_GONE)
 
     # Shell lines
 
@@ -109,7 +122,11 @@ class SetupRewriter:
                 )
             if export.group(1) == "LD_LIBRARY_PATH" and "/usr/local/lib" in command and self.old:
                 return LIBRARIES
-            return None
+            return (
+                removed_apis.ADDRESS_GONE
+                if removed_apis.is_node_address(command, command)
+                else None
+            )
         if "torch_xla.distributed.xla_dist" in command or re.search(r"\bxla_dist\b", command):
             return _on_all_hosts(command)
         if any(row.old in command for row in removed_apis.COMMANDS):
@@ -136,6 +153,8 @@ class SetupRewriter:
                 cell.note(index, f"commented out: {advice}")
                 cell.comment_out(index, end)
                 last, last_advice = end, advice
+            elif not line.lstrip().startswith("#") and removed_apis.is_node_address(line, line):
+                cell.mark(index, removed_apis.ADDRESS_GONE)
             index = end + 1
 
     # Whole cells
