@@ -195,8 +195,6 @@ class Connections:
         self._store: Store | None = None
         self._leaving = "left"
         """What says that another rank will not come: 'gone' once this one has left the cell."""
-        self._waits = 0
-        """How many this rank has published."""
 
     def group(self, members: Sequence[int], call: Call) -> Group:
         """The group of these ranks, connected. Waits for all of them the first time."""
@@ -227,7 +225,7 @@ class Connections:
         """Wait until an exchange has taken place. Can be interrupted."""
         group.exchanges += 1
         step = timedelta(seconds=self._times.step)
-        published, publish = False, time.monotonic() + self._patience()
+        published = False
         while True:
             try:
                 work.wait(step)
@@ -237,7 +235,7 @@ class Connections:
             except RuntimeError:
                 if work.is_completed():
                     break
-                if not published and time.monotonic() >= publish:
+                if not published:
                     self._publish_arrival(group)
                     self._publish_wait(group.name, group.members, call)
                     published = True
@@ -353,15 +351,7 @@ class Connections:
 
     # -- ranks that wait for each other
 
-    def _patience(self) -> float:
-        """Seconds after which a wait is published: the store keeps everything in memory.
-
-        Longer with each: ranks that wait a second in each step add some MB in an hour.
-        """
-        return min(5.0, self._times.step * (1 + self._waits / 100))
-
     def _publish_wait(self, group: str, members: Sequence[int], call: Call) -> None:
-        self._waits += 1
         described = call.described(self.history.first_divergence).decode()
         wait = Wait(group, members, {group: 1, **self._exchanges()}, described)
         self._open_store().set(f"wait/{self.rank}", wait.to_json())
