@@ -152,7 +152,7 @@ class Session:
     def environ(self) -> dict[str, str]:
         """The kernel's environment, without what tpunb itself has put there."""
         env = dict(os.environ)
-        if not self._user_chose_device():
+        if not self._user_chose_device() or device.cell_asks_for_missing_tpu():
             env.pop("PJRT_DEVICE", None)
         if debug.switched_spmd_on():
             env.pop(VARIABLE, None)
@@ -165,9 +165,14 @@ class Session:
         """Choose the kernel's own XLA device; what to tell the user (`device.choose_device`)."""
         return device.choose_device(wanted, set_by_user=self._user_chose_device())
 
-    def machine(self) -> Machine:
-        """This machine. Its metadata server is asked once: what it says stays as it is."""
+    def machine(self, requested: Mapping[str, str] | None = None) -> Machine:
+        """This machine; its device is the one that `--env` asks for.
+
+        Its metadata server is asked once: what it says stays as it is.
+        """
         env = self.environ()
+        if requested and "PJRT_DEVICE" in requested:
+            env["PJRT_DEVICE"] = requested["PJRT_DEVICE"]
         if self._metadata is None:
             self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENT)
         return machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
@@ -339,12 +344,14 @@ class Session:
                 "the working directory of this notebook's kernel was removed, and a run works in "
                 "it: change to another one with `%cd FOLDER`"
             ) from None
-        here = self.machine()
+        requested = dict(options.env)
+        here = self.machine(requested)
+        if (refusal := environment.refused_variables(requested, here)) is not None:
+            raise UsageError(f"{options.written('env')} {refusal}")
         cores = self._choose_cores(here, options)
         _ranks_to_show(
             options.ranks, cores, options.written("ranks")
         )  # what is wrong in any run is said at once
-        requested = self._requested_environment(options, here)
         env = self._run_environment(here, requested)
         vm = None
         if not options.dry_run:
@@ -402,13 +409,6 @@ class Session:
         if options.cores is None:
             return self.defaults.cores or _checked(here, "all", written)
         return _checked(here, options.cores, written)
-
-    def _requested_environment(self, options: TrainOptions, here: Machine) -> dict[str, str]:
-        """What `--env` sets in the ranks."""
-        requested = dict(options.env)
-        if (refusal := environment.refused_variables(requested, here)) is not None:
-            raise UsageError(f"{options.written('env')} {refusal}")
-        return requested
 
     def _checkpoints(self, resume: str, notebook: Snapshot) -> tuple[str, str]:
         """`--resume`: a run's checkpoints and its id, or the folder or URL of some, twice."""

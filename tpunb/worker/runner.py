@@ -22,7 +22,7 @@ from tpunb.runs.events import Phase
 from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, env_vars, files
-from tpunb.worker import cells, elastic, fork_safety, kernel_values, rank, stdio
+from tpunb.worker import cells, elastic, fork_safety, kept_device, kernel_values, rank, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.prelude import Keeper, Prelude
 from tpunb.worker.rank_marks import RankMark
@@ -74,6 +74,8 @@ def _run(
     if prelude is None:
         os.environ.clear()
         os.environ.update({**env, env_vars.RUN: str(run.path)})
+        if spec.device == "CPU":
+            kept_device.keep_cpu()
         if env.get("OMP_NUM_THREADS", "").isdigit():  # what the fork server loaded has not read it
             fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
         os.chdir(spec.cwd)
