@@ -172,6 +172,7 @@ def _work(task: Assignment) -> int:
         _report_error(error, task)
         return 130
     except BaseException as error:
+        device.explain_error(error, task.spec.device, task.spec.world_size)
         _report_error(error, task)
         return 1
 

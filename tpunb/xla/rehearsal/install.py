@@ -25,6 +25,7 @@ from torch_xla.version import __version__
 
 from tpunb.utils import memory
 from tpunb.utils.errors import SetupError
+from tpunb.utils.text import describe_ranks
 from tpunb.xla import private_names, runtime
 from tpunb.xla.private_names import NAMES, OPS, XLAC
 from tpunb.xla.rehearsal import divergence, dynamo, launches
@@ -36,7 +37,7 @@ from tpunb.xla.rehearsal.collectives import (
     CollectivePermute,
     ReduceScatter,
 )
-from tpunb.xla.rehearsal.errors import make_refusal
+from tpunb.xla.rehearsal.errors import is_of_torch_distributed, make_refusal
 from tpunb.xla.rehearsal.peers import Peers
 from tpunb.xla.rehearsal.process_groups import (
     ProcessGroupStores,
@@ -121,6 +122,18 @@ def leave_rehearsal() -> None:
     """Call it after the train cell: ranks that still wait in a collective then fail."""
     if _wire is not None:
         _wire.leave()
+
+
+def name_departed(error: BaseException, world_size: int) -> None:
+    """Add to an error of torch.distributed which ranks have left the train cell."""
+    if _wire is None or not is_of_torch_distributed(error):
+        return
+    if departed := _wire.departed(range(world_size)):
+        have = "have" if len(departed) > 1 else "has"
+        error.args = (
+            f"{error}\n{describe_ranks(departed)} {have} returned from the train cell: does every "
+            "rank make the same calls of torch.distributed?",
+        )
 
 
 def end_rehearsal() -> None:

@@ -272,6 +272,11 @@ class Connections:
                 }
         return {}
 
+    def departed(self, ranks: Sequence[int]) -> list[int]:
+        """Those of these ranks that have said that they have left the train cell."""
+        store = self._open_store()
+        return [rank for rank in ranks if rank != self.rank and store.check([f"left/{rank}"])]
+
     def _exchanges(self) -> dict[str, int]:
         return {group.name: group.exchanges for group in self._groups.values()}
 
