@@ -388,6 +388,21 @@ class TestThatGoesWrong:
         ran = train(nb, old.format("  # tpunb: ignore[retired-name]"), "--cores 1")
         assert "AttributeError: module 'torch_xla.core.xla_model'" in ran.traceback
 
+    def test_what_lint_knew_of_a_failure_is_its_cause(self, nb: Kernel) -> None:
+        reduce = (
+            "import torch_xla.core.xla_model as xm, torch_xla.runtime as xr\n"
+            "for batch in [1, 2]:\n    if xr.global_ordinal() == 0:\n"
+            "        xm.mesh_reduce('loss', 1.0, sum)"
+        )
+        ran = train(nb, reduce)
+        assert f"rank 0 failed in cell [{ran.number}], line 5: PeerLostError" in ran.red_line
+        why = f"Why: In cell [{ran.number}], line 5 `mesh_reduce` is called only on ranks with `xr"
+        assert why in ran.status
+        assert "Fix: Let every rank call it" in ran.status
+        ran = train(nb, reduce.replace("for batch in [1, 2]:", "with torch.no_grad():"))
+        assert ran.error is not None
+        assert ran.error["ename"] == "LintError"
+
     def test_what_lint_finds_else_is_one_line(self, nb: Kernel) -> None:
         source = "import os\nif False:\n    os.environ['XLA_USE_BF16'] = '1'"
         ran = train(nb, source, "--cores 1").good()
