@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
 from tpunb.runs import directory, last_run, listing, returns, state
+from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
@@ -455,6 +456,8 @@ class Session:
             if request.call is not None:
                 _save_arguments(request.call, folder)
             spec = request.spec(folder.id)
+            blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
+            spec = replace(spec, blocks=blocks)
             if request.notebook.values is not None:
                 files.write_json(folder.kernel_values, request.notebook.values.to_json())
             run = self.launcher.start(
