@@ -341,13 +341,17 @@ class TestThatGoesWrong:
     def test_a_value_that_cannot_come_back(self, nb: Kernel) -> None:
         ran = train(
             nb,
-            "import threading\nlock = threading.Lock()\nn = 4\nif n == 5:\n    gone = 1",
-            "--returns lock,n,gone",
+            "import threading\nlock = threading.Lock()\nn = 4\nexec('weights = 1')",
+            "--returns lock,n,wieghts",
         ).good()
+        assert "succeeded, but lock, wieghts were not returned · " in ran.status
+        [card] = ran.cards()
+        assert "border-left:4px solid #bf8700" in card["text/html"]  # a warning
         assert nb.value("n") == 4
         assert "returned: n" in ran.shown
         assert "lock was not returned: a _thread.lock cannot be pickled" in ran.status
-        assert "gone was not returned: rank 0 has no variable 'gone' after" in ran.status
+        missing = "rank 0 has no variable 'wieghts' after the train cell; did you mean weights?"
+        assert f"wieghts was not returned: {missing}" in ran.status
 
     def test_an_empty_cell(self, nb: Kernel) -> None:
         ran = nb.run("%%tpu_train", "train")

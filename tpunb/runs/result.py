@@ -435,7 +435,7 @@ class RunResult(Printable):
     def headline(self) -> str:
         """The end of the run in one line."""
         if self.state == RunState.SUCCEEDED:
-            return f"succeeded on {self.cores()} after {self.duration:.1f} s"
+            return f"succeeded on {self.cores()} after {self.duration:.1f} s{self.lacks()}"
         if self.state == RunState.FAILED and self.failure is not None:
             return self.failure.headline()
         reason = f" ({self.reason})" if self.reason else ""
@@ -449,6 +449,13 @@ class RunResult(Printable):
         if self.state == RunState.HUNG:
             lines.append(f"stacks of all ranks: {self.dir / 'attempts'}")
         return [*lines, *self._missing_returns(), *self._how_to_continue()]
+
+    def lacks(self) -> str:
+        """', but wieghts was not returned', of a run that succeeded; '' if nothing is missing."""
+        if self.state != RunState.SUCCEEDED or not self.returns_failed:
+            return ""
+        were = "were" if len(self.returns_failed) > 1 else "was"
+        return f", but {', '.join(self.returns_failed)} {were} not returned"
 
     def _missing_returns(self) -> list[str]:
         if self.state != RunState.SUCCEEDED and not self.returns:  # nobody expects values
@@ -468,7 +475,8 @@ class RunResult(Printable):
     def _what_happened(self) -> list[str]:
         failure = self.failure
         if self.state == RunState.SUCCEEDED:
-            return [paint(self.headline(), Style.GOOD, end=len("succeeded"))]
+            style = Style.ODD if self.lacks() else Style.GOOD
+            return [paint(self.headline(), style, end=len("succeeded"))]
         if failure is not None and self.state == RunState.HUNG:
             return [
                 paint_first_line(failure.message, Style.BAD),
