@@ -21,7 +21,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
-from tpunb.utils import cpus, env_vars, files
+from tpunb.utils import cpus, descriptors, env_vars, files
 from tpunb.worker import cells, elastic, fork_safety, kept_device, kernel_values, rank, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.prelude import Keeper, Prelude
@@ -91,8 +91,10 @@ def _run(
         cpus.lower_priority()
     else:  # it may be a fork of a prelude that has run ahead
         cpus.restore_priority()
+    descriptors.keep_own()
     if order.replicate is None:
         problem = prelude.execute(run, spec, reports, keeper)
+        descriptors.note_users()
         if problem is not None:
             reports.send(PreludeNotForkable(problem))
             return 0

@@ -128,6 +128,25 @@ def _find_line(frame: FrameType | None) -> CodeLine | None:
     return first and CodeLine(first.f_code.co_filename, first.f_lineno, first.f_globals)
 
 
+def users_frames() -> list[FrameType]:
+    """The frames of the user's code that is running, the innermost first."""
+    for frame in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):
+        frames = []
+        while frame is not None:
+            if _is_users(frame):
+                frames.append(frame)
+            frame = frame.f_back
+        if frames:
+            break
+    return frames
+
+
+def _is_users(frame: FrameType) -> bool:
+    if _lines is None:
+        return not _of_library(frame.f_globals.get("__name__", ""))
+    return frame.f_code.co_filename in _lines
+
+
 @functools.cache
 def _of_library(module: str) -> bool:
     return any(module == name or module.startswith(name + ".") for name in _LIBRARIES)
@@ -171,10 +190,9 @@ def _raised_at(error: BaseException) -> CodeLine | None:
     """The innermost line of the user's code that an exception has come through."""
     found, tb = None, error.__traceback__
     while tb is not None:
-        name, module = tb.tb_frame.f_code.co_filename, tb.tb_frame.f_globals
-        own = not _of_library(module.get("__name__", "")) if _lines is None else name in _lines
-        if own:
-            found = CodeLine(name, tb.tb_lineno, module)
+        if _is_users(tb.tb_frame):
+            name = tb.tb_frame.f_code.co_filename
+            found = CodeLine(name, tb.tb_lineno, tb.tb_frame.f_globals)
         tb = tb.tb_next
     return found
 

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 
+from tpunb.utils import descriptors
 from tpunb.utils.text import describe_ranks
 from tpunb.xla.rehearsal.board import open_store
 from tpunb.xla.rehearsal.call import (
@@ -200,7 +201,8 @@ class Connections:
         """The group of these ranks, connected. Waits for all of them the first time."""
         key = tuple(members)
         if key not in self._groups:
-            self._groups[key] = self._connect(key, call)
+            with descriptors.opening_own():
+                self._groups[key] = self._connect(key, call)
         return self._groups[key]
 
     def gloo(self, members: Sequence[int], call: Call) -> tuple[Any, Group]:
@@ -208,7 +210,8 @@ class Connections:
         group = self.group(members, call)
         if group.backend is None:
             try:
-                group.connect_gloo(self.rank, self._timeout)
+                with descriptors.opening_own():
+                    group.connect_gloo(self.rank, self._timeout)
             except RuntimeError as error:
                 self._raise_cause(group, call, error)
         return group.backend, group
