@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tpunb.utils.errors import UV_INSTALL
+
 ApiState = Literal["missing", "deprecated", "refused", "ignored", "legacy"]
 
 
@@ -255,10 +257,8 @@ VARIABLES: tuple[RemovedApi, ...] = (
 )
 """Environment variables. One that ends with an underscore stands for all that begin so."""
 
-_PAIR = (
-    "`uv pip install --torch-backend=cpu torch==2.9.0 'torch_xla[tpu]==2.9.0'`; Colab and Kaggle "
-    "have a pair installed."
-)
+INSTALL_PAIR = f"`{UV_INSTALL} torch==2.9.0 'torch_xla[tpu]==2.9.0'`"
+_PAIR = f"{INSTALL_PAIR}; Colab and Kaggle have a pair installed."
 
 COMMANDS: tuple[RemovedApi, ...] = (
     RemovedApi("env-setup.py", None, "missing", f"Install a pair that fits: {_PAIR}"),

@@ -17,7 +17,7 @@ SIGNS = ("tpu-pytorch/wheels", "update_server_xrt", "_VersionConfig", ":8475/req
 """Text that is only in cells that install the XRT runtime by hand, as in 2019 and 2020."""
 SETUP = (
     "XRT and its set-up are gone. Colab and Kaggle have torch and torch_xla installed; elsewhere: "
-    "`uv pip install --torch-backend=cpu torch==2.9.0 'torch_xla[tpu]==2.9.0'`."
+    f"{removed_apis.INSTALL_PAIR}."
 )
 UNINSTALL = "The torch that is installed fits the torch_xla that is installed."
 LIBRARIES = "The XRT runtime is gone, and with it the libraries that were found there."
