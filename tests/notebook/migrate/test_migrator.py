@@ -9,6 +9,7 @@ from textwrap import dedent
 import nbformat
 import pytest
 
+from tests.notebook.lint.notebooks import found
 from tests.notebook.migrate.notebooks import migrated, notebook, sources
 from tpunb.errors import NotebookError
 from tpunb.notebook.migrate import migrate, migrate_text
@@ -421,6 +422,15 @@ def test_a_node_of_nbformat_is_taken_as_well() -> None:
 def test_a_notebook_of_an_older_format_is_refused() -> None:
     with pytest.raises(NotebookError, match="nbconvert --to notebook"):
         migrate({"nbformat": 3, "worksheets": []})
+
+
+def test_what_only_the_old_backend_did_on_a_tpu_v2_or_v3_is_said() -> None:
+    cell = REWRITTEN["the backend of torch.distributed"][0]
+    report = migrate(notebook(cell)).report()
+    assert "pjrt:// → xla://; on a TPU v2 or v3, for one core only" in report
+    source = "import torch_xla.experimental.pjrt_backend as backend\nbackend.dist"
+    [finding] = [each for each in found(source) if each.rule == "old-name"]
+    assert "On a TPU v2 or v3 use one core" in str(finding.fix)
 
 
 def test_the_report_says_what_was_done_and_what_is_left() -> None:
