@@ -204,8 +204,8 @@ MODULES: tuple[RemovedApi, ...] = (
         "torch_xla.experimental.pjrt_backend",
         "torch_xla.distributed.xla_backend",
         "legacy",
-        "Import `torch_xla.distributed.xla_backend`, and write `xla://` for `pjrt://`. On a TPU v2 or "
-        "v3 use one core: there the old module patches torch.distributed for the threads of a "
+        "Import `torch_xla.distributed.xla_backend`, and write `xla://` for `pjrt://`. On a TPU v2 "
+        "or v3 use one core: there the old module patches torch.distributed for the threads of a "
         "process, which neither torchrun nor a rank of tpunb has.",
     ),
     RemovedApi(

@@ -86,7 +86,9 @@ class SetupRewriter:
             if text.startswith("pjrt://"):
                 start, end = cell.span(node)
                 cell.replace(start, end, cell.text[start:end].replace("pjrt://", "xla://", 1))
-                cell.note(cell.line_of(node), "pjrt:// → xla://; on a TPU v2 or v3, for one core only")
+                cell.note(
+                    cell.line_of(node), "pjrt:// → xla://; on a TPU v2 or v3, for one core only"
+                )
                 continue
             row = removed_apis.lookup_variable(text)
             if row is None and len(text) < 400:
