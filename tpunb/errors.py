@@ -27,7 +27,8 @@ TpunbError
 """
 
 from tpunb.diagnostics.failure.rules import RuleError
-from tpunb.notebook.errors import ConversionError, LintError, NotebookError, NotebookNotFoundError
+from tpunb.notebook.errors import ConversionError, NotebookError, NotebookNotFoundError
+from tpunb.notebook.lint.findings import LintError
 from tpunb.runs.result import (
     RankFailedError,
     RunError,

@@ -26,8 +26,7 @@ from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
 from tpunb.notebook.convert.kernel_names import names_read
 from tpunb.notebook.convert.launches import with_call
-from tpunb.notebook.errors import LintError
-from tpunb.notebook.lint.findings import Finding
+from tpunb.notebook.lint.findings import Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
 from tpunb.runs.kernel_values import KernelValues

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 from tpunb.notebook.convert.statements import read_anywhere
-from tpunb.notebook.lint.fits import makers, top_level
-from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.index import NotebookIndex, makers
 from tpunb.notebook.lint.names import last_part
-from tpunb.notebook.lint.walk import parse_cells
+from tpunb.notebook.lint.walk import Site, parse_cells
 from tpunb.notebook.migrate.cell import CodeCell
 from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
 from tpunb.notebook.models import Cell, Snapshot
@@ -111,7 +111,7 @@ def _fits(
     places: dict[int, list[int]] = {index: [] for index in trees}
     left: dict[tuple[int, int], Change] = {}
     for fit in (*notebook.fits, *notebook.backward_by_accelerate):
-        for site in top_level(notebook, fit.site):
+        for site in _top_level(notebook, fit.site):
             at = site.cell.index
             shown = site.cell.lines[site.line - 1].strip()
             if not fit.framework.reduces:
@@ -230,3 +230,14 @@ def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
         "outputs": [],
         "source": source_like(model, text),
     }
+
+
+def _top_level(notebook: NotebookIndex, site: Site, depth: int = 4) -> Iterator[Site]:
+    """Where cells call a site: itself, or the calls of the function that it stands in."""
+    function = site.frame.function
+    if function is None:
+        yield site
+    elif depth and function.name:
+        for caller in notebook.called.get(function.name, ()):
+            if function in notebook.targets(caller):
+                yield from _top_level(notebook, caller, depth - 1)
