@@ -138,7 +138,10 @@ def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
     started_with.write_bytes(b"PATH=/bin\0")
     monkeypatch.setattr(device, "_ENVIRON", started_with)
     os.environ["PJRT_DEVICE"] = "TPU"
-    assert kernel.prepare(options.TRAIN.parse_line("", {}), "pass").env["PJRT_DEVICE"] == "CPU"
+    request = kernel.prepare(options.TRAIN.parse_line("", {}), "pass")
+    assert request.env["PJRT_DEVICE"] == "CPU"
+    [note] = [note for note in request.notes(request.spec("id")) if "PJRT_DEVICE" in note]
+    assert note.startswith("PJRT_DEVICE=TPU is ignored: ")
     started_with.write_bytes(b"PJRT_DEVICE=TPU\0")
     with pytest.raises(UsageError, match="0 chips"):
         train(kernel, "--cores 4")

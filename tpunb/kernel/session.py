@@ -396,6 +396,7 @@ class Session:
                 options.ranks, cores if spmd is None else 1, options.written("ranks")
             ),
             vm=vm,
+            lacks_tpu=device.cell_asks_for_missing_tpu(),
             notes_told=frozenset(self._notes_told),
             lint_told=_without_places(notebook.findings) == self._lint_told,
             resumed_from=resumed,

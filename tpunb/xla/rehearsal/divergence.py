@@ -35,6 +35,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 
 from tpunb.utils.text import describe_ranks
+from tpunb.xla import counters
 from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_line
 from tpunb.xla.rehearsal.names import TensorNames
 
@@ -328,9 +329,8 @@ class ProgramComparison:
 def _names(tensors: Sequence[torch.Tensor]) -> Names:
     """For a new graph, which XLA compiles: that takes longer by far."""
     names = TensorNames()
-    read: list[int] = []
-    for inputs in _XLAC._get_tensors_xla_device_data_node(list(tensors))[:1]:
-        read += inputs
+    with counters.creating_own_tensors():
+        read: Sequence[int] = _XLAC._get_tensors_xla_device_data_node(list(tensors))[0]
     return Names(names.of(_XLAC._xla_get_tensor_id(tensor) for tensor in tensors), names.of(read))
 
 

@@ -7,6 +7,7 @@ Importing this module replaces nothing; on a TPU `install_rehearsal` is never ca
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -128,7 +129,10 @@ def name_departed(error: BaseException, world_size: int) -> None:
     """Add to an error of torch.distributed which ranks have left the train cell."""
     if _wire is None or not is_of_torch_distributed(error):
         return
-    if departed := _wire.departed(range(world_size)):
+    departed: list[int] = []
+    with contextlib.suppress(OSError):  # the cell has closed what leads to the board
+        departed = _wire.departed(range(world_size))
+    if departed:
         have = "have" if len(departed) > 1 else "has"
         error.args = (
             f"{error}\n{describe_ranks(departed)} {have} returned from the train cell: does every "
