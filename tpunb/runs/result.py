@@ -377,8 +377,10 @@ class RunResult(Printable):
 
         Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. With
         `reduced` a row per step, without `rank`: each metric over the ranks as `tpunb.log` was
-        told (`reduce=`, the mean by default). After a retry a step counts once.
+        told (`reduce=`, the mean by default). After a retry a step counts once. Of more than 50 MB
+        of metrics, parts at equal distances are read, with a UserWarning.
         """
+        metrics.warn_if_spread(self.dir / "metrics.jsonl")
         rows = metrics.read_rows(self.dir / "metrics.jsonl")
         return metrics.to_frame(rows, self.started, reduced=reduced)
 
@@ -395,7 +397,8 @@ class RunResult(Printable):
         unique = len(set(names)) == len(names)
         frames = {}
         for run in runs:
-            rows = metrics.read_rows(run.dir / "metrics.jsonl")
+            metrics.warn_if_spread(run.dir / "metrics.jsonl", metrics.DRAWN)
+            rows = metrics.read_rows(run.dir / "metrics.jsonl", metrics.DRAWN)
             frame = metrics.to_frame(rows, run.started, reduced=True, whole=True)
             frames[run.name if unique else run.dir.name] = frame
         return panels(frames)
