@@ -235,7 +235,7 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 def _describe(result: RunResult) -> str:
     """One line: what ran, on what, how it ended, and its last metrics (reduced over ranks)."""
-    line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
+    line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s{result.lacks()}"
     last: dict[str, float] = {}
     for row in metrics.reduce_rows(metrics.read_rows(result.dir / "metrics.jsonl"), whole=True):
         last |= metrics.values_of(row)
