@@ -12,6 +12,10 @@ PYTHON ?= python3
 # libtpu is large, and of use only where there is a TPU.
 XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
 
+# Container images often set it. Each process would then compile torch anew: twice the time to
+# import torch_xla.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check bench picture matrix
 .DELETE_ON_ERROR:
 
@@ -47,7 +51,7 @@ matrix: .venv/.ready
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
-	.venv/bin/uv pip install --quiet --python .venv/bin/python --editable '.[$(XLA),kaggle,migrate,demo]' --group dev
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,migrate,demo]' --group dev
 	@touch $@
 
 # The last line that the notebook printed: what was trained, on what, and the accuracy.

@@ -29,7 +29,8 @@ TpunbError
 """
 
 from tpunb.diagnostics.failure.rules import RuleError
-from tpunb.notebook.errors import ConversionError, LintError, NotebookError, NotebookNotFoundError
+from tpunb.notebook.errors import ConversionError, NotebookError, NotebookNotFoundError
+from tpunb.notebook.lint.findings import LintError
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.runs.result import (
     RankFailedError,

@@ -90,6 +90,18 @@ def test_lines_that_come_a_moment_apart_fold() -> None:
     assert shown.writes[0][1] == "[0-1] epoch 1\n"
 
 
+def test_what_all_ranks_have_written_waits_for_nobody() -> None:
+    shown = Shown()
+    shown.stream.note("the prelude was kept", shown.now)
+    shown.wait(0.1)
+    for rank in range(4):
+        shown.feed(rank, "epoch 1\n")
+        shown.stream.flush(shown.now)
+        assert len(shown.writes) == (1 if rank < 3 else 2)
+    assert shown.text == "the prelude was kept\n[0-3] epoch 1\n"
+    assert shown.writes[-1][0] == shown.now
+
+
 def test_nothing_is_written_when_nothing_came() -> None:
     shown = Shown()
     shown.wait(5)
@@ -174,6 +186,7 @@ def test_a_slow_rank_is_shown_at_once_and_fast_ones_at_most_ten_times_a_second()
     for number in range(200):
         shown.feed(0, f"step {number}\n")
         shown.wait(0.05)
+    shown.wait(0.25)
     shown.check_pace(messages=10)
     assert len(shown.writes) > 40
     assert shown.text == "".join(f"[0] step {number}\n" for number in range(200))

@@ -48,11 +48,11 @@ def test_how_far(bars: list[Bar], share: float | None, words: str) -> None:
         (12.0, 6.0, 3.0, "about 15 s left"),
         (12.0, 6.0, 12.5, "about 6 s left"),
         (12.0, 0.0, 12.5, ""),
-        (0.2, 6.0, 3.0, "3 s (took less than 1 s in the notebook)"),
-        (12.0, 6.0, 31.0, "31 s (took 12 s in the notebook)"),
-        (12.0, None, 31.0, "31 s (took 12 s in the notebook)"),
+        (0.2, 6.0, 3.0, "3 s (took less than 1 s before)"),
+        (12.0, 6.0, 31.0, "31 s (took 12 s before)"),
+        (12.0, None, 31.0, "31 s (took 12 s before)"),
         (600.0, 0.0, 700.0, ""),
-        (600.0, 0.0, 750.0, "12 min 30 s (took 10 min 00 s in the notebook)"),
+        (600.0, 0.0, 750.0, "12 min 30 s (took 10 min 00 s before)"),
     ],
 )
 def test_how_long_a_prelude_takes(

@@ -419,8 +419,8 @@ def test_the_time_that_a_prelude_takes_counts_down(
         "about 42 s left",
         "about 32 s left",
         "about 30 s left",
-        "24 s (took 12 s in the notebook)",
-        "1 min 04 s (took 12 s in the notebook)",
+        "24 s (took 12 s before)",
+        "1 min 04 s (took 12 s before)",
     ]
     assert status.state()[0] == "prelude, cell 2 of 3 [5]"  # no new line for each second
     status.show(Phase.of_prelude(PRELUDE, 2))

@@ -131,6 +131,27 @@ def test_a_dry_run_starts_nothing(kernel: Session, capsys: pytest.CaptureFixture
     assert not kernel.defaults.runs.exists()
 
 
+def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
+    kernel: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started_with = tmp_path / "environ"
+    started_with.write_bytes(b"PATH=/bin\0")
+    monkeypatch.setattr(device, "_ENVIRON", started_with)
+    os.environ["PJRT_DEVICE"] = "TPU"
+    request = kernel.prepare(options.TRAIN.parse_line("", {}), "pass")
+    assert request.env["PJRT_DEVICE"] == "CPU"
+    [note] = [note for note in request.notes(request.spec("id")) if "PJRT_DEVICE" in note]
+    assert note.startswith("PJRT_DEVICE=TPU is ignored: ")
+    started_with.write_bytes(b"PJRT_DEVICE=TPU\0")
+    with pytest.raises(UsageError, match="0 chips"):
+        train(kernel, "--cores 4")
+    request = kernel.prepare(options.TRAIN.parse_line("--env PJRT_DEVICE=CPU", {}), "pass")
+    assert (request.machine.device, request.env["PJRT_DEVICE"]) == ("CPU", "CPU")
+    started_with.write_bytes(b"")
+    with pytest.raises(UsageError, match="--env PJRT_DEVICE=TPU: there is no TPU"):
+        train(kernel, "--cores 4 --env PJRT_DEVICE=TPU")
+
+
 def test_that_there_is_no_file_is_said_once(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

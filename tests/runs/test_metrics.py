@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,33 @@ def test_series__another_attempt_begins_anew_where_it_begins() -> None:
         drawn, said = both(ranks, logged)
         assert drawn == said
         assert drawn["loss"] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 9.0), (4, 9.0)]
+
+
+def test_of_many_rows_parts_are_read_and_curves_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with open(path, "w") as file:
+        for step in range(2_000):
+            for rank in range(4):
+                made = {"rank": rank, "step": step, "time": step * 0.1, "loss": step + rank}
+                file.write(json.dumps(made) + "\n")
+    every = metrics.reduce_rows(metrics.read_rows(path), whole=True)
+    assert len(every) == 2_000
+    rows = metrics.read_rows(path, most=path.stat().st_size // 5)
+    assert len(rows) < 2_000
+    steps = metrics.reduce_rows(rows, whole=True)
+    known = {row["step"]: row["loss"] for row in every}
+    found = [row for row in steps if "loss" in row]
+    assert len(found) > 50
+    assert all(row["loss"] == known[row["step"]] for row in found)
+    assert found[0]["step"] == 0
+    assert found[-1]["step"] == 1_999
+
+
+def test_a_large_file_is_said_to_be_read_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(row(0, 1, loss=0.5)) + "\n")
+    result = RunResult("succeeded", "x", 1, "CPU", 0.0, 1.0, tmp_path, 1)
+    assert len(result.metrics()) == 1
+    os.truncate(path, metrics.MOST + 1)
+    with pytest.warns(UserWarning, match=r"metrics.jsonl has 50 MB: 50 MB of it are read, in par"):
+        assert len(result.metrics()) == 1

@@ -116,10 +116,13 @@ def test_a_stopped_result(tmp_path: Path, state: str, error: type[Exception]) ->
 
 
 def test_a_good_result(tmp_path: Path) -> None:
+    whole = result(tmp_path, returns={"w": 1})
+    line = "RunResult succeeded on 4 rehearsal cores after 12.5 s"
+    assert repr(whole) == f"{line} · returned: w · {tmp_path.name}"
     good = result(tmp_path, returns={"w": 1}, returns_failed={"lock": "cannot be pickled"})
     good.raise_for_failure()
     assert good.duration == 12.5
-    line = "RunResult succeeded on 4 rehearsal cores after 12.5 s · returned: w"
+    line += ", but lock was not returned · returned: w"
     assert repr(good) == f"{line} · {tmp_path.name}"
     assert str(good).startswith(f"{line} · rehearsal on CPU")
     assert "rehearsal" not in str(result(tmp_path, device="TPU"))

@@ -144,10 +144,77 @@ def says(seen: Seen, *texts: str) -> None:
             ],
             id="other pairs",
         ),
+        pytest.param(
+            """\
+try:
+    if rank == 1:
+        raise ValueError("the cause")
+    xm.all_reduce("sum", ones(3))
+finally:
+    xm.rendezvous("end")
+""",
+            [
+                r"rank 1: rendezvous 'end'\n +cell \[2\], line 7: xm\.rendezvous\(\"end\"\)\n"
+                r" +after ValueError: the cause\n"
+                r" +cell \[2\], line 4: raise ValueError\(\"the cause\"\)",
+            ],
+            id="an exception that a collective in finally hides",
+        ),
+        pytest.param(
+            """\
+try:
+    if rank == 1:
+        raise ValueError("the cause")
+finally:
+    if rank == 1:
+        xm.rendezvous("end")
+""",
+            [
+                r"rank 1 failed in cell \[2\], line 7: PeerLostError: ",
+                r"It was called after ValueError: the cause\n +cell \[2\], line 4: raise",
+            ],
+            id="an exception that a collective of one rank in finally hides",
+        ),
+        pytest.param(
+            """\
+def reduce(number):
+    xm.all_reduce("sum", ones(number))
+threads = [threading.Thread(target=reduce, args=(number,), name=f"T{number}") for number in (3, 4)]
+for thread in threads[:: -1 if rank == 1 else 1]:
+    thread.start()
+    time.sleep(0.2)
+""",
+            [
+                r"ranks 0, 2: all_reduce sum of float32\[3\]\n.*\n +in thread T3",
+                r"rank 1: all_reduce sum of float32\[4\]\n.*\n +in thread T4",
+            ],
+            id="threads in another order",
+        ),
     ],
 )
 def test_each_is_named(driver: Driver, train: str, texts: list[str]) -> None:
     says(failed(driver, train), *texts)
+
+
+GLOO = """\
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="xla://")
+dist.all_reduce(torch.ones(3))
+"""
+
+
+@pytest.mark.slow
+def test_who_left_a_group_of_the_users_own_is_named(driver: Driver) -> None:
+    seen = failed(driver, GLOO + "if rank != 1:\n    dist.all_reduce(torch.ones(3))")
+    says(seen, r"cell \[2\], line 6: RuntimeError: ", "rank 1 has returned from the train cell: ")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_the_cause_in_a_group_of_the_users_own(driver: Driver) -> None:
+    train = GLOO + "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(3))"
+    seen = failed(driver, train)
+    assert seen.result.failures[0].rank == 1
+    says(seen, "rank 1 .*SIGKILL")
 
 
 @pytest.mark.slow

@@ -341,13 +341,17 @@ class TestThatGoesWrong:
     def test_a_value_that_cannot_come_back(self, nb: Kernel) -> None:
         ran = train(
             nb,
-            "import threading\nlock = threading.Lock()\nn = 4\nif n == 5:\n    gone = 1",
-            "--returns lock,n,gone",
+            "import threading\nlock = threading.Lock()\nn = 4\nexec('weights = 1')",
+            "--returns lock,n,wieghts",
         ).good()
+        assert "succeeded, but lock, wieghts were not returned · " in ran.status
+        [card] = ran.cards()
+        assert "border-left:4px solid #bf8700" in card["text/html"]  # a warning
         assert nb.value("n") == 4
         assert "returned: n" in ran.shown
         assert "lock was not returned: a _thread.lock cannot be pickled" in ran.status
-        assert "gone was not returned: rank 0 has no variable 'gone' after" in ran.status
+        missing = "rank 0 has no variable 'wieghts' after the train cell; did you mean weights?"
+        assert f"wieghts was not returned: {missing}" in ran.status
 
     def test_an_empty_cell(self, nb: Kernel) -> None:
         ran = nb.run("%%tpu_train", "train")
@@ -387,6 +391,21 @@ class TestThatGoesWrong:
         assert len(list_runs(nb.folder / "runs")) == before
         ran = train(nb, old.format("  # tpunb: ignore[retired-name]"), "--cores 1")
         assert "AttributeError: module 'torch_xla.core.xla_model'" in ran.traceback
+
+    def test_what_lint_knew_of_a_failure_is_its_cause(self, nb: Kernel) -> None:
+        reduce = (
+            "import torch_xla.core.xla_model as xm, torch_xla.runtime as xr\n"
+            "for batch in [1, 2]:\n    if xr.global_ordinal() == 0:\n"
+            "        xm.mesh_reduce('loss', 1.0, sum)"
+        )
+        ran = train(nb, reduce)
+        assert f"rank 0 failed in cell [{ran.number}], line 5: PeerLostError" in ran.red_line
+        why = f"Why: In cell [{ran.number}], line 5 `mesh_reduce` is called only on ranks with `xr"
+        assert why in ran.status
+        assert "Fix: Let every rank call it" in ran.status
+        ran = train(nb, reduce.replace("for batch in [1, 2]:", "with torch.no_grad():"))
+        assert ran.error is not None
+        assert ran.error["ename"] == "LintError"
 
     def test_what_lint_finds_else_is_one_line(self, nb: Kernel) -> None:
         source = "import os\nif False:\n    os.environ['XLA_USE_BF16'] = '1'"

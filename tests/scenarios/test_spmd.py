@@ -78,6 +78,17 @@ def test_the_variable_decides(nb: Kernel) -> None:
     )
 
 
+def test_a_script_that_a_cell_executes_needs_the_line_that_the_error_names(nb: Kernel) -> None:
+    (nb.folder / "sharded.py").write_text(SETUP + SPMD)
+    cell = "import runpy\nrunpy.run_path('sharded.py')"
+    refused = nb.run(f"%%tpu_train --cores 2 --no-raise\n{cell}").good().shown
+    assert "this is one of 2 processes" in refused
+    line = re.search(r"begin the train cell with `(.+?)`", refused.replace("\n", " "))
+    assert line
+    ran = nb.run(f"%%tpu_train --cores 2\n{line[1]}\n{cell}").good()
+    assert "[0] 2 56.0" in ran.stdout
+
+
 def test_ranks_that_are_not_there_cannot_be_shown(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_train --ranks 2\n{SPMD}")
     assert ran.stderr.startswith("UsageError: %%tpu_train --ranks: ")

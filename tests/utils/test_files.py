@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from itertools import pairwise
 from pathlib import Path
 
 from tpunb.utils import files
@@ -44,3 +45,20 @@ def test_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
         files.append_text(path, text)
         assert tail.read() == whole
     tail.close()
+
+
+def test_of_a_long_file_parts_at_equal_distances_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    lines = [f"line {number:06}" for number in range(10_000)]
+    path.write_text("\n".join(lines) + "\n")
+    whole = path.stat().st_size
+    assert list(files.read_spread(path, whole)) == lines
+    some = list(files.read_spread(path, whole // 10, parts=10))
+    assert set(some) < set(lines)
+    assert some == sorted(set(some))
+    assert (some[0], some[-1]) == (lines[0], lines[-1])
+    assert len(lines) // 11 <= len(some) <= len(lines) // 9
+    begins = [b for a, b in pairwise(some) if int(b[5:]) != int(a[5:]) + 1]
+    assert len(begins) == 9
+    path.write_text("x" * whole)  # one line
+    assert len(list(files.read_spread(path, whole // 10, parts=10))) == 1

@@ -14,6 +14,7 @@ import pytest
 
 from tests.drivers.preludes import FORKED, REFUSED, fork_after
 from tests.drivers.ranks import Ranks
+from tpunb.worker import fork_safety
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -43,6 +44,25 @@ def test_what_a_fork_does_not_survive_is_named(ranks: Ranks, library: str) -> No
         pytest.skip(f"{library} is not installed")
     _, words = REFUSED[library]
     assert words in str(parent.problem)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_call"),
+    [
+        ("e8 10 20 30 40", True),  # call rel32
+        ("ff 15 10 20 30 40", True),  # call [rip+disp32]
+        ("41 ff d4", True),  # call r12
+        ("ff 50 18", True),  # call [rax+disp8]
+        ("ff 54 24 08", True),  # call [rsp+disp8]
+        ("66 0f 1f 44 00 00", False),  # the padding before a function
+        ("c3 cc cc cc cc", False),
+        ("ff e0", False),  # jmp rax
+    ],
+)
+def test_only_what_follows_a_call_is_a_return_address(code: str, is_call: bool) -> None:
+    """Pointers to functions of libnccl, in its thread-local data, were taken for its threads."""
+    before = bytes.fromhex(code).rjust(8, b"\x90")
+    assert (fork_safety._CALL.search(before) is not None) == is_call
 
 
 @pytest.mark.long

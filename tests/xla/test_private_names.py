@@ -16,7 +16,10 @@ from tests.drivers.ranks import Ranks, rehearse
 from tpunb.xla import private_names
 
 SIGNATURES = """
+_activate_preemption_sync_manager() -> None
 _check_tensor_need_materialization(list[torch.Tensor]) -> list[bool]
+_ensure_xla_coordinator_initialized(global_rank: int, world_size: int, master_addr: str, \
+master_port: str = '8547') -> None
 _from_dlpack(object) -> torch.Tensor
 _get_allow_execution() -> bool
 _get_graph_hash(list[torch.Tensor]) -> bytes
@@ -28,6 +31,7 @@ _get_tensors_handle(list[torch.Tensor]) -> list[int]
 _get_xla_tensors_text(list[torch.Tensor]) -> str
 _set_all_reduce_token(str, _XLAC.IrValue) -> None
 _set_allow_execution(bool) -> None
+_sync_point_reached(int) -> bool
 _to_dlpack(torch.Tensor) -> object
 _xla_all_gather(torch.Tensor, int, int, list, bool, Optional[int], Optional[bool]) -> torch.Tensor
 _xla_all_gather_coalesced(list[torch.Tensor], _XLAC.IrValue, int, int, list, bool) -> list
@@ -111,6 +115,7 @@ NO_FUNCTIONS = {
     "torch._to_cpu",
     "torch.distributed.rendezvous._rendezvous_handlers",
     "torch_xla.distributed.parallel_loader.ParallelLoader",
+    "torch_xla.amp.autocast_mode.xm",
     "torch_xla.runtime._ORDINAL",
     "torch_xla.runtime._WORLD_SIZE",
     "torch_xla.torch_xla.dist",

@@ -184,7 +184,9 @@ def test_in_one_of_several_ranks_it_is_refused(
     assert failure is not None
     assert (failure.type, failure.cell) == ("SpmdError", 2), failure
     assert "this is one of 2 processes" in failure.message
-    assert "--env XLA_USE_SPMD=1" in failure.message
+    assert "begin the train cell with `import torch_xla.runtime as xr; xr.use_spmd()`" in (
+        failure.message
+    )
 
 
 def test_a_prelude_of_several_ranks_that_switches_it_on_is_named(driver: Driver) -> None:

@@ -74,7 +74,7 @@ def result_card(of: RunResult) -> str:
     left_out = len(of.summary.curves) - status.MOST_METRICS
     returned = [f"returned: {', '.join(of.returns)}"] if of.returns else []
     return html.Card(
-        colour=status.COLOURS[of.state],
+        colour=status.colour_of(of),
         state=status.describe_end(of),
         facts=[of.name, of.cores(), duration(of.duration), *returned],
         aside=str(of.dir),

@@ -28,6 +28,8 @@ last lines of the rank that failed."""
 WINDOW = 1.0
 SETTLE = 0.05
 """Seconds that lines wait for equal lines of other ranks."""
+BURST = 2
+"""Writes that may follow each other at once: what tpunb notes does not hold up the first lines."""
 PATIENCE = 1.0
 """Seconds after which an unfinished line is shown as it is."""
 LAST_LINES = 20
@@ -117,6 +119,7 @@ class LogView:
         budget: OutputBudget,
         *,
         interval: float = 0.125,
+        burst: int = BURST,
         name: Callable[[Iterable[int]], str] = name_ranks,
     ) -> None:
         """`name`: what stands before the lines of ranks."""
@@ -124,11 +127,14 @@ class LogView:
         self._logs = logs
         self._budget = budget
         self._interval = interval
+        self._burst = burst
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._notes: list[str] = []
         self._pending: dict[int, _Pending] = {}
         self._since: float | None = None
         """When the oldest pending line came; None if none is pending."""
+        self._last: deque[float] = deque(maxlen=burst)
+        """Times of the last writes."""
         self._written: deque[tuple[float, int]] = deque()
         """Times and bytes of the writes within the window; the newest always stays."""
 
@@ -156,15 +162,21 @@ class LogView:
 
     def flush(self, now: float) -> None:
         """Write what is due. Call it often; it costs little when nothing is due."""
-        if self._since is None or now - self._since < SETTLE:
+        if self._since is None or (now - self._since < SETTLE and not self._all_have_written):
             return
-        if self._written and now - self._written[-1][0] < self._interval:
+        if len(self._last) == self._burst and now - self._last[0] < self._burst * self._interval:
             return
         allowed = RATE - RESERVE - self._used(now)
         pending = sum(lines.size for lines in self._pending.values())
         # What does not fit now may fit once the window is free.
         if self._budget.is_limited or pending <= allowed or allowed == RATE - RESERVE:
             self._emit(allowed, now)
+
+    @property
+    def _all_have_written(self) -> bool:
+        """Whether there are as many lines of each shown rank, so that none waits for another's."""
+        counts = {len(pending.lines) for pending in self._pending.values()}
+        return len(self._pending) == len(self._logs) and len(counts) == 1
 
     @property
     def count(self) -> int:
@@ -243,6 +255,7 @@ class LogView:
         if self._budget.room == 0:  # only the newest lines of all ranks can be seen
             for rank in self._pending:
                 self._hide(rank)
+        self._last.append(now)
         self._written.append((now, len(lines.encode())))
         self._notes, self._pending, self._since = [], {}, None
 

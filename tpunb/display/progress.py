@@ -100,14 +100,14 @@ def strip_times(line: str) -> str:
 def describe_wait(phase: Phase, elapsed: float) -> str:
     """How long a prelude still takes, `elapsed` seconds after its cell began; '' if unknown.
 
-    'about 18 s left' by what its cells took in the kernel; 'about 12 s' for the cell alone, if
-    one below it is not known; '31 s (took 12 s in the notebook)' for a cell that is late.
+    'about 18 s left' by what its cells took before; 'about 12 s' for the cell alone, if one below
+    it is not known; '31 s (took 12 s before)' for a cell that is late.
     """
     if phase.expected is None:
         return ""
     if elapsed >= max(phase.expected + 1, 1.25 * phase.expected):
         took = duration(phase.expected) if phase.expected >= 1 else "less than 1 s"
-        return f"{duration(elapsed)} (took {took} in the notebook)"
+        return f"{duration(elapsed)} (took {took} before)"
     if phase.rest is None:
         return f"about {duration(phase.expected)}" if phase.expected >= 1 else ""
     left = max(0.0, phase.expected - elapsed) + phase.rest

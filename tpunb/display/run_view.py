@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpunb.display import formatters, html, output_budget
 from tpunb.display.front_end import FrontEnd, ReplacedOutput, current_front_end
-from tpunb.display.log_view import LogView, TracebackFilter
+from tpunb.display.log_view import BURST, LogView, TracebackFilter
 from tpunb.display.output_budget import OutputBudget
 from tpunb.display.status import Status
 from tpunb.runs.directory import RunDir
@@ -18,7 +18,7 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
 from tpunb.utils import terminal
 
-# Ten messages a second in all: lines are either written, or the newest are replaced.
+# About ten messages a second in all: lines are either written, or the newest are replaced.
 LINES_EVERY = 0.125
 NEWEST_EVERY = 0.25
 STATUS_EVERY = 0.5
@@ -61,8 +61,8 @@ class RunView:
         batch = self._front.batch
         cost = output_budget.MESSAGE if batch else 0
         self._budget = OutputBudget(self._front.write, room=self._front.room, message=cost)
-        every = BATCH_LINES_EVERY if batch else LINES_EVERY
-        self._log = LogView(logs, self._budget, interval=every, name=spec.name_ranks)
+        every, burst = (BATCH_LINES_EVERY, 1) if batch else (LINES_EVERY, BURST)
+        self._log = LogView(logs, self._budget, interval=every, burst=burst, name=spec.name_ranks)
         self._newest: tuple[float, list[str]] = (-math.inf, [])
         """When the newest lines were last shown, and those lines."""
         self._tracebacks = TracebackFilter(run)
@@ -107,13 +107,14 @@ class RunView:
         of their ranks fold.
         """
         now = self._clock()
+        if self._due > -math.inf:  # the status is above the lines, so it comes first
+            self._log.flush(now)
         if now >= self._due:
             every = BATCH_EVERY if self._front.batch else STATUS_EVERY
             # Counted from when it was due, not from now, or each update would come a bit later.
             changed = self._publish(now)
             since = self._due if now - self._due < every else now
             self._due = since + every if changed else now + every / 4
-        self._log.flush(now)
         if now - self._newest[0] >= (BATCH_EVERY if self._front.batch else NEWEST_EVERY):
             self._show_newest(now)
 

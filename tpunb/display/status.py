@@ -35,7 +35,7 @@ from tpunb.runs.events import (
 )
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopCause, StopOrigin
-from tpunb.utils.terminal import join, paint
+from tpunb.utils.terminal import Style, join, paint
 from tpunb.utils.text import duration, fold
 
 MOST_METRICS = 6
@@ -50,6 +50,13 @@ COLOURS = {
     RunState.TIMED_OUT: _BAD,
     RunState.INTERRUPTED: _STOPPING,
 }
+
+
+def colour_of(result: RunResult) -> str:
+    """The colour of the card of a run that has ended: yellow too where a value is missing."""
+    return _STOPPING if result.lacks() else COLOURS[result.state]
+
+
 _RECONNECT = " · not updating? run %tpu_attach to reconnect"
 """No front end updates the outputs of a page that was opened again."""
 _WORDS = {RunState.TIMED_OUT: "stopped at the time-out", RunState.INTERRUPTED: "stopped"}
@@ -178,7 +185,7 @@ class Status:
         self._take_points(self._series.finish(whole=True))
         self._result = result
         self._has_traceback, self._has_link = traceback, link
-        self._colour = COLOURS[result.state]
+        self._colour = colour_of(result)
         self.unfinished = {}
 
     def leave(self, text: str) -> None:
@@ -202,7 +209,8 @@ class Status:
         """The most important facts in one line, for a terminal."""
         state = self._state()
         if self._result is not None:
-            state = paint(state, STATE_STYLES[self._result.state])
+            style = Style.ODD if self._result.lacks() else STATE_STYLES[self._result.state]
+            state = paint(state, style)
         facts = [*self._facts(), *self._newest(), *self._costs()]
         return join(" · ", [state, *facts, self._folder, self._time()])
 
@@ -445,7 +453,8 @@ def describe_end(result: RunResult) -> str:
     words = _WORDS.get(result.state, result.state)
     if result.state == RunState.FAILED and result.failure is not None:
         return _one_line(result.failure.headline())
-    return _one_line(f"{words} ({result.reason})" if result.reason else words)
+    reason = f" ({result.reason})" if result.reason else ""
+    return _one_line(f"{words}{reason}{result.lacks()}")
 
 
 def _one_line(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from tpunb.machine import machine, tpu
 from tpunb.runs.spec import Device
 from tpunb.xla import runtime
 
@@ -29,9 +30,25 @@ def user_set_pjrt_device(executed: Iterable[str]) -> bool:
     """
     if "PJRT_DEVICE" not in os.environ or _chosen:
         return False
-    if "torch_xla" not in sys.modules or b"PJRT_DEVICE=" in _ENVIRON.read_bytes():
+    if "torch_xla" not in sys.modules or _in_first_environment():
         return True
     return any("PJRT_DEVICE" in text or "set_device_type" in text for text in executed)
+
+
+def _in_first_environment() -> bool:
+    return b"PJRT_DEVICE=" in _ENVIRON.read_bytes()
+
+
+def cell_asks_for_missing_tpu() -> bool:
+    """True if a cell has set PJRT_DEVICE=TPU where there is none, as notebooks for a TPU do.
+
+    Then runs are rehearsals all the same. It is another matter if the kernel was started with it.
+    """
+    return (
+        os.environ.get("PJRT_DEVICE") == "TPU"
+        and not _in_first_environment()
+        and not tpu.on_the_bus(machine.root_of(os.environ))[0]
+    )
 
 
 def watch_device(shell: InteractiveShell) -> None:

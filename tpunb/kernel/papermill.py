@@ -235,8 +235,10 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 def _describe(result: RunResult) -> str:
     """One line: what ran, on what, how it ended, and its last metrics (reduced over ranks)."""
-    line = f"{result.name}: {result.state} on {result.cores()} in {result.duration:.1f} s"
+    ended = f"{result.state} on {result.cores()} in {result.duration:.1f} s{result.lacks()}"
     last: dict[str, float] = {}
     for row in metrics.reduce_rows(metrics.read_rows(result.dir / "metrics.jsonl"), whole=True):
         last |= metrics.values_of(row)
-    return " · ".join([line, *(f"{name} {value:.4g}" for name, value in last.items())])
+    return " · ".join(
+        [f"{result.name}: {ended}", *(f"{name} {value:.4g}" for name, value in last.items())]
+    )

@@ -27,8 +27,7 @@ from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
 from tpunb.notebook.convert.kernel_names import names_read
 from tpunb.notebook.convert.launches import with_call
-from tpunb.notebook.errors import LintError
-from tpunb.notebook.lint.findings import Finding
+from tpunb.notebook.lint.findings import Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
 from tpunb.runs.kernel_values import KernelValues
@@ -147,6 +146,8 @@ class RunRequest:
     """Those whose lines the cell shows."""
     vm: TpuVm | None = None
     """The machine that `--stop-when-done` shuts down."""
+    lacks_tpu: bool = False
+    """A cell asks for a TPU, and there is none."""
     notes_told: frozenset[str] = frozenset()
     """Notes on the notebook that an earlier run has said, and that say nothing of this one."""
     lint_told: bool = False
@@ -192,6 +193,8 @@ class RunRequest:
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
+        if self.lacks_tpu:
+            yield "PJRT_DEVICE=TPU is ignored: there is no TPU here, so this is a rehearsal on CPU"
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_told)
         yield from map(str, self.notebook.script.lacking)
         if not self.lint_told and (note := self.notebook.lint_note()):

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
 from tpunb.runs import directory, last_run, listing, returns, state
+from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
@@ -153,7 +154,7 @@ class Session:
     def environ(self) -> dict[str, str]:
         """The kernel's environment, without what tpunb itself has put there."""
         env = dict(os.environ)
-        if not self._user_chose_device():
+        if not self._user_chose_device() or device.cell_asks_for_missing_tpu():
             env.pop("PJRT_DEVICE", None)
         if debug.switched_spmd_on():
             env.pop(VARIABLE, None)
@@ -166,9 +167,14 @@ class Session:
         """Choose the kernel's own XLA device; what to tell the user (`device.choose_device`)."""
         return device.choose_device(wanted, set_by_user=self._user_chose_device())
 
-    def machine(self) -> Machine:
-        """This machine. Its metadata server is asked once: what it says stays as it is."""
+    def machine(self, requested: Mapping[str, str] | None = None) -> Machine:
+        """This machine; its device is the one that `--env` asks for.
+
+        Its metadata server is asked once: what it says stays as it is.
+        """
         env = self.environ()
+        if requested and "PJRT_DEVICE" in requested:
+            env["PJRT_DEVICE"] = requested["PJRT_DEVICE"]
         if self._metadata is None:
             self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENT)
         return machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
@@ -347,15 +353,17 @@ class Session:
                 "the working directory of this notebook's kernel was removed, and a run works in "
                 "it: change to another one with `%cd FOLDER`"
             ) from None
-        here, target = self.machine(), None
+        requested, target = dict(options.env), None
+        here = self.machine(requested)
         if options.on is not None:
             target = self._find_target(options, interrupts or Interrupts())
             here = target.machine(here)
+        if (refusal := environment.refused_variables(requested, here)) is not None:
+            raise UsageError(f"{options.written('env')} {refusal}")
         cores = self._choose_cores(here, options, target)
         _ranks_to_show(
             options.ranks, cores, options.written("ranks")
         )  # what is wrong in any run is said at once
-        requested = self._requested_environment(options, here)
         kernel = self.environ() if target is None else {}
         env = self._run_environment(here, requested) if target is None else dict(requested)
         vm = None
@@ -405,6 +413,7 @@ class Session:
                 options.ranks, cores if spmd is None else hosts, options.written("ranks")
             ),
             vm=vm,
+            lacks_tpu=target is None and device.cell_asks_for_missing_tpu(),
             notes_told=frozenset(self._notes_told),
             lint_told=_without_places(notebook.findings) == self._lint_told,
             resumed_from=resumed,
@@ -436,13 +445,6 @@ class Session:
         if options.cores is None:
             return self.defaults.cores or _checked(here, "all", written)
         return _checked(here, options.cores, written)
-
-    def _requested_environment(self, options: TrainOptions, here: Machine) -> dict[str, str]:
-        """What `--env` sets in the ranks."""
-        requested = dict(options.env)
-        if (refusal := environment.refused_variables(requested, here)) is not None:
-            raise UsageError(f"{options.written('env')} {refusal}")
-        return requested
 
     def _checkpoints(
         self, resume: str, notebook: Snapshot, target: Target | None = None
@@ -493,6 +495,8 @@ class Session:
             if request.call is not None:
                 _save_arguments(request.call, folder)
             spec = request.spec(folder.id)
+            blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
+            spec = replace(spec, blocks=blocks)
             if request.notebook.values is not None:
                 files.write_json(folder.kernel_values, request.notebook.values.to_json())
             script, kept_cells = request.notebook.script, kept.kept_snapshot(snapshot)

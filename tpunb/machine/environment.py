@@ -278,6 +278,11 @@ def _why(kernel: Mapping[str, str], asked: Mapping[str, str], cells: str | None)
 
 def refused_variables(asked: Mapping[str, str], machine: Machine) -> str | None:
     """Why variables of `--env` cannot be had; None if they can."""
+    if asked.get("PJRT_DEVICE") == "TPU" and not machine.chips:
+        return (
+            "PJRT_DEVICE=TPU: there is no TPU on this machine's PCI bus. Without it, the run is a "
+            "rehearsal on the CPU"
+        )
     if machine.device == "CPU" and asked.get(_DEVICES, "1") != "1":
         return (
             f"{_DEVICES}={asked[_DEVICES]}: a rank of a rehearsal has one device, and the process "

@@ -16,6 +16,7 @@ from typing import Any
 
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import Problem
+from tpunb.utils.errors import UV_INSTALL
 
 
 @dataclass(frozen=True)
@@ -133,11 +134,9 @@ def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPack
     wanted.append(f"'torch_xla[tpu]=={pair.torch_xla}'" if tpu else f"torch_xla=={pair.torch_xla}")
     if platform == "kaggle" and tpu:
         wanted.append(f"libtpu=={pair.libtpu}")
-    # Wheels for the CPU, as Colab's and Kaggle's TPU images have them: a tenth of the size of those
-    # with CUDA. pip finds them in an index of their own only; uv knows it by its name.
-    there = "--system" if platform in ("colab", "kaggle") else "--python python3"
-    install = f"uv pip install {there} --torch-backend=cpu"
-    return " ".join(["pip install uv && " + install, *wanted])
+    hosted = platform in ("colab", "kaggle")
+    install = UV_INSTALL.replace("--python python3", "--system") if hosted else UV_INSTALL
+    return " ".join([install, *wanted])
 
 
 def restart_step(platform: str) -> str:

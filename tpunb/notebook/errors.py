@@ -1,16 +1,8 @@
-"""Errors of reading, converting and checking a notebook."""
+"""Errors of reading and converting a notebook."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tpunb.utils.errors import TpunbError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tpunb.notebook.lint.findings import Finding
-
 
 COMMAND = "the command"
 """Where a path comes from that somebody has just typed."""
@@ -58,17 +50,3 @@ class ConversionError(TpunbError):
             place += f", line {self.line}"
         shown = f"\n    {self.source.strip()}" if self.source.strip() else ""
         return f"{place}: {self.reason}{shown}"
-
-
-class LintError(ConversionError):
-    """The run would surely fail, so it was not started."""
-
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        first = findings[0]
-        more = f" (and {len(findings) - 1} more like it)" if len(findings) > 1 else ""
-        reason = (
-            f"{first.message} [{first.rule}]{more}: {first.fix.rstrip('.')}. "
-            f"Nothing was started; `# tpunb: ignore[{first.rule}]` behind the line runs it anyway"
-        )
-        super().__init__(reason, first.cell, first.line, first.source)
-        self.findings = tuple(findings)

@@ -6,8 +6,11 @@ against the installed torch_xla 2.9 by a test.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from tpunb.utils.errors import UV_INSTALL
 
 ApiState = Literal["missing", "deprecated", "refused", "ignored", "legacy"]
 
@@ -201,7 +204,9 @@ MODULES: tuple[RemovedApi, ...] = (
         "torch_xla.experimental.pjrt_backend",
         "torch_xla.distributed.xla_backend",
         "legacy",
-        "Import `torch_xla.distributed.xla_backend`, and write `xla://` for `pjrt://`.",
+        "Import `torch_xla.distributed.xla_backend`, and write `xla://` for `pjrt://`. On a TPU v2 "
+        "or v3 use one core: there the old module patches torch.distributed for the threads of a "
+        "process, which neither torchrun nor a rank of tpunb has.",
     ),
     RemovedApi(
         "torch_xla.distributed.xla_dist",
@@ -254,10 +259,8 @@ VARIABLES: tuple[RemovedApi, ...] = (
 )
 """Environment variables. One that ends with an underscore stands for all that begin so."""
 
-_PAIR = (
-    "`uv pip install --torch-backend=cpu torch==2.9.0 'torch_xla[tpu]==2.9.0'`; Colab and Kaggle "
-    "have a pair installed."
-)
+INSTALL_PAIR = f"`{UV_INSTALL} torch==2.9.0 'torch_xla[tpu]==2.9.0'`"
+_PAIR = f"{INSTALL_PAIR}; Colab and Kaggle have a pair installed."
 
 COMMANDS: tuple[RemovedApi, ...] = (
     RemovedApi("env-setup.py", None, "missing", f"Install a pair that fits: {_PAIR}"),
@@ -277,7 +280,21 @@ COMMANDS: tuple[RemovedApi, ...] = (
 )
 """Pieces of shell lines that tell a command of that time."""
 
+ADDRESS_GONE = "TPU nodes are gone, and with them their addresses: the TPU is in this machine."
+_ADDRESS = re.compile(
+    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))",
+    re.IGNORECASE,
+)
+
 _BY_NAME = {row.old: row for row in NAMES}
+
+
+def is_node_address(text: str, around: str) -> bool:
+    """Whether a text is an address of a TPU node: `tpu_worker;0;10.0.0.2:8470`, `grpc://$TPU_ADDR`;
+    `grpc://` alone is one if what stands around it, where the rest comes from, names a TPU.
+    """
+    match = _ADDRESS.search(text)
+    return match is not None and (match["open"] is None or "tpu" in around.lower())
 
 
 def lookup_name(name: str) -> RemovedApi | None:

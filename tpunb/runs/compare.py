@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.state import read_result, read_spec, run_state
 from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.text import size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +29,7 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
     Columns: `name`, `state`, `cores`, `device`, `started` (UTC), `duration` (seconds; of an active
     run, so far), `resumed_from` (of `--resume`), `notebook` (its file), then `params.*`, and of
     each metric `best.*`, or `last.*` if its name does not say whether less or more of it is better.
+    Of a run with more than 20 MB of metrics these are left out, and a UserWarning names it.
     `params`: see `tpunb.runs.parameters.parameters`. `folder`: where `%tpu_setup --runs` says, or
     `runs` in the working directory.
     """
@@ -37,6 +40,13 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
     for run in directory.list_runs(place):
         with contextlib.suppress(OSError):  # it was removed a moment ago
             rows[run.id] = _row(run)
+    unread = [id for id, row in rows.items() if row.pop("unread", False)]
+    if unread:
+        warnings.warn(
+            f"no best values for {', '.join(unread)}: more than {size(summary.READ)} of metrics. "
+            "tpunb.plot() draws a part of them",
+            stacklevel=2,
+        )
     frame = pd.DataFrame.from_dict(rows, orient="index")
     fixed = ["name", "state", "cores", "device", "started", "duration"]
     fixed += ["resumed_from", "notebook"]
@@ -59,6 +69,8 @@ def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = Non
     selected = list(find_selected(which, place))
     if not which:
         selected = [run for run in directory.list_runs(place) if run.metrics.exists()]
+    for run in selected:
+        metrics.warn_if_spread(run.metrics, metrics.DRAWN)
     return figures.panels(dict(zip(_labels(selected), map(_metrics, selected), strict=True)))
 
 
@@ -74,7 +86,8 @@ def find_selected(which: Iterable[RunResult | str | pd.DataFrame], place: Path) 
 
 
 def _metrics(run: RunDir) -> pd.DataFrame:
-    return metrics.to_frame(metrics.read_rows(run.metrics), _started(run), reduced=True, whole=True)
+    rows = metrics.read_rows(run.metrics, metrics.DRAWN)
+    return metrics.to_frame(rows, _started(run), reduced=True, whole=True)
 
 
 def _labels(runs: list[RunDir]) -> list[str]:
@@ -114,6 +127,8 @@ def _row(run: RunDir) -> dict[str, Any]:
         row["resumed_from"] = spec.resumed_from
     row["notebook"] = records.read_dict(run.snapshot).get("path")
     row |= {f"params.{name}": value for name, value in parameters(run).items()}
+    if summary.has_more(run):
+        row["unread"] = True
     for best in metrics.best_values(summary.read_steps(run)):
         row[f"{'last' if best.last else 'best'}.{best.name}"] = best.value
     return row

@@ -31,7 +31,8 @@ class Phase:
     count: int | None = None
     """Of the prelude: how many cells it has."""
     expected: float | None = None
-    """Of the prelude: seconds that the cell took in the kernel; None if that is not known."""
+    """Of the prelude: seconds that the cell took before, in the kernel or in a run; None if that is
+    not known."""
     rest: float | None = None
     """Of the prelude: seconds that the cells below it took together, if all of them are known."""
 

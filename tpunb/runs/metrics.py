@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpunb.runs.events import Metric
 from tpunb.utils import files, records
+from tpunb.utils.text import size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,14 +74,38 @@ def parse_row(line: str) -> Row | None:
     return row if all(isinstance(v, float) or records.is_number(v) for v in values) else None
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, in their order; lines that are none are left out.
+MOST = 50_000_000
+"""Bytes of metrics that are read of a run: in about 5 s, and with half a gigabyte of memory."""
+
+
+DRAWN = 20_000_000
+"""Bytes of them for a figure, which has fewer points than they have rows."""
+
+
+def warn_if_spread(path: Path, most: int = MOST) -> None:
+    """Warn that of this file only parts are read."""
+    try:
+        length = path.lstat().st_size
+    except OSError:
+        return
+    if length > most:
+        warnings.warn(
+            f"{path} has {size(length)}: {size(most)} of it are read, in parts at equal distances",
+            stacklevel=3,
+        )
+
+
+def read_rows(path: Path, most: int = MOST) -> list[Row]:
+    """The rows of a file, in their order; lines that are none are left out. Of a file that has more
+    than `most` bytes, those of parts at equal distances.
 
     After a retry a step counts once: what earlier attempts recorded from the first step of a
     later attempt on is left out.
     """
     try:
-        rows = [row for line in files.read_lines(path) if (row := parse_row(line)) is not None]
+        rows = [
+            row for line in files.read_spread(path, most) if (row := parse_row(line)) is not None
+        ]
     except (FileNotFoundError, PermissionError):
         rows = []
     began: dict[int, int] = {}

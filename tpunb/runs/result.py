@@ -392,8 +392,10 @@ class RunResult(Printable):
 
         Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. With
         `reduced` a row per step, without `rank`: each metric over the ranks as `tpunb.log` was
-        told (`reduce=`, the mean by default). After a retry a step counts once.
+        told (`reduce=`, the mean by default). After a retry a step counts once. Of more than 50 MB
+        of metrics, parts at equal distances are read, with a UserWarning.
         """
+        metrics.warn_if_spread(self.dir / "metrics.jsonl")
         rows = metrics.read_rows(self.dir / "metrics.jsonl")
         return metrics.to_frame(rows, self.started, reduced=reduced)
 
@@ -410,7 +412,8 @@ class RunResult(Printable):
         unique = len(set(names)) == len(names)
         frames = {}
         for run in runs:
-            rows = metrics.read_rows(run.dir / "metrics.jsonl")
+            metrics.warn_if_spread(run.dir / "metrics.jsonl", metrics.DRAWN)
+            rows = metrics.read_rows(run.dir / "metrics.jsonl", metrics.DRAWN)
             frame = metrics.to_frame(rows, run.started, reduced=True, whole=True)
             frames[run.name if unique else run.dir.name] = frame
         return panels(frames)
@@ -450,7 +453,7 @@ class RunResult(Printable):
     def headline(self) -> str:
         """The end of the run in one line."""
         if self.state == RunState.SUCCEEDED:
-            return f"succeeded on {self.cores()} after {self.duration:.1f} s"
+            return f"succeeded on {self.cores()} after {self.duration:.1f} s{self.lacks()}"
         if self.state == RunState.FAILED and self.failure is not None:
             return self.failure.headline()
         reason = f" ({self.reason})" if self.reason else ""
@@ -464,6 +467,13 @@ class RunResult(Printable):
         if self.state == RunState.HUNG:
             lines.append(f"stacks of all ranks: {self.dir / 'attempts'}")
         return [*lines, *self._missing_returns(), *self._how_to_continue()]
+
+    def lacks(self) -> str:
+        """', but wieghts was not returned', of a run that succeeded; '' if nothing is missing."""
+        if self.state != RunState.SUCCEEDED or not self.returns_failed:
+            return ""
+        were = "were" if len(self.returns_failed) > 1 else "was"
+        return f", but {', '.join(self.returns_failed)} {were} not returned"
 
     def _missing_returns(self) -> list[str]:
         if self.state != RunState.SUCCEEDED and not self.returns:  # nobody expects values
@@ -483,7 +493,8 @@ class RunResult(Printable):
     def _what_happened(self) -> list[str]:
         failure = self.failure
         if self.state == RunState.SUCCEEDED:
-            return [paint(self.headline(), Style.GOOD, end=len("succeeded"))]
+            style = Style.ODD if self.lacks() else Style.GOOD
+            return [paint(self.headline(), style, end=len("succeeded"))]
         if failure is not None and self.state == RunState.HUNG:
             return [
                 paint_first_line(failure.message, Style.BAD),

@@ -184,7 +184,8 @@ class Block:
     number: int | None = None
     """The number to show for the cell (see Cell.number), or its position if it never ran."""
     seconds: float | None = None
-    """How long the cell took when it last ran in the kernel; None if that is not known."""
+    """How long the cell took when it last ran, in the kernel or, if that is not known, in a run;
+    None if neither is known."""
     origin: tuple[str, int] | None = None
     """Of a cell that ran in a prelude kept from another run: the file that it was compiled from,
     that run's script, and its first line there."""

@@ -58,11 +58,17 @@ def read_steps(run: RunDir, most: int = READ) -> list[Row]:
 
     None if there are more than `most` bytes to read.
     """
-    try:
-        small = run.metrics.lstat().st_size <= most
-    except OSError:
+    if has_more(run, most):
         return []
-    return metrics.reduce_rows(metrics.read_rows(run.metrics), whole=True) if small else []
+    return metrics.reduce_rows(metrics.read_rows(run.metrics), whole=True)
+
+
+def has_more(run: RunDir, most: int = READ) -> bool:
+    """Whether a run has more than `most` bytes of metrics."""
+    try:
+        return run.metrics.lstat().st_size > most
+    except OSError:
+        return False
 
 
 def _spent(

@@ -36,9 +36,11 @@ class DeviceBusyError(SetupError):
         return f"the TPU is held by {self.holder}, and a chip has one holder at a time: {self.fix}"
 
 
-INSTALL_XLA = "pip install uv && uv pip install --python python3 --torch-backend=cpu 'tpunb[xla]'"
-"""Brings torch and torch_xla. uv finds torch's wheels for the CPU by name; pip takes those with
-CUDA, which are ten times as large."""
+UV_INSTALL = "pip install uv && uv pip install --python python3 --torch-backend=cpu"
+"""Installs torch, or what needs it. uv finds torch's wheels for the CPU by name, as Colab's and
+Kaggle's TPU images have them; pip takes those with CUDA, which are ten times as large."""
+INSTALL_XLA = f"{UV_INSTALL} 'tpunb[xla]'"
+"""Brings torch and torch_xla."""
 
 
 class MissingPackageError(SetupError):

@@ -189,6 +189,28 @@ def read_lines(path: Path, newest: int | None = None) -> Iterator[str]:
         yield lines.rest.decode("utf-8", "replace")
 
 
+def read_spread(path: Path, most: int, parts: int = 200) -> Iterator[str]:
+    """The lines of a file; of one that has more than `most` bytes those of `parts` parts of it,
+    together about as long, at equal distances, the first and the last of the file among them.
+
+    A line that begins before a part is left out of it. Raises OSError.
+    """
+    with open(open_file(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+    if size <= most:
+        yield from read_lines(path)
+        return
+    length = most // parts
+    with open(open_file(path), "rb") as file:
+        for part in range(parts):
+            begin = (size - length) * part // (parts - 1)
+            file.seek(max(begin - 1, 0))
+            if begin:
+                file.readline(LONGEST)  # the rest of one, or the end of the line before
+            while file.tell() < begin + length and (line := file.readline(LONGEST)):
+                yield line.rstrip(b"\n").decode("utf-8", "replace")
+
+
 class Tail:
     """Follows a file that others append to: `read` gives what is new, as bytes."""
 

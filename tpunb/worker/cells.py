@@ -23,7 +23,12 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
 from tpunb.utils.files import write_json
 from tpunb.worker import replay, script_end
-from tpunb.xla.rehearsal.errors import CollectiveError, PeerLostError, WaitedTooLongError
+from tpunb.xla.rehearsal.errors import (
+    CollectiveError,
+    PeerLostError,
+    WaitedTooLongError,
+    is_of_torch_distributed,
+)
 
 MOST_FRAMES = 30
 """Of a traceback that are shown: half from its top, half from its end (deep recursions)."""
@@ -164,8 +169,13 @@ def describe_error(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str
         "traceback": "".join(_chain(error, lines)),
         # Not time.time: the user's code may have it stand still (freezegun).
         "time": time.clock_gettime(time.CLOCK_REALTIME),
-        "kind": FailureKind.PEER_LOST if type(error) in _PEER_LOST else FailureKind.EXCEPTION,
+        "kind": FailureKind.PEER_LOST if _is_peer_lost(error) else FailureKind.EXCEPTION,
     }
+
+
+def _is_peer_lost(error: BaseException) -> bool:
+    """Whether it follows from another rank's end, as far as its type and origin tell."""
+    return type(error) in _PEER_LOST or is_of_torch_distributed(error)
 
 
 def write_error(

@@ -13,12 +13,13 @@ import bisect
 import contextlib
 import ctypes
 import os
+import platform
+import re
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,6 +260,14 @@ def _tokenizers_has_threads() -> bool:
     )
 
 
+# x86-64's calls: relative, and by a register or memory (opcode FF, extension 2), without prefixes.
+_CALL = re.compile(
+    rb"(?:\xe8.{4}|\xff[\x10-\x13\x16\x17\xd0-\xd7]|\xff\x14.|\xff[\x50-\x53\x55-\x57].|\xff\x54.."
+    rb"|\xff[\x15\x90-\x93\x95-\x97].{4}|\xff\x94.{5})\Z",
+    re.DOTALL,
+)
+
+
 @dataclass(frozen=True)
 class _Thread:
     name: str
@@ -299,7 +308,8 @@ class _Memory:
     def library_of(self, task: str) -> str:
         """The path of the library whose code a waiting thread runs; "" if it cannot be seen.
 
-        It is the one that most of the code addresses on the thread's stack point into.
+        It is the innermost one, but for the system's, that a call on the thread's stack returns
+        to. Pointers to functions are there as well, and what was left by earlier calls.
         """
         try:
             fields = (_TASKS / task / "syscall").read_text().split()
@@ -307,19 +317,27 @@ class _Memory:
         except OSError:  # not every kernel, and not every container, shows them
             return ""
         starts = [first for first, _, _ in self._code]
-        found: Counter[str] = Counter()
         for address in array.array("Q", stack[: len(stack) // 8 * 8]):
             index = bisect.bisect(starts, address) - 1
-            if index >= 0 and address < self._code[index][1]:
-                found[self._code[index][2]] += 1
-        for path, _ in found.most_common():
-            if not any(name in path for name in self._SYSTEM):
+            if index < 0 or address >= self._code[index][1]:
+                continue
+            path = self._code[index][2]
+            if not any(name in path for name in self._SYSTEM) and self._is_return(address):
                 return path
         return ""
 
+    def _is_return(self, address: int) -> bool:
+        """Whether the instruction before an address is a call; on other processors, whether it
+        may be one.
+        """
+        if platform.machine() != "x86_64":
+            return True
+        return _CALL.search(self._read(address - 8, 8)) is not None
+
     def _stack(self, pointer: int) -> bytes:
         ends = [end for first, end in self._areas if first <= pointer < end]
-        if not ends:
-            return b""
+        return self._read(pointer, min(ends[0] - pointer, 1 << 18)) if ends else b""
+
+    def _read(self, address: int, size: int) -> bytes:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
-            return os.pread(memory.fileno(), min(ends[0] - pointer, 1 << 18), pointer)
+            return os.pread(memory.fileno(), size, address)

@@ -89,7 +89,7 @@ def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None
             if processes.fork_orphan(fork_safety.fork, tell) == 0:
                 orders.close()
                 processes.die_with_adopter(supervisor)
-                keeper = Keeper(reports, sockets, order.first_copy, supervisor)
+                keeper = Keeper(reports, sockets, order.first_copy, supervisor, runner.main)
                 runner.main(order, keeper, reports, None)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for each in sockets:

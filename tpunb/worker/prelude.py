@@ -19,6 +19,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from socket import socket
 from typing import Any, NoReturn
 
@@ -130,7 +131,12 @@ class Copy:
     """
 
     def __init__(
-        self, prelude: Prelude, reports: MessageWriter, supervisor: int, seconds: float
+        self,
+        prelude: Prelude,
+        reports: MessageWriter,
+        supervisor: int,
+        seconds: float,
+        run_on: RunOn,
     ) -> None:
         """Before the fork: what that changes or shares, and each run must find as it was.
 
@@ -140,6 +146,7 @@ class Copy:
         self._reports = reports
         self._supervisor = supervisor
         self._seconds = seconds
+        self._run_on = run_on
         self._modules = prelude.local_modules()
         self._folders = prelude.temporary_folders()
         # A fork reseeds this generator, unlike numpy's and torch's.
@@ -183,8 +190,6 @@ class Copy:
 
     def wait(self, orders: OrderChannel) -> NoReturn:
         """The life of a copy; it is the first process to go when memory runs out."""
-        from tpunb.worker import runner  # which imports this module
-
         try:
             self._prelude.in_copy = self
             # A handler that the cells have set may wait for any child.
@@ -209,8 +214,8 @@ class Copy:
                     continue
                 orders.close()
                 self._reports.send(RunnerForked(os.getpid()))
-                keeper = Keeper(self._reports, sockets, number + 1, self._supervisor)
-                runner.main(order, keeper, self._reports, self._prelude)
+                keeper = Keeper(self._reports, sockets, number + 1, self._supervisor, self._run_on)
+                self._run_on(order, keeper, self._reports, self._prelude)
         finally:
             os._exit(0)
 
@@ -229,13 +234,22 @@ class Keeper:
     """Leaves copies of a runner: after each of the first cells, then where it saves time."""
 
     def __init__(
-        self, reports: MessageWriter, sockets: list[socket], first: int, supervisor: int
+        self,
+        reports: MessageWriter,
+        sockets: list[socket],
+        first: int,
+        supervisor: int,
+        run_on: RunOn,
     ) -> None:
-        """One socket for each copy that may be left; the first copy's number is `first`."""
+        """One socket for each copy that may be left; the first copy's number is `first`.
+
+        `run_on` is what a copy does that becomes a runner.
+        """
         self._reports = reports
         self._sockets = sockets
         self._number = first
         self._supervisor = supervisor
+        self._run_on = run_on
         self._since = time.monotonic()
 
     def cell_ended(self, prelude: Prelude, check: ForkSafetyCheck, *, last: bool) -> None:
@@ -251,7 +265,7 @@ class Keeper:
     def _leave_copy(self, prelude: Prelude, check: ForkSafetyCheck, seconds: float) -> None:
         if not self._sockets:
             return
-        copy = Copy(prelude, self._reports, self._supervisor, seconds)
+        copy = Copy(prelude, self._reports, self._supervisor, seconds, self._run_on)
         own, number = self._sockets.pop(0), self._number
         self._number += 1
         stdio.flush_output()
@@ -275,6 +289,10 @@ class Keeper:
         for each in self._sockets:
             each.close()
         self._sockets.clear()
+
+
+RunOn = Callable[[ForkRunner, Keeper, MessageWriter, Prelude | None], NoReturn]
+"""`runner.main`: the way from an order to the end of its run."""
 
 
 def _is_local(file: str) -> bool:

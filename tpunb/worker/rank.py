@@ -21,7 +21,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.protocol import MessageWriter
 from tpunb.runs.spec import PhaseKind, Profile, RunSpec
-from tpunb.utils import files, processes
+from tpunb.utils import descriptors, files, processes
 from tpunb.worker import (
     cells,
     fork_safety,
@@ -135,6 +135,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
     task.cells.report_of_fork = partial(_report_error_of_fork, task=task)
+    descriptors.keep_own()
 
 
 def _watch_steps(task: Assignment) -> None:
@@ -186,6 +187,7 @@ def _work(task: Assignment) -> int:
         _report_error(error, task)
         return 130
     except BaseException as error:
+        device.explain_error(error, task.spec.device, task.spec.world_size)
         _report_error(error, task)
         return 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,7 +22,9 @@ def save_returns(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir
     report: dict[str, dict[str, str]] = {}
     for name in names:
         if name not in namespace:
-            report[name] = {"error": f"rank 0 has no variable {name!r} after the train cell"}
+            why = f"rank 0 has no variable {name!r} after the train cell"
+            near = difflib.get_close_matches(name, namespace, 1, 0.7)
+            report[name] = {"error": f"{why}; did you mean {near[0]}?" if near else why}
             continue
         path = run.returns / f"{name}.pt"
         try:

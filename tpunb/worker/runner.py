@@ -26,8 +26,8 @@ from tpunb.runs.protocol import (
     RunnerExits,
 )
 from tpunb.runs.spec import PhaseKind, RunSpec
-from tpunb.utils import cpus, env_vars, files
-from tpunb.worker import cells, elastic, fork_safety, kernel_values, rank, stdio
+from tpunb.utils import cpus, descriptors, env_vars, files
+from tpunb.worker import cells, elastic, fork_safety, kept_device, kernel_values, rank, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, OneHost, OneOfSeveral
 from tpunb.worker.prelude import Keeper, Prelude
@@ -85,6 +85,8 @@ def _run(
     if prelude is None:
         os.environ.clear()
         os.environ.update({**env, env_vars.RUN: str(run.path)})
+        if spec.device == "CPU":
+            kept_device.keep_cpu()
         if env.get("OMP_NUM_THREADS", "").isdigit():  # what the fork server loaded has not read it
             fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
         os.chdir(spec.cwd)
@@ -100,8 +102,10 @@ def _run(
         cpus.lower_priority()
     else:  # it may be a fork of a prelude that has run ahead
         cpus.restore_priority()
+    descriptors.keep_own()
     if order.replicate is None:
         problem = prelude.execute(run, spec, reports, keeper)
+        descriptors.note_users()
         if problem is not None:
             reports.send(PreludeNotForkable(problem))
             return 0

@@ -46,10 +46,11 @@ def prepare(*, spmd: bool = False) -> None:
             rank = int(os.environ["RANK"])
             install_rehearsal(rank, world_size, local_rank, local_world_size)
             refuse_in_ranks()
-    from tpunb.xla import device_count, loaders, runtime
+    from tpunb.xla import loaders, runtime, tpu_answers
 
     if os.environ["PJRT_DEVICE"] == "CPU":
-        device_count.count_cores(int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1)
+        cores = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
+        tpu_answers.answer_as_tpu(cores)
     runtime.start_before_backward()
     loaders.report_errors()
     launchers.redirect_launchers(int(os.environ.get("RANK", "0")))

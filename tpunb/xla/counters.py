@@ -7,8 +7,10 @@ counters are its own (see `private_names`). Importing this imports no torch_xla.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tpunb.xla import runtime
@@ -98,8 +100,26 @@ def graph_size() -> int:
     return int(sizes[2][-1][1]) if sizes and sizes[2] else 0
 
 
+_own_tensors = 0
+
+
 def tensors_created() -> int:
     """XLA tensors that operations have created; equal steps create equally many."""
+    return _all_tensors() - _own_tensors
+
+
+@contextlib.contextmanager
+def creating_own_tensors() -> Iterator[None]:
+    """A block in which tpunb itself creates some: they do not count."""
+    global _own_tensors
+    before = _all_tensors()
+    try:
+        yield
+    finally:
+        _own_tensors += _all_tensors() - before
+
+
+def _all_tensors() -> int:
     return _metrics().counter_value(CREATE_TENSOR) or 0
 
 

@@ -39,9 +39,9 @@ def prepare_device(
         if spmd_cores is not None:  # `begin` may come after the first device
             keep_compiled(local_rank, local_world_size)
         return
-    from tpunb.xla import device_count
+    from tpunb.xla import tpu_answers
 
-    device_count.count_cores(local_world_size)
+    tpu_answers.answer_as_tpu(local_world_size)
     spmd.prepare_spmd()
     if world_size > 1:
         from tpunb.xla.rehearsal.install import install_rehearsal
@@ -187,6 +187,14 @@ def finish_device(device: Device, world_size: int) -> None:
         from tpunb.xla.rehearsal.install import leave_rehearsal
 
         leave_rehearsal()
+
+
+def explain_error(error: BaseException, device: Device, world_size: int) -> None:
+    """Add to an error that has ended the train cell what this rank knows of the others."""
+    if device == "CPU" and world_size > 1:
+        from tpunb.xla.rehearsal.install import name_departed
+
+        name_departed(error, world_size)
 
 
 def leave_device(device: Device, world_size: int) -> None:

@@ -420,6 +420,20 @@ NAMES: tuple[Name, ...] = (
         "identity",
         "Lightning's accelerator='tpu' takes as many cores as this counts on the PCI bus",
     ),
+    Name(
+        "torch_xla.amp.autocast_mode",
+        "xm",
+        "identity",
+        "torch_xla.amp.autocast asks it whether the device is a TPU, and breaks off if not",
+    ),
+    *_each(
+        XLAC,
+        "identity",
+        "CheckpointManager has a service pass notices of preemption on, which none are here",
+        "_ensure_xla_coordinator_initialized",
+        "_activate_preemption_sync_manager",
+        "_sync_point_reached",
+    ),
 )
 
 

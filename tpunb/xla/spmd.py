@@ -18,9 +18,9 @@ from tpunb.utils.errors import SetupError, TpunbError
 VARIABLE = "XLA_USE_SPMD"
 """Set by `xr.use_spmd()`, and read by torch_xla at its first use of a device (2.8, 2.9)."""
 INSTEAD = (
-    "A run starts like this unless its cells show that they use SPMD: call `xr.use_spmd()` at the "
-    "top level of a cell, or give "
-    f"`%%tpu_train --env {VARIABLE}=1`"
+    "A run starts like this unless its cells show that they use SPMD, and scripts that they "
+    "execute (exec, runpy) and libraries do not count: begin the train cell with `import "
+    "torch_xla.runtime as xr; xr.use_spmd()`"
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tpunb.diagnostics.failure import diagnose
 from tpunb.diagnostics.failure.rules import rules
+from tpunb.machine import packages
 
 EXAMPLES = Path(__file__).parent / "examples"
 RULES = {rule.id: rule for rule in rules()}
@@ -106,6 +107,32 @@ def test_fixes_for_a_platform_are_possible_there(platform: str) -> None:
             text = " ".join(rule.steps(platform))
             assert not re.search(names, text), rule.id
             assert platform == "gcp" or not re.search(r"\b(?:sudo|gcloud|docker)\b", text), rule.id
+
+
+PLAIN_PIP = re.compile(r"pip install [^.;]*(?:\btorch==|\btorch_xla(?:\[tpu\])?==)")
+"""An install of torch that is not doctor's: pip alone loads CUDA with it."""
+
+
+@pytest.mark.parametrize("platform", [None, "colab", "kaggle", "gcp"])
+def test_torch_is_installed_as_doctor_says(platform: str | None) -> None:
+    have = packages.read_installed()
+    pair = packages.best_pair(platform or "", have.python)
+    assert pair is not None
+    command = packages.install_command(pair, platform or "", tpu=True, have=have)
+    for rule in ("abi-mismatch", "libtpu-missing", "libtpu-version-mismatch"):
+        if (rule, platform) != ("abi-mismatch", "kaggle"):  # the image's own pair stays there
+            assert f"`{command}`" in RULES[rule].steps(platform)[0]
+    assert command.startswith("pip install uv && uv pip install ")
+    assert "--torch-backend=cpu" in command
+    for each in RULES.values():
+        assert "{pair" not in " ".join(each.steps(platform))
+        for step in each.fixes.get(platform or "any", ()):
+            assert not PLAIN_PIP.search(step), each.id
+
+
+def test_a_plain_install_would_be_seen() -> None:
+    assert PLAIN_PIP.search("%pip install 'torch==2.9.0' 'torch_xla[tpu]==2.9.0', then restart")
+    assert PLAIN_PIP.search("%pip install 'torch_xla[tpu]==2.9.0'")
 
 
 def test_a_run_that_succeeded_has_no_cause() -> None:

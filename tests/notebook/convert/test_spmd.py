@@ -15,6 +15,9 @@ SETS = "cell [1] sets XLA_USE_SPMD"
 MARKS = "cell [1] uses mark_sharding(), which works in that mode only"
 WRAPS = "cell [1] uses FSDPv2, which works in that mode only"
 
+TENSOR = "from torch.distributed.tensor import distribute_tensor, init_device_mesh, Shard\n"
+SHARDS = "cell [1] calls distribute_tensor() for a mesh of 'xla'"
+
 PRELUDES = {
     XR + "xr.use_spmd()": CALLS,
     XR + "xr.use_spmd(auto=True)": CALLS,
@@ -40,6 +43,11 @@ PRELUDES = {
     XS + "for x in data:\n    xs.mark_sharding(x, mesh, (0,))": MARKS,
     "from torch_xla.experimental.xla_sharding import mark_sharding\nmark_sharding(x, m, s)": MARKS,
     FSDP + "SpmdFullyShardedDataParallel as FSDPv2\nmodel = FSDPv2(model, mesh=mesh)": WRAPS,
+    TENSOR + "mesh = init_device_mesh('xla', (4,))\ndistribute_tensor(x, mesh, [Shard(0)])": SHARDS,
+    TENSOR + "m = init_device_mesh(device_type='xla', mesh_shape=(4,))\n"
+    "distribute_tensor(x, m)": SHARDS,
+    TENSOR + "mesh = init_device_mesh('cpu', (4,))\ndistribute_tensor(x, mesh, [Shard(0)])": None,
+    TENSOR + "mesh = init_device_mesh('xla', (4,))": None,
     XR + "if spmd:\n    xr.use_spmd()": None,
     XR + "on = spmd and xr.use_spmd()": None,
     XR + "xr.use_spmd() if spmd else None": None,

@@ -31,7 +31,55 @@ def train(index):
 
 TRAIN = "%%tpu_train\ntorch_xla.launch(train)"
 
+ACCELERATED = """
+from accelerate import Accelerator, notebook_launcher
+def train():
+    accelerator = Accelerator()
+    for batch in loader:
+        loss = model(batch)
+        accelerator.backward(loss)
+        pass
+"""
+
+LIGHTNING = """
+import lightning as L
+class Net(L.LightningModule):
+    def training_step(self, batch, i):
+        loss = self(batch)
+        {0}
+        return loss
+"""
+
+FIT = "trainer = L.Trainer(accelerator='tpu')\ntrainer.fit(Net(), loader)"
+
+IGNITE = """
+import torch_xla
+from ignite.engine import Engine
+device = torch_xla.device()
+def update(engine, batch):
+    loss = model(batch)
+    loss.backward()
+    return {0}
+"""
+
 SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
+
+
+TIED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+        {tie}
+"""
+
+TIED_LOOP = """
+device = torch_xla.device()
+model = Net()
+model.to(device)
+for x in pl.MpDeviceLoader(loader, device):
+    model(x).sum().backward()
+"""
 
 
 def loop(*lines: str) -> str:
@@ -197,6 +245,23 @@ EXAMPLES: dict[str, Pair] = {
         [
             ("import os\nos.environ['PJRT_DEVICE'] = 'TPU'",),
             ("import os\nprint(os.environ.get('COLAB_TPU_ADDR'))",),
+        ],
+    ),
+    "node-address": (
+        [
+            ("import os\naddress = f\"grpc://{os.environ['TPU_NAME']}\"  # <-",),
+            ("resolver = Resolver('grpc://' + tpu_ip)  # <-",),
+            ("config = dict(address='grpc://10.240.1.2:8470')  # <-",),
+            ("servers = 'tpu_worker;0;10.0.0.2:8470'  # <-",),
+            ("!python train.py --tpu grpc://$TPU_ADDR",),
+            ("%env TPU_ADDR=grpc://10.0.0.2:8470",),
+        ],
+        [
+            ("import os\nos.environ['XRT_TPU_CONFIG'] = 'tpu_worker;0;10.0.0.2:8470'",),
+            ("exporter = Exporter('grpc://localhost:4317')",),
+            ("exporter = Exporter('grpc://' + host)",),
+            ("'grpc://10.0.0.2:8470 was the address of the TPU'",),
+            ("# !python train.py --tpu grpc://$TPU_ADDR",),
         ],
     ),
     "retired-command": (
@@ -615,9 +680,17 @@ for x, y in loader:
             (IMPORTS, loop("seen = model(x).cpu()  # <-"), TRAIN),
             (IMPORTS, loop("m = xm.mesh_reduce('loss', loss, sum)  # <-"), TRAIN),
             (IMPORTS, loop("if x is None:", "    continue", "print(loss.item())  # <-"), TRAIN),
+            (ACCELERATED.replace("pass", "print(loss)  # <-"), "notebook_launcher(train)"),
+            (ACCELERATED.replace("pass", "total = loss.item()  # <-"), "notebook_launcher(train)"),
+            (LIGHTNING.format("self.log('loss', loss.item())  # <-"), FIT),
+            (IGNITE.format("loss.item()  # <-"), "trainer = Engine(update)\ntrainer.run(loader)"),
         ],
         [
             (IMPORTS, loop("if step % 100 == 0:", "    print(loss.item())"), TRAIN),
+            (ACCELERATED.replace("pass", "print(loss)"), "train()"),  # on whatever there is
+            (LIGHTNING.format("self.log('loss', loss)"), FIT),
+            (LIGHTNING.format("if i % 50 == 0:\n            print(loss.item())"), FIT),
+            (LIGHTNING.format("print(loss.item())"), FIT.replace("accelerator='tpu'", "")),
             (IMPORTS, loop("if step % 100:", "    continue", "print(loss.item())"), TRAIN),
             (IMPORTS, loop("total += loss.detach()"), TRAIN),
             (IMPORTS, loop("xm.add_step_closure(print, args=(loss,))"), TRAIN),
@@ -691,6 +764,191 @@ class Net(nn.Module):
                 IMPORTS,
                 loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
                 "train(0)",
+            ),
+        ],
+    ),
+    "untied-weights": (
+        [
+            (IMPORTS, TIED.format(tie="self.head.weight = self.embedding.weight  # <-"), TIED_LOOP),
+            (
+                IMPORTS,
+                TIED.format(tie="self.tie()")
+                + "    def tie(self):\n        self.head.weight = self.embedding.weight  # <-",
+                "class Outer(nn.Module):\n    def __init__(self):\n        self.inner = Net()",
+                TIED_LOOP.replace("Net()", "Outer()"),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="pass"),
+                TIED_LOOP.replace(
+                    "model.to(device)",
+                    "model.head.weight = model.embedding.weight  # <-\nmodel.to(device)",
+                ),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight  # <-"),
+                "def main(model):\n    device = torch_xla.device()\n    model.to(device)\n"
+                "    for x in loader:\n        model(x).sum().backward()\n"
+                "model = Net()\nmain(model)",
+            ),
+            (
+                IMPORTS,
+                "from transformers import GPT2LMHeadModel",
+                TIED_LOOP.replace("Net()", "GPT2LMHeadModel.from_pretrained('gpt2')").replace(
+                    "to(device)", "to(device)  # <-"
+                ),
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight"),
+                TIED_LOOP.replace(
+                    "model.to(device)",
+                    "model.to(device)\nmodel.head.weight = model.embedding.weight",
+                ),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.tie()")
+                + "    def tie(self):\n        self.head.weight = self.embedding.weight",
+                TIED_LOOP.replace("model.to(device)", "model.to(device)\nmodel.tie()"),
+            ),
+            (
+                IMPORTS,
+                "from transformers import GPT2LMHeadModel",
+                TIED_LOOP.replace("Net()", "GPT2LMHeadModel.from_pretrained('gpt2')").replace(
+                    "to(device)", "to(device)\nmodel.tie_weights()"
+                ),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight"),
+                TIED_LOOP.replace("model.to(device)", "model.to('cpu')"),
+            ),
+            (
+                IMPORTS,
+                TIED.format(tie="self.head.weight = self.embedding.weight"),
+                "model = Net().to(torch_xla.device())\nprint(model(x))",
+            ),
+            (
+                IMPORTS,
+                "from transformers import LlamaForCausalLM",
+                TIED_LOOP.replace("Net()", "LlamaForCausalLM.from_pretrained('x')"),
+            ),
+        ],
+    ),
+    "torch-checkpoint": (
+        [
+            (
+                IMPORTS,
+                "from torch.utils.checkpoint import checkpoint",
+                "device = torch_xla.device()",
+                "def forward(x):\n    return checkpoint(layer, x, use_reentrant=False)  # <-",
+            ),
+            (
+                IMPORTS,
+                "import torch.utils.checkpoint as cp",
+                "device = torch_xla.device()",
+                "y = cp.checkpoint_sequential(layers, 2, x)  # <-",
+            ),
+            (
+                IMPORTS,
+                "from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')",
+                "model.gradient_checkpointing_enable()  # <-\nmodel.to(torch_xla.device())",
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                "from torch_xla.utils.checkpoint import checkpoint",
+                "device = torch_xla.device()",
+                "y = checkpoint(layer, x)",
+            ),
+            (
+                IMPORTS,
+                "try:\n    from torch_xla.utils.checkpoint import checkpoint\n"
+                "except ImportError:\n    from torch.utils.checkpoint import checkpoint",
+                "device = torch_xla.device()\ny = checkpoint(layer, x)",
+            ),
+            (IMPORTS, "from torch.utils.checkpoint import checkpoint\ncheckpoint(layer, x)"),
+        ],
+    ),
+    "frozen-batch-norm": (
+        [
+            (
+                IMPORTS,
+                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()  # <-",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "def freeze(m):\n    if 'BatchNorm' in type(m).__name__:\n        m.eval()  # <-\n"
+                "        m.weight.requires_grad = False\n        m.bias.requires_grad_(False)\n"
+                "model.apply(freeze)",
+                loop(),
+                TRAIN,
+            ),
+        ],
+        [
+            (IMPORTS, "model.eval()", loop(), TRAIN),
+            (
+                IMPORTS,
+                "for p in model.parameters():\n    p.requires_grad = False\n"
+                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "for m in model.modules():\n    if not isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
+                "        m.eval()",
+                "print(model(x.to(torch_xla.device())))",
+            ),
+        ],
+    ),
+    "biased-variance": (
+        [
+            (
+                IMPORTS,
+                "size = 16\nloader = DataLoader(data, batch_size=size)",
+                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))  # <-",
+                loop(),
+                TRAIN,
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=128)",
+                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=16)",
+                "model = nn.Sequential(nn.Conv1d(2, 2, 3), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=size())",
+                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
             ),
         ],
     ),
@@ -834,6 +1092,12 @@ if xm.is_master_ordinal():
         [
             (IMPORTS, "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-", loop()),
             (IMPORTS, "loader = DataLoader(data, 8, sampler=sampler)  # <-", loop()),
+            (
+                "from torch.utils.data import DataLoader",
+                "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-",
+                LIGHTNING.format("pass"),
+                FIT,
+            ),
         ],
         [
             (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)", loop()),

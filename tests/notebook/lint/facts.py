@@ -14,6 +14,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
+from torchvision.ops import FrozenBatchNorm2d
 
 warnings.simplefilter("ignore")
 device = torch_xla.device()
@@ -67,6 +68,45 @@ def cuda_bfloat16() -> None:
         pass
 
 
+def tied() -> list[bool]:
+    embedding, head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, head)
+    before = head.weight is embedding.weight
+    model.to(device)
+    return [before, head.weight is embedding.weight]
+
+
+def checkpointed(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    leaf = ones.clone().requires_grad_()
+    checkpoint(nn.Linear(2, 2).to(device), leaf, use_reentrant=reentrant).sum().backward()
+
+
+def checkpointed_by_xla() -> None:
+    from torch_xla.distributed.fsdp import checkpoint_module
+    from torch_xla.utils.checkpoint import checkpoint
+
+    leaf = ones.clone().requires_grad_()
+    layer = nn.Linear(2, 2).to(device)
+    checkpoint(layer, leaf, use_reentrant=True).sum().backward()
+    checkpoint_module(layer)(leaf).sum().backward()
+
+
+def through_batch_norm(norm: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), norm.requires_grad_(False).eval()).to(device)
+    model(ones.reshape(1, 1, 2, 2)).sum().backward()
+
+
+def variance_ratio() -> float:
+    norm = nn.BatchNorm1d(1, momentum=1.0).to(device)
+    values = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    norm(values.to(device))
+    assert norm.running_var is not None
+    return float(norm.running_var / values.var())
+
+
 def average() -> None:
     import torch.distributed as dist
 
@@ -94,6 +134,13 @@ json.dump(
         "changing-shape": list(ones[ones > 0].shape),
         "numpy": message(ones.numpy),
         "missing": [n for n in ("get_ordinal", "xrt_world_size") if not hasattr(xm, n)],
+        "untied-weights": tied(),
+        "torch-checkpoint": message(lambda: checkpointed(True)),
+        "torch-checkpoint without reentry": message(lambda: checkpointed(False)),
+        "checkpoint of torch_xla": message(checkpointed_by_xla),
+        "frozen-batch-norm": message(lambda: through_batch_norm(nn.BatchNorm2d(2))),
+        "FrozenBatchNorm2d": message(lambda: through_batch_norm(FrozenBatchNorm2d(2))),
+        "biased-variance": variance_ratio(),
         "reduce-average": message(average),
     },
     sys.stdout,

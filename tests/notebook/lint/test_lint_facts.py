@@ -21,6 +21,8 @@ FACTS = {
     "torch-save-on-xla": "xla:0",
     "load-to-xla": "RuntimeError: don't know how to restore data location",
     "reduce-average": "ValueError: Invalid reduce op",
+    "torch-checkpoint": "AttributeError: module 'torch' has no attribute 'xla'",
+    "frozen-batch-norm": "RuntimeError: The size of mean should be compatible with feature count",
 }
 
 
@@ -38,5 +40,9 @@ def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
     assert facts["cuda-bfloat16"].startswith("RuntimeError: Current CUDA Device does not support")
     assert facts["data-parallel"] == []
     assert facts["optimizer-before-device"] == ["cpu", "xla", False]
+    assert facts["untied-weights"] == [True, False]
+    assert facts["torch-checkpoint without reentry"] == facts["torch-checkpoint"]
+    assert facts["checkpoint of torch_xla"] == facts["FrozenBatchNorm2d"] == "no error"
+    assert facts["biased-variance"] == pytest.approx(0.75)
     assert facts["changing-shape"] == [4]
     assert facts["missing"] == ["get_ordinal", "xrt_world_size"]

@@ -299,6 +299,15 @@ RANK_0 = "xm.mesh_reduce('loss', 1, sum)"
         ("if xr.global_ordinal() == 0:\n    {}", True),
         ("me = xr.global_ordinal()\nif me == 0:\n    print(1)\n    {}", True),
         ("for epoch in range(3):\n    if xr.global_ordinal() == 0:\n        {}", True),
+        ("if not xr.global_ordinal():\n    {}", True),
+        ("if xr.global_ordinal() == 1:\n    {}", True),
+        ("if xr.global_ordinal() < 1:\n    {}", True),
+        ("with torch.no_grad():\n    if xr.global_ordinal() == 0:\n        {}", True),
+        ("def f(i):\n    if i == 0:\n        {}\ntorch_xla.launch(f)", True),
+        ("def f(i):\n    i = 0\n    if i == 0:\n        {}\ntorch_xla.launch(f)", False),
+        ("with suppress(OSError):\n    if xr.global_ordinal() == 0:\n        {}", False),
+        ("if xr.global_ordinal() >= 0:\n    {}", False),  # all of them
+        ("if xr.global_ordinal() > 1:\n    {}", False),
         ("if rank == 0:\n    {}", False),  # whatever that is
         ("if xr.global_ordinal() == 3:\n    {}", False),  # no rank may have it
         ("if xm.is_master_ordinal() and more:\n    {}", False),

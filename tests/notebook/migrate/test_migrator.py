@@ -9,6 +9,7 @@ from textwrap import dedent
 import nbformat
 import pytest
 
+from tests.notebook.lint.notebooks import found
 from tests.notebook.migrate.notebooks import migrated, notebook, sources
 from tpunb.errors import NotebookError
 from tpunb.notebook.migrate import migrate, migrate_text
@@ -195,6 +196,10 @@ def test_a_name_of_two_meanings_is_marked_once() -> None:
         ("address = os.environ.get('COLAB_TPU_ADDR')", "part of the machine"),
         ("os.system('python -m torch_xla.distributed.xla_dist')", "--worker=all"),
         ("!pip install torch==1.5.1 transformers", "needs torch 2.9"),
+        ("tpu = f\"grpc://{os.environ['TPU_NAME']}\"", "TPU nodes are gone"),
+        ("tpu = dict(address='grpc://10.0.0.2:8470')", "TPU nodes are gone"),
+        ("os.environ.update(XRT_TPU_CONFIG='tpu_worker;0;1.2.3.4:8470')", "TPU nodes are gone"),
+        ("!python train.py --tpu grpc://$TPU_ADDR", "TPU nodes are gone"),
     ],
 )
 def test_what_cannot_be_rewritten_is_marked(line: str, advice: str) -> None:
@@ -270,6 +275,17 @@ def test_setup_lines_become_comments_under_one_that_says_why() -> None:
     assert lines_left(third) == ["import os"]
 
 
+def test_a_pair_of_which_half_is_taken_out_is_none_in_the_first_run_either() -> None:
+    other = "!pip install torch==1.7.1 torchtext==0.8.0"
+    made = migrate(
+        notebook("!pip install https://x.org/tpu-pytorch/wheels/torch_xla-1.7-cp36.whl", other)
+    )
+    assert sources(made)[1].endswith(
+        f"needs torch 2.9: another in its place cannot be used with a TPU.\n{other}"
+    )
+    assert migrate(made.notebook).notebook == made.notebook
+
+
 def test_a_block_of_which_nothing_is_left_gets_a_pass() -> None:
     (cell,) = migrated(
         "if tpu:\n    !python env-setup.py \\\n       --version 1\nelse:\n    x = 1\n"
@@ -320,6 +336,17 @@ def test_the_server_update_of_2020_is_taken_out_but_for_what_is_used_elsewhere()
 def test_lines_of_a_shell_cell_are_taken_out() -> None:
     (cell,) = migrated("%%bash\nif true; then\n  python env-setup.py \\\n    --x 1\n  ls\nfi\n")
     assert lines_left(cell) == ["%%bash", "if true; then", "  ls", "fi"]
+
+
+def test_addresses_of_tpu_nodes_in_magics_and_shells() -> None:
+    magic, shell = migrated(
+        "%env TPU_ADDR=grpc://10.0.0.2:8470\n%env TRACES=grpc://localhost:4317",
+        "%%bash\npython train.py --tpu=grpc://$TPU_ADDR",
+    )
+    assert lines_left(magic) == ["%env TRACES=grpc://localhost:4317"]
+    assert lines_left(shell) == ["%%bash", "python train.py --tpu=grpc://$TPU_ADDR"]
+    assert shell.count("TPU nodes are gone") == 1
+    assert migrated(magic, shell) == [magic, shell]
 
 
 def test_a_command_for_all_hosts_is_named() -> None:
@@ -395,6 +422,15 @@ def test_a_node_of_nbformat_is_taken_as_well() -> None:
 def test_a_notebook_of_an_older_format_is_refused() -> None:
     with pytest.raises(NotebookError, match="nbconvert --to notebook"):
         migrate({"nbformat": 3, "worksheets": []})
+
+
+def test_what_only_the_old_backend_did_on_a_tpu_v2_or_v3_is_said() -> None:
+    cell = REWRITTEN["the backend of torch.distributed"][0]
+    report = migrate(notebook(cell)).report()
+    assert "pjrt:// → xla://; on a TPU v2 or v3, for one core only" in report
+    source = "import torch_xla.experimental.pjrt_backend as backend\nbackend.dist"
+    [finding] = [each for each in found(source) if each.rule == "old-name"]
+    assert "On a TPU v2 or v3 use one core" in str(finding.fix)
 
 
 def test_the_report_says_what_was_done_and_what_is_left() -> None:

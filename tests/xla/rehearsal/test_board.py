@@ -73,6 +73,7 @@ def test_all_who_write_at_once_agree(file: int) -> None:
                 board.add("sum", 1)
                 board.set(f"{number}-{step}", big[: step * 1000])
                 board.compare_set(f"first-{step}", "", str(number))
+                board.set(f"last-{number}", f"{step}" + big)
             os._exit(0)
         children.append(pid)
     boards = [Board(file, LIMIT) for _ in range(2)]
@@ -92,6 +93,53 @@ def test_all_who_write_at_once_agree(file: int) -> None:
     assert boards[0].add("sum", 0) == 400
     for number in range(4):
         assert boards[1].get(f"{number}-99") == big[:99_000].encode()
+        assert boards[1].get(f"last-{number}") == f"99{big}".encode()
+
+
+def test_what_is_overwritten_takes_no_room(file: int) -> None:
+    board, other, absent = (Board(file, LIMIT) for _ in range(3))
+    board.set("kept", "value")
+    board.set("deleted", "value")
+    board.delete_key("deleted")
+    for number in range(300):
+        board.set("wait/0", f"{number}" + "x" * 1_000_000)
+        other.set("wait/1", f"{number}" + "y" * 1_000_000)
+        assert board.check(["kept"])
+        assert not board.check(["deleted"])
+    assert os.fstat(file).st_blocks * 512 < 30_000_000  # of 600 MB
+    for reader in (board, other, absent, Board(file, LIMIT)):
+        assert reader.get("wait/0") == b"299" + b"x" * 1_000_000
+        assert reader.get("wait/1") == b"299" + b"y" * 1_000_000
+        assert reader.get("kept") == b"value"
+        assert reader.num_keys() == 3
+
+
+def test_one_who_reads_while_others_clean_up_misses_nothing(file: int) -> None:
+    board, ends = Board(file, LIMIT), threading.Event()
+    seen: list[list[int]] = [[], []]
+
+    def follow(index: int) -> None:
+        reader = Board(file, LIMIT)
+        while not ends.is_set():
+            number = reader.add("number", 0) if index else int(reader.get("number"))
+            assert reader.check(["fixed"])
+            seen[index].append(number)
+
+    board.set("fixed", "x" * 100_000)
+    board.set("number", "0")
+    threads = [threading.Thread(target=follow, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 2000):
+        board.set("number", f"{number}")
+        board.set("filler", f"{number}" + "x" * 20_000)
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert board._generation > 10  # it did clean up meanwhile
+    for numbers in seen:
+        assert numbers == sorted(numbers)
+        assert len(numbers) > 10
 
 
 def test_a_full_board_is_an_error_and_stays_readable(

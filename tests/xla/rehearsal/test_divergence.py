@@ -10,7 +10,7 @@ import pytest
 from tests.drivers.ranks import Ranks, rehearse
 from tests.support import Driver
 from tpunb.xla.rehearsal.call import Call
-from tpunb.xla.rehearsal.divergence import Outline, ProgramComparison, ProgramHashes
+from tpunb.xla.rehearsal.divergence import Names, Outline, ProgramComparison, ProgramHashes
 
 GRAPH = """IR {
   %0 = f32[17,784]{1,0} xla::device_data(), xla_shape=f32[17,784]{1,0}
@@ -178,6 +178,49 @@ def test_a_rank_whose_optimizer_steps_otherwise_is_named(
     assert re.search(r"ranks 0, 1: at line \d+ of .*: optimizer.step\(\)\n", told)
     assert re.search(rf"rank 2: {words}", told), told
     assert "This is collective 3 (after " in told
+
+
+ELSEWHERE = """\
+import os, torch, torch_xla
+import torch_xla.core.xla_model as xm
+rank, device = int(os.environ["RANK"]), torch_xla.device()
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.left(x) if rank == 1 else self.right(x).relu()
+model = Model().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    for step in range(3):
+        batch = torch.ones(2, 4, device=device) * step
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+train()
+"""
+
+
+@pytest.mark.slow
+def test_tensors_that_differ_are_named(driver: Driver) -> None:
+    seen = driver.run([], ELSEWHERE, ranks=3)
+    assert seen.result.state == "succeeded"
+    [names] = [line for line in seen.log if "by name" in line]
+    assert (
+        "by name: takes model.left.weight.grad, model.left.bias.grad, the others "
+        "model.right.weight.grad, model.right.bias.grad; reads nothing, the others "
+        "model.right.bias, model.right.weight"
+    ) in names
+
+
+def test_names_of_programs_that_differ() -> None:
+    many = Names([f"w{number}" for number in range(9)], ["x"])
+    assert Names().difference(Names()) == ""
+    assert many.difference(Names(["w0"], ["x", "y"])) == (
+        "takes w1, w2, w3, w4, w5, w6 and 2 more, the others nothing; reads nothing, the others y"
+    )
 
 
 def test_what_was_told_in_one_group_is_the_same_on_all_ranks_of_another() -> None:

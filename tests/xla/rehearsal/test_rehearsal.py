@@ -631,6 +631,34 @@ def test_what_is_not_rehearsed_says_so(ranks: Ranks) -> None:
     ranks.values(not_rehearsed, 2)
 
 
+def reduced_in_a_thread() -> list[float]:
+    rehearse()
+    import threading
+
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    device = torch_xla.device()
+    sums: list[float] = []
+
+    def reduce() -> None:
+        for number in range(100):
+            value = torch.full((3,), float(number), device=device)
+            sums.append(xm.all_reduce("sum", value * 2)[0].item())
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    while thread.is_alive():  # its collectives compute nothing of what is just being made here
+        assert (torch.ones(5, device=device) * 2).sum().item() == 10.0
+    return sums
+
+
+def test_a_thread_may_reduce_while_the_main_thread_computes(ranks: Ranks) -> None:
+    expected = [number * 4.0 for number in range(100)]
+    assert ranks.values(reduced_in_a_thread, 2) == [expected, expected]
+
+
 def in_a_child() -> str:
     rehearse()
     import torch

@@ -68,7 +68,7 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
     libraries, with line 1 for the line of the magic. Raises ConversionError for invalid syntax.
     """
     try:
-        from tpunb.xla import device_count, launchers
+        from tpunb.xla import launchers, tpu_answers
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "torch_xla"):
             raise
@@ -80,14 +80,14 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
     body, last = _compile(shell, cell)
     before = spmd.is_on(os.environ)
     no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
-    counting = device_count.counting_cores(1) if no_tpu else contextlib.nullcontext()
+    answers = tpu_answers.answering_as_tpu(1) if no_tpu else contextlib.nullcontext()
     try:
         traced = tracing(options.profile) if options.profile else contextlib.nullcontext()
         with (
             traced,
             _reporting(shell, options),
             launchers.calling_here(0),
-            counting,
+            answers,
             _no_crash(no_tpu),
         ):
             exec(body, shell.user_ns)

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from tpunb.diagnostics.failure.facts import Facts
 from tpunb.diagnostics.failure.log import LinePattern, PatternError, compile_pattern
+from tpunb.machine import packages
 from tpunb.utils.errors import TpunbError
 
 Kind = Literal["cause", "symptom", "slow"]
@@ -128,7 +129,21 @@ class Rule:
 
     def steps(self, platform: str | None) -> tuple[str, ...]:
         """What to do on this platform, in order."""
-        return self.fixes.get(platform or "any", self.fixes["any"])
+        steps = self.fixes.get(platform or "any", self.fixes["any"])
+        return tuple(_with_commands(step, platform or "") for step in steps)
+
+
+def _with_commands(step: str, platform: str) -> str:
+    """A step with the command by which `tpunb doctor` installs torch and torch_xla here, where it
+    has `{pair}` or, for machines without a TPU, `{pair without libtpu}`.
+    """
+    for mark, tpu in (("{pair}", True), ("{pair without libtpu}", False)):
+        if mark in step:
+            have = packages.read_installed()
+            pair = packages.best_pair(platform, have.python) or packages.PAIRS[0]
+            command = packages.install_command(pair, platform, tpu=tpu, have=have)
+            step = step.replace(mark, f"`{command}`")
+    return step
 
 
 @functools.cache

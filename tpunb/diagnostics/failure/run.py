@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tpunb.diagnostics.failure.engine import diagnose
 from tpunb.diagnostics.failure.facts import Facts
+from tpunb.diagnostics.failure.lint_cause import lint_cause
 from tpunb.machine import machine, tpu, tpu_users
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.platform import find_platform
@@ -24,10 +25,13 @@ MAX_BYTES = 20_000_000
 
 
 def diagnose_run(result: RunResult) -> list[Diagnosis]:
-    """The known causes of a run's failure, the likeliest first."""
-    return diagnose(
-        read_end(RunDir(result.dir).log), result.returncode, facts=observed_facts(result)
-    )
+    """The known causes of a run's failure, the likeliest first: what lint finds at its line comes
+    before what the log tells.
+    """
+    log = read_end(RunDir(result.dir).log)
+    known = diagnose(log, result.returncode, facts=observed_facts(result))
+    found = lint_cause(result)
+    return known if found is None else [found, *known]
 
 
 def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:

@@ -17,7 +17,7 @@ from tpunb.notebook.convert.names import Piece
 from tpunb.notebook.convert.statements import Function, ImportedNames
 from tpunb.xla import spmd
 
-_WORD = re.compile(r"spmd|xla_sharding|fsdp_v2", re.IGNORECASE)
+_WORD = re.compile(r"spmd|xla_sharding|fsdp_v2|distribute_(?:tensor|module)", re.IGNORECASE)
 """Every notebook that uses the mode has one of these in the name of a function or module."""
 
 SWITCHES = {
@@ -34,6 +34,17 @@ NEEDS = {
     f"{_FSDP}.SpmdFullyShardedDataParallel": "FSDPv2",
 }
 """Calls that raise where the mode is off (torch_xla 2.9: 'Please enable SPMD via …')."""
+DTENSOR = {
+    f"torch.distributed.{module}.{name}"
+    for module in ("tensor", "_tensor")
+    for name in ("distribute_tensor", "distribute_module")
+}
+"""On a mesh of 'xla' torch passes these to torch_xla, which switches the mode on (torch 2.9)."""
+_MESHES = {
+    f"torch.distributed.{name}"
+    for module in ("", "device_mesh.", "tensor.", "_tensor.")
+    for name in (f"{module}init_device_mesh", f"{module}DeviceMesh")
+}
 LAUNCHERS = {
     "torch_xla.launch",
     "torch_xla.distributed.xla_multiprocessing.spawn",
@@ -55,13 +66,20 @@ def spmd_reason(cells: Sequence[Piece]) -> str | None:
         trees = [ast.parse(cell.source) for cell in cells]
     run = _Run(trees)
     needs = None
+    has_mesh = False
     for cell, tree in zip(cells, trees, strict=True):
         for node in run.surely(tree):
             if what := run.switch(node):
                 return f"cell [{cell.number}] {what}"
             name = run.imports.dotted(node.func) if isinstance(node, ast.Call) else ""
-            if name in NEEDS and needs is None:
+            has_mesh = has_mesh or (name in _MESHES and _first_argument(node) == "xla")
+            if needs is not None:
+                continue
+            if name in NEEDS:
                 needs = f"cell [{cell.number}] uses {NEEDS[name]}, which works in that mode only"
+            elif name in DTENSOR and has_mesh:
+                what = name.rpartition(".")[2]
+                needs = f"cell [{cell.number}] calls {what}() for a mesh of 'xla'"
     return needs
 
 
@@ -129,6 +147,15 @@ _FUNCTION = ("fn", "function")
 
 def _sets(value: ast.expr) -> str | None:
     return f"sets {spmd.VARIABLE}" if spmd.parse_flag(_text(value)) else None
+
+
+def _first_argument(call: ast.AST) -> str:
+    arguments = (
+        [*call.args, *(w.value for w in call.keywords if w.arg == "device_type")]
+        if (isinstance(call, ast.Call))
+        else []
+    )
+    return _text(arguments[0]) if arguments else ""
 
 
 def _text(node: ast.expr) -> str:

@@ -1,10 +1,12 @@
-"""A finding of lint: where in the notebook, what is wrong, and what to do."""
+"""A finding of lint: where in the notebook, what is wrong, and what to do; and the error of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tpunb.notebook.errors import ConversionError
 from tpunb.utils.terminal import Style, join, paint
 
 Severity = Literal["error", "warning", "hint"]
@@ -55,3 +57,17 @@ class Finding:
         head = join("", [f"cell [{self.cell}], line {self.line}: ", severity, end])
         source = [f"    {self.source.strip()}"] if self.source.strip() else []
         return join("\n", [head, *source, paint(f"  → {self.fix}", Style.STRONG, end=4)])
+
+
+class LintError(ConversionError):
+    """The run would surely fail, so it was not started."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        first = findings[0]
+        more = f" (and {len(findings) - 1} more like it)" if len(findings) > 1 else ""
+        reason = (
+            f"{first.message} [{first.rule}]{more}: {first.fix.rstrip('.')}. "
+            f"Nothing was started; `# tpunb: ignore[{first.rule}]` behind the line runs it anyway"
+        )
+        super().__init__(reason, first.cell, first.line, first.source)
+        self.findings = tuple(findings)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpunb.notebook.lint.names import NameTable, argument, call, compared, dotted, last_part
+from tpunb.notebook.lint.frameworks import ACCELERATE, FRAMEWORKS, PACKAGES, Framework
+from tpunb.notebook.lint.names import (
+    NameTable,
+    argument,
+    call,
+    compared,
+    dotted,
+    last_part,
+    literal,
+)
 from tpunb.notebook.lint.walk import LOOPS, DefinedFunction, Frame, ParsedCell, Site, Sites
 
 XM = "torch_xla.core.xla_model"
@@ -20,12 +29,6 @@ LAUNCHERS = {
     "accelerate.notebook_launcher",
     "accelerate.launchers.notebook_launcher",
 }
-FRAMEWORKS = {
-    *("accelerate", "pytorch_lightning", "lightning", "fastai", "fastai2", "catalyst", "poutyne"),
-    *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),
-}
-"""Packages that reduce gradients, mark steps and shard data themselves."""
-TRAINERS = {"transformers.Trainer", "transformers.Seq2SeqTrainer", "transformers.trainer.Trainer"}
 DEVICES = {
     "torch_xla.device",
     f"{XM}.xla_device",
@@ -221,9 +224,23 @@ class NotebookIndex:
     @cached_property
     def runs_on_tpu(self) -> bool:
         """Whether anything says that the notebook is for a TPU: torch_xla, a train cell, a
-        launcher.
+        launcher, Lightning's `accelerator="tpu"`.
         """
-        return self.xla or self.has_train or bool(self.launches)
+        return self.xla or self.has_train or bool(self.launches) or self._asks_for_tpu
+
+    @cached_property
+    def _asks_for_tpu(self) -> bool:
+        return any(
+            word.arg in ("tpu_cores", "num_tpu_cores") or literal(word.value) in ("tpu", "xla-tpu")
+            for name in ("Trainer", "Fabric", "Parallel")
+            for site in self.called.get(name, ())
+            for word in call(site).keywords
+        )
+
+    @cached_property
+    def on_device(self) -> bool:
+        """Whether it trains on an XLA device, its own or one that a framework chooses."""
+        return bool(self.xla and self.device_uses) or (self.managed and self.runs_on_tpu)
 
     @cached_property
     def device_uses(self) -> list[Site]:
@@ -245,7 +262,7 @@ class NotebookIndex:
     @cached_property
     def managed(self) -> bool:
         """Whether a framework does the training loop's work on several cores."""
-        return self.imports(*FRAMEWORKS) or any(name in self.named for name in TRAINERS)
+        return self.imports(*PACKAGES) or bool(self.fits)
 
     @cached_property
     def launches(self) -> list[Site]:
@@ -331,8 +348,32 @@ class NotebookIndex:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """The innermost loops that train, in order."""
-        return _training_loops(self)
+        """The innermost loops that train, in order, and the steps of loops in frameworks."""
+        return [*_training_loops(self), *_steps(self)]
+
+    @cached_property
+    def fits(self) -> list[Fit]:
+        """The calls of frameworks that train: `trainer.fit(…)`."""
+        return list(_fits(self, FRAMEWORKS))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether it has a training loop, in its cells or in a framework."""
+        return bool(self.loops or self.fits)
+
+    @cached_property
+    def backward_by_accelerate(self) -> list[Fit]:
+        """The calls like `accelerator.backward(loss)`."""
+        return list(_fits(self, [ACCELERATE]))
+
+    @cached_property
+    def bases(self) -> dict[str, list[ast.expr]]:
+        """The classes of the notebook, and what they are made of."""
+        return {
+            site.node.name: site.node.bases
+            for site in self.sites.classes
+            if isinstance(site.node, ast.ClassDef)
+        }
 
     def device_loader(self) -> bool:
         """Whether the notebook loads batches through torch_xla's own loaders."""
@@ -375,7 +416,9 @@ class NotebookIndex:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop that trains: `backward` is called in it, perhaps in a function that it calls."""
+    """A loop that trains: `backward` is called in it, perhaps in a function that it calls. Or a
+    function that a framework calls in each step.
+    """
 
     frame: Frame
     """The loop's body."""
@@ -386,6 +429,7 @@ class Loop:
 
     @property
     def node(self) -> ast.For | ast.AsyncFor | ast.While:
+        """The loop, where it is one of the notebook's own."""
         node = self.frame.node
         assert isinstance(node, ast.For | ast.AsyncFor | ast.While)
         return node
@@ -401,6 +445,17 @@ def _training_loops(notebook: NotebookIndex) -> list[Loop]:
         Loop(frame, tuple(inside[key]), tuple(_calls_reached(notebook, inside[key])))
         for key, frame in loops.items()
     ]
+
+
+def _steps(notebook: NotebookIndex) -> list[Loop]:
+    """The functions that a framework calls in each step, as loops."""
+    loops = []
+    for function in _step_functions(notebook):
+        if function.calls:
+            *_, body = function.calls[0].frame.outward()
+            sites = tuple(function.calls)
+            loops.append(Loop(body, sites, tuple(_calls_reached(notebook, sites))))
+    return loops
 
 
 def _loops_around(
@@ -444,3 +499,75 @@ def _calls_reached(notebook: NotebookIndex, sites: Iterable[Site]) -> list[Site]
                 calls += function.calls
                 todo += function.calls
     return calls
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A call that trains in a framework."""
+
+    site: Site
+    framework: Framework
+
+
+def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[Fit]:
+    """The calls that train: `trainer.train()`, `trainer.fit(…)`, `trainer.run(loader)`,
+    `learn.fit_one_cycle(…)`.
+    """
+    for framework in frameworks:
+        if notebook.imports(*framework.packages):
+            for name in framework.methods:
+                for site in notebook.called.get(name, ()):
+                    function = call(site).func
+                    if isinstance(function, ast.Attribute) and _is_made(
+                        notebook, function.value, site, framework
+                    ):
+                        yield Fit(site, framework)
+
+
+def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
+    """The calls that made what trains, as far as they are seen."""
+    function = call(fit.site).func
+    name = dotted(function.value) if isinstance(function, ast.Attribute) else ""
+    values = notebook.values(name, fit.site.frame) if name else []
+    return [
+        value
+        for value in values
+        if isinstance(value.node, ast.Call)
+        and _makes(notebook, value.node.func, value, fit.framework)
+    ]
+
+
+def _is_made(notebook: NotebookIndex, node: ast.expr, site: Site, framework: Framework) -> bool:
+    """Whether an expression is what a framework trains with."""
+    if isinstance(node, ast.Call):
+        return _makes(notebook, node.func, site, framework)
+    if not (name := dotted(node)):
+        return False
+    values = notebook.values(name, site.frame)
+    if values:
+        return any(
+            isinstance(value.node, ast.Call) and _makes(notebook, value.node.func, value, framework)
+            for value in values
+        )
+    return name.rpartition(".")[2].lower() in framework.usual
+
+
+def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Framework) -> bool:
+    """Whether a class or function is the framework's, or a class of the notebook made of it."""
+    name = last_part(maker)
+    if name in notebook.bases:
+        return any(_makes(notebook, base, site, framework) for base in notebook.bases[name])
+    full = notebook.full(maker, site)
+    known = not full or full.partition(".")[0] in framework.packages
+    return known and name not in notebook.functions and framework.makes(name)
+
+
+def _step_functions(notebook: NotebookIndex) -> Iterator[DefinedFunction]:
+    """The functions of the notebook that a framework calls in each step."""
+    for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
+        yield from (f for f in notebook.functions.get(name, ()) if f.method_of is not None)
+    for site in notebook.calls_of("ignite.engine.Engine", "ignite.engine.engine.Engine"):
+        for given in call(site).args[:1]:
+            for function in notebook.functions.get(last_part(given), ()):
+                if any(last_part(call(one).func) == "backward" for one in function.calls):
+                    yield function

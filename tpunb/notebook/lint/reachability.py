@@ -16,6 +16,12 @@ from tpunb.notebook.lint.walk import DefinedFunction, Site
 
 EXITS = {"exit", "quit", "sys.exit", "os._exit", "os.abort", "os.execv", "os.kill"}
 
+TRANSPARENT = {
+    *("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "torch.autocast"),
+    "torch_xla.step",
+}
+"""Context managers that swallow no error."""
+
 
 class Reachability:
     """What a run of the snapshot's train cell certainly executes."""
@@ -55,9 +61,16 @@ class Reachability:
             if isinstance(node, ast.For) and frame.part == "body":
                 if not self._repeats(node, site) or _jumps(node, site):
                     return False
+            elif isinstance(node, ast.With):
+                if not all(self._only_enters(item.context_expr, site) for item in node.items):
+                    return False
             elif not isinstance(node, ast.Module | ast.ClassDef | Function):
                 return False
         return True
+
+    def _only_enters(self, node: ast.expr, site: Site) -> bool:
+        """Whether a context manager lets every error of its block through."""
+        return isinstance(node, ast.Call) and self._notebook.full(node.func, site) in TRANSPARENT
 
     def _repeats(self, loop: ast.For, site: Site) -> bool:
         """Whether a loop surely has a step: `range(3)`, or `range(epochs)` with `epochs = 3`."""

@@ -216,6 +216,8 @@ class DefinedFunction:
     parameters: list[str]
     locals: set[str] = field(default_factory=set)
     """Names that it binds, besides those that it imports."""
+    stored: set[str] = field(default_factory=set)
+    """Of these the ones that it assigns, its parameters not among them otherwise."""
     calls: list[Site] = field(default_factory=list)
     loads: set[str] = field(default_factory=set)
 
@@ -323,6 +325,7 @@ class Sites:
             self.stored.add(name)
             if function is not None:
                 function.locals.add(name)
+                function.stored.add(name)
 
 
 def _fields() -> dict[type, tuple[str, ...]]:

@@ -13,38 +13,39 @@ import os
 import struct
 import threading
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from enum import IntEnum
 
 from torch._C._distributed_c10d import Store
 
 PAUSE = 0.002
 """Seconds between two looks of a rank that waits for a key."""
-_RECORD = struct.Struct("<B16sIII")
-"""Kind, mark, and the lengths of key, value and expected value, which follow."""
-
+_RECORD = struct.Struct("<?II")
+"""Whether the key is deleted, and the lengths of key and value, which follow."""
 
 ROOM = 1 << 28
-"""Bytes. Pages that nobody has written to take no memory."""
+"""Bytes of each half of the memory. Pages that nobody has written to take none."""
 _BEGIN = 8
+_GENERATION = 1 << 32
+"""The memory begins with one number: a count of these, and how many bytes of records there are."""
+_SLACK = 1 << 20
+"""Bytes of overwritten records that are not worth cleaning up."""
 
-
-class _Kind(IntEnum):
-    SET = 0
-    ADD = 1
-    COMPARE_SET = 2
-    DELETE = 3
+_Change = Callable[[bytes | None], bytes | None]
+"""What becomes of a value; None where the key is not there."""
 
 
 class Board(Store):
     """A store on the memory file with descriptor `file`, inherited by all ranks.
 
-    Ranks append records, one at a time, and all read them in that order, so they agree on the
-    result of each. Readers take no lock: 64 ranks that wait for each other with FileStore, where
-    they do, took 42 s. The memory is mapped, not read as a file: the system may give zeros for a
-    page that another process is just appending.
+    A rank that changes something locks, reads what it has not read yet, and appends a record: all
+    read them in one order. Readers take no lock: 64 ranks that wait for each other with
+    FileStore, where they do, took 42 s. The memory is mapped, not read as a file: the system may
+    give zeros for a page that another process is just appending.
+
+    When most records have been overwritten, the rank that appends next writes those that count to
+    the other half of the memory, and all go on there: so ranks may tell each other where they
+    wait for weeks.
     """
 
     def __init__(self, file: int, timeout: timedelta) -> None:
@@ -52,44 +53,54 @@ class Board(Store):
         self._timeout = timeout
         # Opened again, because locks of one opening do not exclude each other.
         self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
-        os.truncate(self._file, ROOM)
-        self._memory = mmap.mmap(self._file, ROOM)
-        self._end = memoryview(self._memory)[:_BEGIN].cast("Q")
-        """One number: where the next record begins, relative to the first."""
+        os.truncate(self._file, _BEGIN + 2 * ROOM)
+        self._memory = mmap.mmap(self._file, _BEGIN + 2 * ROOM)
+        self._head = memoryview(self._memory)[:_BEGIN].cast("Q")
         self._lock = threading.RLock()
+        self._generation = 0
         self._offset = 0
+        """How many bytes of this generation's records have been read."""
+        self._most = _SLACK
+        """So many bytes of records, and it is time to clean up."""
         self._values: dict[str, bytes] = {}
-        self._results: dict[bytes, bytes] = {}
-        """What this rank's own records have led to, by their mark."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._append(_Kind.SET, key, _bytes(value))
+        self._change(key, lambda before: _bytes(value))
 
     def get(self, key: str) -> bytes:
         """The value of a key. Waits for it; TimeoutError after the store's time-out."""
         self.wait([key])
-        return self._values[key]
+        with self._lock:
+            return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._append(_Kind.ADD, key, str(amount).encode()))
+        _, after = self._change(key, lambda before: str(int(before or b"0") + amount).encode())
+        return int(after or b"0")
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._append(_Kind.COMPARE_SET, key, _bytes(desired), _bytes(expected))
+        wanted = _bytes(expected)
+        _, after = self._change(
+            key, lambda before: _bytes(desired) if (before or b"") == wanted else before
+        )
+        return wanted if after is None else after
 
     def delete_key(self, key: str) -> bool:
-        return self._append(_Kind.DELETE, key) == b"1"
+        before, _ = self._change(key, lambda before: None)
+        return before is not None
 
     def num_keys(self) -> int:
-        self._read()
-        return len(self._values)
+        with self._lock:
+            self._read()
+            return len(self._values)
 
     # By these names torch calls them from C++ (2.8, 2.9).
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
     def check(self, keys: Sequence[str]) -> bool:
-        self._read()
-        return all(key in self._values for key in keys)
+        with self._lock:
+            self._read()
+            return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there; TimeoutError after `timeout`, or the store's own."""
@@ -100,53 +111,78 @@ class Board(Store):
                 raise TimeoutError(f"wait timeout after {timeout}, keys: {', '.join(keys)}")
             time.sleep(PAUSE)
 
-    def _append(self, kind: _Kind, key: str, value: bytes = b"", expected: bytes = b"") -> bytes:
-        mark, name = uuid.uuid4().bytes, key.encode()
-        lengths = len(name), len(value), len(expected)
-        record = _RECORD.pack(kind, mark, *lengths) + name + value + expected
+    def _change(self, key: str, change: _Change) -> tuple[bytes | None, bytes | None]:
+        """The value of a key before and after a change of it."""
         with self._lock:
             fcntl.flock(self._file, fcntl.LOCK_EX)  # a rank that is killed leaves it
             try:
-                begin = _BEGIN + self._end[0]
-                if begin + len(record) > ROOM:
-                    raise OSError(f"the ranks have told each other more than {ROOM >> 20} MB")
-                self._memory[begin : begin + len(record)] = record
-                self._end[0] += len(record)
+                self._read()
+                before = self._values.get(key)
+                after = change(before)
+                if after != before:
+                    self._append(_record(key, after))
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._results[mark] = b""
-            self._read()
-            return self._results.pop(mark)
+            return before, after
+
+    def _append(self, record: bytes) -> None:
+        if self._offset + len(record) > min(self._most + len(record), ROOM):
+            self._clean_up()
+        if self._offset + len(record) > ROOM:
+            raise OSError(f"the ranks have told each other more than {ROOM >> 20} MB")
+        begin = self._begin() + self._offset
+        self._memory[begin : begin + len(record)] = record
+        self._head[0] += len(record)
+        self._read()
+
+    def _clean_up(self) -> None:
+        """Begin the next generation, with the records that count."""
+        records = b"".join(_record(key, value) for key, value in self._values.items())
+        begin = self._begin(self._generation + 1)
+        self._memory[begin : begin + len(records)] = records
+        self._head[0] = (self._generation + 1) * _GENERATION + len(records)
+        self._read()
+
+    def _begin(self, generation: int | None = None) -> int:
+        """Where the records of a generation are: each uses the half that the last one did not."""
+        generation = self._generation if generation is None else generation
+        return _BEGIN + generation % 2 * ROOM
 
     def _read(self) -> None:
         """Read what all ranks have appended since."""
         with self._lock:
-            end = self._end[0]
-            while self._offset < end:
-                begin = _BEGIN + self._offset
-                kind, mark, *lengths = _RECORD.unpack_from(self._memory, begin)
-                begin += _RECORD.size
-                parts = []
-                for length in lengths:
-                    parts.append(self._memory[begin : begin + length])
-                    begin += length
-                self._offset = begin - _BEGIN
-                name, value, expected = parts
-                result = self._apply(_Kind(kind), name.decode(), value, expected)
-                if mark in self._results:
-                    self._results[mark] = result
+            while True:
+                generation, end = divmod(self._head[0], _GENERATION)
+                offset = self._offset if generation == self._generation else 0
+                begin = self._begin(generation)
+                records = self._memory[begin + offset : begin + end]
+                # Else the next but one may have begun to write over them.
+                if self._head[0] // _GENERATION == generation:
+                    break
+            if generation != self._generation:
+                self._generation, self._offset, self._values = generation, 0, {}
+                self._most = 2 * end + _SLACK
+            at = 0
+            while at < len(records):  # an interrupt may come between any two
+                at = self._apply(records, at)
+                self._offset = offset + at
 
-    def _apply(self, kind: _Kind, key: str, value: bytes, expected: bytes) -> bytes:
-        before = self._values.get(key)
-        if kind is _Kind.DELETE:
+    def _apply(self, records: bytes, at: int) -> int:
+        """Apply one record; where the next one begins."""
+        deleted, key_length, length = _RECORD.unpack_from(records, at)
+        at += _RECORD.size
+        key = records[at : at + key_length].decode()
+        at += key_length
+        if deleted:
             self._values.pop(key, None)
-            return b"0" if before is None else b"1"
-        if kind is _Kind.ADD:
-            value = str(int(before or b"0") + int(value)).encode()
-        elif kind is _Kind.COMPARE_SET and (before or b"") != expected:
-            return expected if before is None else before
-        self._values[key] = value
-        return value
+        else:
+            self._values[key] = records[at : at + length]
+        return at + int(length)
+
+
+def _record(key: str, value: bytes | None) -> bytes:
+    name = key.encode()
+    return _RECORD.pack(value is None, len(name), len(value or b"")) + name + (value or b"")
 
 
 def _bytes(value: str | bytes) -> bytes:

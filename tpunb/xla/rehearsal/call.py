@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 import threading
+import traceback
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Call:
     """The line of the user's code; only set in calls received from other ranks."""
     first_divergence: str = ""
     """This rank's line at the first collective that the ranks called from different lines."""
+    circumstances: str = ""
+    """What is special where it was called (`circumstances`); only set like `place`."""
 
     def __str__(self) -> str:
         """'all_reduce sum of 62 tensors (float32[10, 3], …)'."""
@@ -56,7 +59,7 @@ class Call:
     def described(self, first_divergence: str = "") -> bytes:
         """The call and the line of the user's code, for the other ranks."""
         fields = [self.operation, self.tensors, self.detail, self.label]
-        return json.dumps([*fields, users_line(), first_divergence]).encode()
+        return json.dumps([*fields, users_line(), first_divergence, circumstances()]).encode()
 
     @classmethod
     def from_description(cls, text: bytes) -> Call:
@@ -125,6 +128,25 @@ def _find_line(frame: FrameType | None) -> CodeLine | None:
     return first and CodeLine(first.f_code.co_filename, first.f_lineno, first.f_globals)
 
 
+def users_frames() -> list[FrameType]:
+    """The frames of the user's code that is running, the innermost first."""
+    for frame in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):
+        frames = []
+        while frame is not None:
+            if _is_users(frame):
+                frames.append(frame)
+            frame = frame.f_back
+        if frames:
+            break
+    return frames
+
+
+def _is_users(frame: FrameType) -> bool:
+    if _lines is None:
+        return not _of_library(frame.f_globals.get("__name__", ""))
+    return frame.f_code.co_filename in _lines
+
+
 @functools.cache
 def _of_library(module: str) -> bool:
     return any(module == name or module.startswith(name + ".") for name in _LIBRARIES)
@@ -135,14 +157,53 @@ def users_line() -> str:
     return str(running_line() or "")
 
 
+def is_other_thread() -> bool:
+    """Whether this is a thread that the user's code or a library has started in Python.
+
+    torch's own, which run hooks of a backward pass, are not: the main thread waits for them.
+    """
+    if threading.get_ident() == threading.main_thread().ident:
+        return False
+    return not isinstance(threading.current_thread(), threading._DummyThread)
+
+
+def circumstances() -> str:
+    """What may explain that a collective is called here, or ''.
+
+    An exception that is being handled, because a `finally` or an `except` that calls a collective
+    hides it; and another thread than the main one, because threads of several ranks may come in
+    another order.
+    """
+    found = []
+    error, line = sys.exc_info()[1], None
+    while error is not None and (line := _raised_at(error)) is None:
+        error = error.__context__  # that one is handled in a library
+    if error is not None:
+        text = traceback.format_exception_only(type(error), error)[-1].strip()
+        found.append(f"after {text[:200]}\n      {line}")
+    if is_other_thread():
+        found.append(f"in thread {threading.current_thread().name}")
+    return "\n      ".join(found)
+
+
+def _raised_at(error: BaseException) -> CodeLine | None:
+    """The innermost line of the user's code that an exception has come through."""
+    found, tb = None, error.__traceback__
+    while tb is not None:
+        if _is_users(tb.tb_frame):
+            name = tb.tb_frame.f_code.co_filename
+            found = CodeLine(name, tb.tb_lineno, tb.tb_frame.f_globals)
+        tb = tb.tb_next
+    return found
+
+
 def describe_mismatch(calls: Mapping[int, Call]) -> str:
     """The message for ranks that met with different calls."""
     ranks_by_call: dict[str, list[int]] = {}
     for rank, call in calls.items():
         text = f"{call}{_first_difference(call, calls)}"
-        ranks_by_call.setdefault(f"{text}\n      {call.place}" if call.place else text, []).append(
-            rank
-        )
+        text = "\n      ".join(filter(None, (text, call.place, call.circumstances)))
+        ranks_by_call.setdefault(text, []).append(rank)
     lines = [f"  {describe_ranks(ranks)}: {text}" for text, ranks in ranks_by_call.items()]
     return "\n".join(
         [

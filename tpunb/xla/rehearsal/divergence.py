@@ -34,7 +34,9 @@ import torch
 import torch_xla
 import torch_xla.debug.metrics as met
 
+from tpunb.xla import counters
 from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_line
+from tpunb.xla.rehearsal.names import TensorNames
 from tpunb.xla.rehearsal.ranks import describe_ranks
 
 SHARE = 0.01
@@ -127,6 +129,34 @@ def _beyond(counts: Mapping[str, int], others: Mapping[str, int], most: int = 4)
     return ", ".join(named) + (f" and {left} more kinds" if left else "")
 
 
+@dataclass(frozen=True)
+class Names:
+    """What the user's code calls the tensors of a program, where it has a name for them."""
+
+    computed: Sequence[str] = ()
+    """Those that the collective is about."""
+    read: Sequence[str] = ()
+    """Those that it is computed from."""
+
+    def difference(self, others: Names) -> str:
+        """'takes b.grad, the others a.grad; reads b, the others a'; '' for the same names."""
+        words = []
+        for verb, own, theirs in (
+            ("takes", self.computed, others.computed),
+            ("reads", self.read, others.read),
+        ):
+            more = _listed([name for name in own if name not in theirs])
+            less = _listed([name for name in theirs if name not in own])
+            if more or less:
+                words.append(f"{verb} {more or 'nothing'}, the others {less or 'nothing'}")
+        return "; ".join(words)
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
+
+
 class ProgramHashes(NamedTuple):
     """What ranks compare at a collective. 0: not hashed; 1: no operations."""
 
@@ -155,6 +185,8 @@ class ProgramComparison:
         self._latest = ProgramHashes(0, 0)
         self._hashes: dict[bytes, int] = {}
         self._outlines: dict[int, Outline] = {}
+        self._names: dict[int, Names] = {}
+        """By the hash of an outline, like those."""
         self._same = ""
         self._warned: dict[tuple[int, ...], set[tuple[bytes, int, tuple[int, ...]]]] = {}
         """By group of ranks, because only its members have met in the same collectives."""
@@ -204,11 +236,13 @@ class ProgramComparison:
             if len(self._hashes) == _MOST_KEPT:
                 self._hashes.clear()
                 self._outlines.clear()
+                self._names.clear()
             outline = Outline.parse(_XLAC._get_xla_tensors_text(tensors))
             if before := self._hashes.get(b"".join(graphs[:-1])):
                 outline = self._outlines[before] + outline
             self._hashes[key] = outline.hash()
             self._outlines[outline.hash()] = outline
+            self._names[outline.hash()] = _names(tensors)
         return self._hashes[key]
 
     def begin_collective(self) -> ProgramHashes:
@@ -251,7 +285,9 @@ class ProgramComparison:
         place = str(self._stepped or "") if self._differing else users_line()
         for most in (None, 40, 0):
             parts = [dict(Counter(part).most_common(most)) for part in vars(outline).values()]
-            text = json.dumps([latest, place[:500], *parts]).encode()
+            known = self._names.get(latest, Names())
+            names = [known.computed[:most], known.read[:most]]
+            text = json.dumps([latest, place[:500], names, *parts]).encode()
             if len(text) <= ROOM:
                 break
         return text.ljust(ROOM)
@@ -259,12 +295,12 @@ class ProgramComparison:
     def describe_difference(self, call: Call, described: Mapping[int, bytes]) -> str:
         """Which ranks differ from the others, where, in what, and why it matters."""
         groups: dict[int, list[int]] = {}
-        places, outlines = {}, {}
+        places, outlines, names = {}, {}, {}
         for rank, text in described.items():
-            graph, places[rank], *parts = json.loads(text)
+            graph, places[rank], named, *parts = json.loads(text)
             if graph:  # else that rank did not hash it
                 groups.setdefault(graph, []).append(rank)
-                outlines[rank] = Outline(*parts)
+                outlines[rank], names[rank] = Outline(*parts), Names(*named)
         most, *others = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
         what = "in the optimizer's step before" if self._differing else "in"
         lines = [
@@ -277,6 +313,8 @@ class ProgramComparison:
             lines.append(f"  {describe_ranks(ranks)}: at {places[ranks[0]]}")
             if ranks is not most:
                 lines.append(f"      {outlines[ranks[0]].difference(outlines[most[0]])}")
+                if words := names[ranks[0]].difference(names[most[0]]):
+                    lines.append(f"      by name: {words}")
         if self._differing:
             since = "the step is in one program with the previous collective"
         elif self._same:
@@ -286,6 +324,14 @@ class ProgramComparison:
         lines.append(f"  This is collective {self.calls} ({_steps()}); {since}.")
         lines.append(_WHY)
         return "\n".join(lines)
+
+
+def _names(tensors: Sequence[torch.Tensor]) -> Names:
+    """For a new graph, which XLA compiles: that takes longer by far."""
+    names = TensorNames()
+    with counters.creating_own_tensors():
+        read: Sequence[int] = _XLAC._get_tensors_xla_device_data_node(list(tensors))[0]
+    return Names(names.of(_XLAC._xla_get_tensor_id(tensor) for tensor in tensors), names.of(read))
 
 
 _WHY = (

@@ -32,6 +32,15 @@ class WaitedTooLongError(CollectiveError):
     """A rank that must take part did not come within the time-out."""
 
 
+def is_of_torch_distributed(error: BaseException) -> bool:
+    """Whether torch.distributed raised it: gloo does for a lost peer, and knows its port only."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    module = "" if tb is None else tb.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, RuntimeError) and module.startswith("torch.distributed.")
+
+
 # Not unfinished work: what it refuses has no meaning between CPU processes (SPMD's collectives),
 # or does not work in torch_xla either (xm.send and xm.recv, pytorch/xla#8074). The second base
 # is what torch raises for an operation that a backend lacks, and libraries catch.

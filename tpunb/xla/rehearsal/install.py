@@ -7,6 +7,7 @@ Importing this module replaces nothing; on a TPU `install_rehearsal` is never ca
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -37,7 +38,7 @@ from tpunb.xla.rehearsal.collectives import (
     CollectivePermute,
     ReduceScatter,
 )
-from tpunb.xla.rehearsal.errors import make_refusal
+from tpunb.xla.rehearsal.errors import is_of_torch_distributed, make_refusal
 from tpunb.xla.rehearsal.peers import Peers
 from tpunb.xla.rehearsal.process_groups import (
     ProcessGroupStores,
@@ -125,6 +126,21 @@ def leave_rehearsal() -> None:
     """Call it after the train cell: ranks that still wait in a collective then fail."""
     if _wire is not None:
         _wire.leave()
+
+
+def name_departed(error: BaseException, world_size: int) -> None:
+    """Add to an error of torch.distributed which ranks have left the train cell."""
+    if _wire is None or not is_of_torch_distributed(error):
+        return
+    departed: list[int] = []
+    with contextlib.suppress(OSError):  # the cell has closed what leads to the board
+        departed = _wire.departed(range(world_size))
+    if departed:
+        have = "have" if len(departed) > 1 else "has"
+        error.args = (
+            f"{error}\n{ranks.describe_ranks(departed)} {have} returned from the train cell: "
+            "does every rank make the same calls of torch.distributed?",
+        )
 
 
 def end_rehearsal() -> None:

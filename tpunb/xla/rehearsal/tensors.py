@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch_xla
 
-from tpunb.xla.rehearsal import buffers, divergence, launches
+from tpunb.xla.rehearsal import buffers, call, divergence, launches
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
@@ -23,6 +23,11 @@ def read_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     does. On a TPU the program continues after the collective, so here it is allowed.
     """
     divergence.programs.hash_program(tensors)
+    if call.is_other_thread():
+        # Computing all live tensors would compute those too that another thread just makes: there
+        # "Check failed: tensor_data" follows (torch_xla 2.9).
+        values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(list(tensors))
+        return values
     allowed = _XLAC._get_allow_execution()
     begun = launches.count_outputs()
     _XLAC._set_allow_execution(True)

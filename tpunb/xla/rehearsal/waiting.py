@@ -31,6 +31,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
 from torch.distributed import DistNetworkError
 
+from tpunb.utils import descriptors
 from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.call import (
     Call,
@@ -185,14 +186,12 @@ class Connections:
         self._store: Store | None = None
         self._leaving = "left"
         """What says that another rank will not come: 'gone' once this one has left the cell."""
-        self._waits = 0
-        """How many this rank has published."""
 
     def group(self, members: Sequence[int], call: Call) -> Group:
         """The group of these ranks, connected. Waits for all of them the first time."""
         key = tuple(members)
         if key not in self._groups:
-            with self._needing_store(call):
+            with self._needing_store(call), descriptors.opening_own():
                 self._groups[key] = self._connect(key, call)
         return self._groups[key]
 
@@ -202,7 +201,8 @@ class Connections:
         if group.backend is None:
             began = time.monotonic()
             try:
-                group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
+                with descriptors.opening_own():
+                    group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
             except RuntimeError as error:
                 self._raise_cause(group, call, began, error)
         return group.backend, group
@@ -223,7 +223,7 @@ class Connections:
     def _wait(self, work: Work | Arrival | GlooArrival, group: Group, call: Call) -> None:
         group.exchanges += 1
         step, began = timedelta(seconds=self._times.step), time.monotonic()
-        published, publish = False, began + self._patience()
+        published = False
         while True:
             try:
                 work.wait(step)
@@ -233,7 +233,7 @@ class Connections:
             except RuntimeError:
                 if work.is_completed():
                     break
-                if not published and time.monotonic() >= publish:
+                if not published:
                     self._publish_arrival(group)
                     self._publish_wait(group.name, group.members, call)
                     published = True
@@ -271,6 +271,11 @@ class Connections:
                     if store.check([f"gone/{rank}"])
                 }
         return {}
+
+    def departed(self, ranks: Sequence[int]) -> list[int]:
+        """Those of these ranks that have said that they have left the train cell."""
+        store = self._open_store()
+        return [rank for rank in ranks if rank != self.rank and store.check([f"left/{rank}"])]
 
     def _exchanges(self) -> dict[str, int]:
         return {group.name: group.exchanges for group in self._groups.values()}
@@ -371,15 +376,7 @@ class Connections:
 
     # -- ranks that wait for each other
 
-    def _patience(self) -> float:
-        """Seconds after which a wait is published: the store keeps everything in memory.
-
-        Longer with each: ranks that wait a second in each step add some MB in an hour.
-        """
-        return min(5.0, self._times.step * (1 + self._waits / 100))
-
     def _publish_wait(self, group: str, members: Sequence[int], call: Call) -> None:
-        self._waits += 1
         described = call.described(self.history.first_divergence).decode()
         wait = Wait(group, members, {group: 1, **self._exchanges()}, described)
         self._open_store().set(f"wait/{self.rank}", wait.to_json())

@@ -25,7 +25,7 @@ from tpunb.runs import heartbeat
 from tpunb.xla.rehearsal import divergence
 from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.buffers import heap, memory
-from tpunb.xla.rehearsal.call import Call, describe_mismatch, running_line
+from tpunb.xla.rehearsal.call import Call, circumstances, describe_mismatch, running_line
 from tpunb.xla.rehearsal.divergence import ProgramHashes, programs
 from tpunb.xla.rehearsal.errors import CollectiveError, LaunchMismatchError, MismatchError
 from tpunb.xla.rehearsal.launches import ROOM as LAUNCHES_ROOM
@@ -55,6 +55,7 @@ class Wire:
         self._broken: str | None = None
         self._told: CollectiveError | None = None
         """The first error, whatever became of it: on a TPU nothing would have gone on."""
+        self._one_at_a_time = threading.RLock()
         self._inside: set[int] = set()
         """Threads that are in a collective."""
         self._sent: torch.Tensor | None = None
@@ -89,7 +90,7 @@ class Wire:
         heartbeat.watch_counters()
         self._inside.add(threading.get_ident())
         try:
-            with heartbeat.collective():
+            with self._one_at_a_time, heartbeat.collective():
                 begun = time.perf_counter()
                 sizes = self._agree(call, members, payload)
                 met = time.perf_counter()
@@ -101,6 +102,8 @@ class Wire:
             self._told = self._told or error
             raise  # on every rank: they still agree on what comes next
         except CollectiveError as error:
+            if special := circumstances():
+                error.args = (f"{error}\nIt was called {special}",)
             self._told = self._told or error
             self._broken = f"an earlier collective failed: {error}"
             raise
@@ -116,6 +119,10 @@ class Wire:
     def leave(self) -> None:
         """Publish that this rank has left the train cell: nobody there need wait for it."""
         self._connections.leave(launches.described(), final=False)
+
+    def departed(self, ranks: Sequence[int]) -> list[int]:
+        """Those of these ranks that have left the train cell."""
+        return self._connections.departed(ranks)
 
     def end(self) -> None:
         """At the end of the process: publish that this rank makes no more collective calls.

@@ -95,3 +95,73 @@ def test_what_later_cells_need_becomes_a_cell_above_the_launch() -> None:
         "%%tpu_train\n# go\ntorch_xla.launch(f)\nx = 1",
         "%%tpu_train\n@once\ndef g(i):\n    f(i)\ntorch_xla.launch(g)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("head", "train"),
+    [
+        ("from transformers import Trainer", "trainer = Trainer(model)\ntrainer.train()"),
+        ("import lightning as L", "L.Trainer(max_epochs=1).fit(model, loader)"),
+        (
+            "from transformers import Trainer\nclass Mine(Trainer): ...\n"
+            "def main():\n    trainer = Mine(model)\n    trainer.train()",
+            "main()",
+        ),
+        (
+            "from accelerate import Accelerator",
+            "accelerator = Accelerator()\nfor batch in accelerator.prepare(loader):\n"
+            "    accelerator.backward(model(batch))",
+        ),
+    ],
+)
+def test_the_cell_in_which_a_framework_trains_gets_the_magic(head: str, train: str) -> None:
+    made = migrated(head, train, "x = 1", train=True)
+    assert made == [LOAD, head, f"%%tpu_train\n{train}", "x = 1"]
+    assert migrated(*made, train=True) == made
+
+
+def test_a_trainer_that_is_made_above_the_train_cell_is_told() -> None:
+    cells = ("from transformers import Trainer\ntrainer = Trainer(model)", "trainer.train()")
+    made = migrate(notebook(*cells), train=True)
+    assert sources(made) == [LOAD, cells[0], f"%%tpu_train\n{cells[1]}"]
+    [told] = [change for change in made.changes if change.kind == "skipped"]
+    assert (told.cell, told.line) == (0, 2)
+    assert "move it into the train cell" in told.what
+
+
+@pytest.mark.parametrize(
+    ("head", "train", "name"),
+    [
+        (
+            "from fastai.vision.all import *",
+            "learn = vision_learner(dls, resnet18)\nlearn.fine_tune(1)",
+            "fastai",
+        ),
+        (
+            "from ignite.engine import Engine",
+            "trainer = Engine(update)\ntrainer.run(loader, max_epochs=2)",
+            "ignite",
+        ),
+    ],
+)
+def test_a_framework_without_gradients_of_all_cores_is_told_where_it_trains(
+    head: str, train: str, name: str
+) -> None:
+    made = migrate(notebook(head, train), train=True)
+    assert sources(made) == [head, train]
+    [told] = made.changes
+    assert (told.cell, told.line, told.kind) == (1, 2, "skipped")
+    assert told.what.startswith(f"trains with {name}, which does not average")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "from mine import Trainer\ntrainer = Trainer()\ntrainer.train()",
+        "import transformers\nmodel.train()\nclass Trainer: ...\nt = Trainer()\nt.train()",
+        "import fastai\nscaler.fit(x)",
+        "import ignite, subprocess\nsubprocess.run(['ls'])",
+    ],
+)
+def test_what_is_no_framework_gets_no_magic(cell: str) -> None:
+    assert migrated(cell, train=True) == [cell]

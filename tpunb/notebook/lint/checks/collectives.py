@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from textwrap import shorten
 
 from tpunb.notebook.lint.index import RANK_CALLS, XM, NotebookIndex
@@ -56,18 +57,40 @@ def _sure_branch(notebook: NotebookIndex, site: Site) -> Site | None:
     test = frame.node.test
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test = test.operand
-    if isinstance(test, ast.Call):
-        asks = notebook.full(test.func, site) == f"{XM}.is_master_ordinal"
-        sure = asks and notebook.names.sure(test.func)
-    else:
-        zero = isinstance(test, ast.Compare) and [literal(node) for node in test.comparators] == [0]
-        sure = zero and isinstance(test, ast.Compare) and _is_rank(notebook, test.left, site)
+    master = isinstance(test, ast.Call) and (
+        notebook.full(test.func, site) == f"{XM}.is_master_ordinal"
+        and notebook.names.sure(test.func)
+    )
+    sure = master or _is_rank(notebook, test, site) or _tells_apart(notebook, test, site)
     return Site(frame.node, frame.parent) if sure else None
+
+
+COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def _tells_apart(notebook: NotebookIndex, test: ast.expr, site: Site) -> bool:
+    """Whether a comparison with a number comes out differently for ranks 0 and 1."""
+    if not isinstance(test, ast.Compare) or len(test.ops) > 1:
+        return False
+    number, compare = literal(test.comparators[0]), COMPARISONS.get(type(test.ops[0]))
+    if type(number) is not int or compare is None or not _is_rank(notebook, test.left, site):
+        return False
+    return compare(0, number) != compare(1, number)
 
 
 def _is_rank(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     if isinstance(node, ast.Name):
         values = notebook.values(node.id, site.frame)
+        function = site.frame.function
+        if not values and function is not None and node.id == notebook.index_of(function):
+            return node.id not in function.stored
         return (
             len(values) == 1
             and isinstance(values[0].node, ast.Call)
@@ -106,8 +129,11 @@ def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
     return ast.unparse(test), holds
 
 
+ON_SOME_RANKS = "collective-on-some-ranks"
+
+
 @rule(
-    "collective-on-some-ranks",
+    ON_SOME_RANKS,
     "error",
     what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks come to",
     fact="the ranks that call it wait for those that do not: the run hangs",

@@ -107,8 +107,10 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     fix="write drop_last=True",
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla or not notebook.device_uses or not notebook.loops:
+    if not notebook.on_device or not notebook.trains:
         return
+    if notebook.imports("accelerate") and "prepare" in notebook.called:
+        return  # it fills the last batch
     for site in notebook.data_loaders:
         if site.cell.part == "kernel" or _drops(notebook, site) or _sharded(notebook, site):
             continue

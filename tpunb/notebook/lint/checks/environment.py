@@ -164,6 +164,45 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 @rule(
+    "node-address",
+    "warning",
+    what="the address of a TPU node: `grpc://…` with the name of a TPU, `tpu_worker;0;…:8470`",
+    fact="there are no TPU nodes any more, which were reached over the network: nobody answers",
+    source="Google Cloud's TPU Node architecture, discontinued; torch_xla 2.9.0 reads no address",
+    fix="take it out: PJRT finds the TPU of this machine by itself",
+    kernel=True,
+)
+def _node_address(notebook: NotebookIndex) -> Iterator[Hit]:
+    others = (*_retired_variable(notebook), *_shell_export(notebook))
+    told = {(hit.cell.index, hit.line) for hit in others}
+    for cell in notebook.cells:
+        places = {
+            line
+            for line, text in cell.commands()
+            if not text.lstrip().startswith("#") and removed_apis.is_node_address(text, text)
+        }
+        if "grpc://" in (whole := "\n".join(cell.lines)) or "tpu_worker;" in whole:
+            places |= set(_addresses(cell.tree))
+        for line in sorted(places):
+            if (cell.index, line) not in told:
+                yield Hit((cell, line), "there is no TPU node, and nothing at this address")
+
+
+def _addresses(tree: ast.Module) -> Iterator[int]:
+    """The lines of strings that are addresses, docstrings left out."""
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.stmt) or getattr(statement, "body", None):
+            continue
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        around = ast.unparse(statement)
+        for node in ast.walk(statement):
+            text = literal(node)
+            if isinstance(text, str) and removed_apis.is_node_address(text, around):
+                yield node.lineno  # type: ignore[attr-defined]
+
+
+@rule(
     "retired-command",
     "warning",
     what="an install or launch command of older torch_xla",

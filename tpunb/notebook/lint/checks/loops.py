@@ -140,10 +140,10 @@ def _is_read(site: Site) -> bool:
     "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
 )
 def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla or not notebook.device_uses:
+    if not notebook.on_device:
         return
     for loop in notebook.loops:
-        tensors = _tensors(loop)
+        tensors = _tensors(notebook, loop)
         for site in [*loop.sites, *_called_once(notebook, loop)]:
             if _now_and_then(notebook, site, loop) or for_other_hardware(site):
                 continue
@@ -180,12 +180,17 @@ def _called_once(notebook: NotebookIndex, loop: Loop) -> list[Site]:
     ]
 
 
-def _tensors(loop: Loop) -> set[str]:
-    """Names that surely hold tensors of the device in a loop: what `.backward()` is called on."""
+def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
+    """Names that surely hold tensors of the device in a loop: what `.backward()` is called on, and
+    what `accelerator.backward(loss)` is given.
+    """
     tensors = set()
+    given = {id(fit.site.node) for fit in notebook.backward_by_accelerate}
     for site in loop.sites:
         function = call(site).func
-        if last_part(function) == "backward" and isinstance(function, ast.Attribute):
+        if id(site.node) in given:
+            tensors |= {dotted(part) for part in call(site).args[:1]}
+        elif last_part(function) == "backward" and isinstance(function, ast.Attribute):
             tensors.add(dotted(function.value))
     return tensors - {""}
 
@@ -245,7 +250,7 @@ ASKING = {"isnan", "isinf", "isfinite", "any", "all", "equal", "allclose"}
     fix="compute both and choose with `torch.where`, or decide every n steps",
 )
 def _branch_on_tensor(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla:
+    if not notebook.xla and not notebook.on_device:
         return
     for site in (*notebook.sites.branches, *notebook.sites.loops):
         node, function = site.node, site.frame.function
@@ -256,9 +261,9 @@ def _branch_on_tensor(notebook: NotebookIndex) -> Iterator[Hit]:
                 yield Hit(site, "the branch depends on the value of a tensor")
             continue
         loop = next((one for one in notebook.loops if _stands_in(site, one)), None)
-        if loop is None or not notebook.device_uses or _now_and_then(notebook, site, loop):
+        if loop is None or not notebook.on_device or _now_and_then(notebook, site, loop):
             continue
-        if _asks_value(notebook, node.test, _tensors(loop), site):
+        if _asks_value(notebook, node.test, _tensors(notebook, loop), site):
             yield Hit(site, "the branch depends on the value of a tensor")
 
 

@@ -36,7 +36,7 @@ def _on_device(notebook: NotebookIndex) -> list[Site]:
     "`(x * mask).sum() / mask.sum()`",
 )
 def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla:
+    if not notebook.xla and not notebook.on_device:
         return
     for site in _on_device(notebook):
         node = call(site)

@@ -17,7 +17,7 @@ SIGNS = ("tpu-pytorch/wheels", "update_server_xrt", "_VersionConfig", ":8475/req
 """Text that is only in cells that install the XRT runtime by hand, as in 2019 and 2020."""
 SETUP = (
     "XRT and its set-up are gone. Colab and Kaggle have torch and torch_xla installed; elsewhere: "
-    "`uv pip install --torch-backend=cpu torch==2.9.0 'torch_xla[tpu]==2.9.0'`."
+    f"{removed_apis.INSTALL_PAIR}."
 )
 UNINSTALL = "The torch that is installed fits the torch_xla that is installed."
 LIBRARIES = "The XRT runtime is gone, and with it the libraries that were found there."
@@ -47,22 +47,28 @@ class SetupRewriter:
         for cell in self.names.cells:
             if self._has_sign(cell):
                 self._cell(cell)
-        commands = [
-            ((cell.index, line), cell.command(line))
+        commands = {
+            (cell.index, line): cell.command(line)
             for cell in self.names.cells
             for line in cell.specials
-        ]
-        self._halves = torch_installs.half_pairs(commands)
+        }
+        gone = {place: self.advice(command) for place, command in commands.items()}
+        # What stays has to be a pair without what goes.
+        halves = torch_installs.half_pairs(
+            [(place, command) for place, command in commands.items() if gone[place] is None]
+        )
         for cell in self.names.cells:
             for line in cell.specials:
-                advice = self.advice(cell.command(line))
-                if (cell.index, line) in self._halves and advice is None:
+                advice = gone[cell.index, line]
+                if (cell.index, line) in halves:
                     if torch_installs.only_the_pair(cell.command(line)):
                         advice = f"{torch_installs.WHY}."
                     else:
                         cell.mark(line, f"{torch_installs.WHY}.")
                 if advice is not None and not cell.specials[line].assigns:
                     self.removals.add(self._lines[cell.index, line], advice)
+                elif removed_apis.is_node_address(cell.command(line), cell.command(line)):
+                    cell.mark(line, removed_apis.ADDRESS_GONE)
         for cell in self.names.cells:
             self._form(cell)
         for cell, node in self.names.walk():
@@ -72,13 +78,17 @@ class SetupRewriter:
     def strings(self) -> None:
         """Mark what is left: removed variables that are read, removed commands in strings."""
         for cell, node in self.names.walk():
+            if isinstance(node, cst.FormattedStringText) and node not in self.removals:
+                self._address(cell, node, node.value)
             if not isinstance(node, cst.SimpleString) or node in self.removals:
                 continue
             text = node.raw_value
             if text.startswith("pjrt://"):
                 start, end = cell.span(node)
                 cell.replace(start, end, cell.text[start:end].replace("pjrt://", "xla://", 1))
-                cell.note(cell.line_of(node), "pjrt:// → xla://")
+                cell.note(
+                    cell.line_of(node), "pjrt:// → xla://; on a TPU v2 or v3, for one core only"
+                )
                 continue
             row = removed_apis.lookup_variable(text)
             if row is None and len(text) < 400:
@@ -89,6 +99,15 @@ class SetupRewriter:
                 continue
             if row is not None and not _is_statement(self.names, node):
                 cell.mark(self.names.line(node), f"{row.old}: {row.advice}")
+            elif row is None and not _is_statement(self.names, node):
+                self._address(cell, node, text)
+
+    def _address(self, cell: CodeCell, node: cst.CSTNode, text: str) -> None:
+        """Mark the address of a TPU node, unless the variable beside it is marked."""
+        around = cell.code(self.names.statement(node))
+        told = any(f"{mark}{row.old}" in around for row in removed_apis.VARIABLES for mark in "'\"")
+        if removed_apis.is_node_address(text, around) and not told:
+            cell.mark(self.names.line(node), removed_apis.ADDRESS_GONE)
 
     # Shell lines
 
@@ -105,7 +124,11 @@ class SetupRewriter:
                 )
             if export.group(1) == "LD_LIBRARY_PATH" and "/usr/local/lib" in command and self.old:
                 return LIBRARIES
-            return None
+            return (
+                removed_apis.ADDRESS_GONE
+                if removed_apis.is_node_address(command, command)
+                else None
+            )
         if "torch_xla.distributed.xla_dist" in command or re.search(r"\bxla_dist\b", command):
             return _on_all_hosts(command)
         if any(row.old in command for row in removed_apis.COMMANDS):
@@ -132,6 +155,8 @@ class SetupRewriter:
                 cell.note(index, f"commented out: {advice}")
                 cell.comment_out(index, end)
                 last, last_advice = end, advice
+            elif not line.lstrip().startswith("#") and removed_apis.is_node_address(line, line):
+                cell.mark(index, removed_apis.ADDRESS_GONE)
             index = end + 1
 
     # Whole cells

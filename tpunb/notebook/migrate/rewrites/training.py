@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 from tpunb.notebook.convert.statements import read_anywhere
+from tpunb.notebook.lint.index import NotebookIndex, makers
 from tpunb.notebook.lint.names import last_part
+from tpunb.notebook.lint.walk import Site, parse_cells
 from tpunb.notebook.migrate.cell import CodeCell
 from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
+from tpunb.notebook.models import Cell, Snapshot
 
 STARTERS = frozenset(("launch", "spawn", "notebook_launcher"))
 """The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
@@ -17,6 +21,14 @@ ON_ONE_CORE = "%%tpu_train --cores 1\n"
 NO_PLACE = (
     "no cell calls torch_xla.launch, xmp.spawn or notebook_launcher: put %%tpu_train above the "
     "cell that trains"
+)
+NOT_ALONE = (
+    "trains with {}, which does not average the gradients of several cores by itself: see "
+    "docs/frameworks.md, then put %%tpu_train above this cell"
+)
+MADE_ABOVE = (
+    "move it into the train cell: made above it, it uses the XLA device, and every rank runs the "
+    "cells above again"
 )
 APART = "a cell of its own: later cells need it, and what a run's cell makes is gone after the run"
 
@@ -33,13 +45,17 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
     starters = _functions(list(trees.values()))
     changes = []
     above: dict[int, list[dict[str, Any]]] = {}
-    for index, tree in trees.items():
-        cell = old[index]
+    places = {
+        index: [number for number, part in enumerate(tree.body) if _calls([part], starters)]
+        for index, tree in trees.items()
+    }
+    left: list[Change] = []
+    if not any(places.values()):
+        places, left = _fits(old, trees)
+    for index, starts in places.items():
+        tree, cell = trees[index], old[index]
         text = text_of(cell)
-        if text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
-            continue
-        starts = [number for number, part in enumerate(tree.body) if _calls([part], starters)]
-        if not starts:
+        if not starts or text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
             continue
         head = tree.body[: starts[0]]
         others = [other for place, other in trees.items() if place > index]
@@ -59,8 +75,8 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
         changes.append(Change(index, 1, "rewritten", first, "%%tpu_train above it"))
     if codes and not changes and not any("%%tpu_train" in text_of(old[at]) for at in codes):
         first = text_of(old[codes[0]]).lstrip().partition("\n")[0]
-        changes.append(Change(codes[0], 1, "skipped", first, NO_PLACE))
-        return changes, frozenset()
+        return left or [Change(codes[0], 1, "skipped", first, NO_PLACE)], frozenset()
+    changes += left if changes else []
     if changes and not any(LOAD in text_of(old[index]) for index in codes):
         above.setdefault(codes[0], []).insert(0, _new(old[codes[0]], LOAD, "tpunb-load"))
         changes.insert(0, Change(codes[0], 1, "rewritten", "", f"a new cell: {LOAD}"))
@@ -82,6 +98,35 @@ def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Modul
         for index, cell in parsed.items()
         if cell.module is not None and not cell.file
     }
+
+
+def _fits(
+    cells: list[dict[str, Any]], trees: dict[int, ast.Module]
+) -> tuple[dict[int, list[int]], list[Change]]:
+    """Where frameworks train, where no launcher is called: statements by cell; what is to be done
+    by hand.
+    """
+    code = tuple(Cell(index, "code", text_of(cells[index]), number=index + 1) for index in trees)
+    notebook = NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
+    places: dict[int, list[int]] = {index: [] for index in trees}
+    left: dict[tuple[int, int], Change] = {}
+    for fit in (*notebook.fits, *notebook.backward_by_accelerate):
+        for site in _top_level(notebook, fit.site):
+            at = site.cell.index
+            shown = site.cell.lines[site.line - 1].strip()
+            if not fit.framework.reduces:
+                what = NOT_ALONE.format(fit.framework.name)
+                left[at, site.line] = Change(at, site.line, "skipped", shown, what)
+                continue
+            body = trees[at].body
+            places[at] += [n for n, part in enumerate(body) if part.lineno <= site.line][-1:]
+            for maker in makers(notebook, fit):
+                if maker.frame.function is None and maker.cell.index != at:
+                    line = maker.cell.lines[maker.line - 1].strip()
+                    key = (maker.cell.index, maker.line)
+                    left[key] = Change(*key, "skipped", line, MADE_ABOVE)
+    notebook.close()
+    return {index: sorted(starts) for index, starts in places.items()}, list(left.values())
 
 
 def _functions(trees: list[ast.Module]) -> frozenset[str]:
@@ -185,3 +230,14 @@ def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
         "outputs": [],
         "source": source_like(model, text),
     }
+
+
+def _top_level(notebook: NotebookIndex, site: Site, depth: int = 4) -> Iterator[Site]:
+    """Where cells call a site: itself, or the calls of the function that it stands in."""
+    function = site.frame.function
+    if function is None:
+        yield site
+    elif depth and function.name:
+        for caller in notebook.called.get(function.name, ()):
+            if function in notebook.targets(caller):
+                yield from _top_level(notebook, caller, depth - 1)

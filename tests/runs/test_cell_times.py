@@ -1,0 +1,72 @@
+"""How long cells took, read from earlier runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpunb.runs.cell_times import with_last_times
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Phase
+from tpunb.runs.spec import Block, PhaseKind, RunSpec
+
+SCRIPT = "import os\nslow()\n\nquick()\ntrain()\n"
+LINES = [("header", 1, 1), ("prelude", 2, 2), ("prelude", 4, 4), ("train", 5, 5)]
+
+
+def blocks(*seconds: float | None) -> tuple[Block, ...]:
+    given = [None, *seconds, None]
+    return tuple(
+        Block(role, first, last, number=first, seconds=took)  # type: ignore[arg-type]
+        for (role, first, last), took in zip(LINES, given, strict=True)
+    )
+
+
+def ran(
+    folder: Path, id: str, phases: Sequence[tuple[int | PhaseKind, float]], script: str = SCRIPT
+) -> None:
+    """A run whose phases began at these times: the position of a cell, or another phase."""
+    run = RunDir(folder / id)
+    run.path.mkdir()
+    os.chmod(run.path, 0o700)
+    cells = blocks(None, None)
+    run.write_spec(RunSpec(id, "n", 2, "CPU", "/", (), cells))
+    run.script.write_text(script)
+    for what, time in phases:
+        if isinstance(what, PhaseKind):
+            run.emit(Phase(what, "", time=time))
+        else:
+            run.emit(Phase(PhaseKind.PRELUDE, "", time=time, position=what, count=2))
+
+
+def seconds(folder: Path, *known: float | None, script: str = SCRIPT) -> list[float | None]:
+    run = RunDir(folder / "20260102-000000-n")
+    return [block.seconds for block in with_last_times(blocks(*known), script, run)]
+
+
+TRAINING = PhaseKind.TRAINING
+
+
+def test_what_the_kernel_does_not_know_an_earlier_run_does(tmp_path: Path) -> None:
+    ran(tmp_path, "20260101-000000-n", [(1, 10.0), (2, 14.0), (TRAINING, 14.5)])
+    assert seconds(tmp_path, None, None) == [None, 4.0, 0.5, None]
+    assert seconds(tmp_path, 9.0, None) == [None, 9.0, 0.5, None]
+    # Another text is another cell, wherever it stands.
+    changed = SCRIPT.replace("slow()", "other()")
+    assert seconds(tmp_path, None, None, script=changed) == [None, None, 0.5, None]
+
+
+def test_the_newest_run_that_ran_it_counts(tmp_path: Path) -> None:
+    ran(tmp_path, "20260101-000000-n", [(1, 10.0), (2, 14.0), (TRAINING, 14.5)])
+    ran(tmp_path, "20260101-000001-n", [(2, 20.0), (TRAINING, 21.0)])  # the first was kept
+    ran(tmp_path, "20260101-000002-other", [(1, 30.0), (2, 37.0), (TRAINING, 38.0)])
+    assert seconds(tmp_path, None, None) == [None, 4.0, 1.0, None]
+
+
+def test_a_cell_that_failed_or_a_folder_that_says_nothing_counts_for_none(tmp_path: Path) -> None:
+    assert seconds(tmp_path / "none", None, None) == [None, None, None, None]
+    ran(tmp_path, "20260101-000000-n", [(1, 10.0), (PhaseKind.ENDED, 14.0)])
+    ran(tmp_path, "20260101-000001-n", [(7, 10.0), (TRAINING, 14.0)])
+    (tmp_path / "20260101-000002-n").mkdir()
+    assert seconds(tmp_path, None, None) == [None, None, None, None]

@@ -1,0 +1,82 @@
+"""os.closerange in a cell closes what cells have opened, and nothing of tpunb's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch_xla")
+
+from tests.support import Driver
+
+CLOSES = "import os\nos.closerange(3, 1 << 20)\n"
+REDUCES = """
+import torch, torch_xla
+import torch_xla.core.xla_model as xm
+x = torch.ones(5_000_000, device=torch_xla.device())  # by gloo
+"""
+
+
+@pytest.mark.parametrize(
+    ("prelude", "train"),
+    [
+        ([CLOSES], REDUCES + 'print(xm.all_reduce("sum", x)[0].item())'),
+        ([], CLOSES + REDUCES + 'print(xm.all_reduce("sum", x)[0].item())'),
+        ([], REDUCES + 'xm.all_reduce("sum", x)\n' + CLOSES + "print(xm.rendezvous('a') and 2.0)"),
+        (
+            [],
+            REDUCES
+            + 'xm.all_reduce("sum", x)\n'
+            + CLOSES
+            + "print(xm.all_reduce('sum', x)[0].item())",
+        ),
+    ],
+)
+def test_a_run_survives(driver: Driver, prelude: list[str], train: str) -> None:
+    seen = driver.run(prelude, train)
+    assert seen.result.state == "succeeded", seen.log
+    assert sorted(seen.log) == ["[0] 2.0", "[1] 2.0"]
+
+
+def test_a_run_s_failure_is_told(driver: Driver) -> None:
+    failure = driver.run([], CLOSES + "1 / 0").result.failure
+    assert failure is not None
+    assert (failure.type, failure.line) == ("ZeroDivisionError", 3)
+
+
+ALONE = """
+import os
+from tpunb.utils import descriptors
+
+def is_open(fd):
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+before = os.open("/dev/null", os.O_RDONLY)
+descriptors.keep_own()
+users = os.open("/dev/null", os.O_RDONLY)
+descriptors.note_users()
+with descriptors.opening_own():
+    later = os.open("/dev/null", os.O_RDONLY)
+os.closerange(3, 1000)
+print(is_open(before), is_open(users), is_open(later))
+users = os.open("/dev/null", os.O_RDONLY)
+descriptors.note_users()
+descriptors.keep_own()
+if (pid := os.fork()) == 0:
+    os.closerange(3, 1000)
+    os._exit(int(is_open(before) or is_open(later)))
+print(os.waitpid(pid, 0)[1])
+os.closerange(later, later)
+os.closerange(users, users + 1)
+print(is_open(users), is_open(later))
+"""
+
+
+def test_what_is_whose() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.splitlines() == ["True False True", "0", "False True"]

@@ -1,0 +1,63 @@
+"""What lint knows of the line at which ranks lost each other, as the cause of the failure."""
+
+from __future__ import annotations
+
+from tpunb.notebook.lint.checks.collectives import ON_SOME_RANKS
+from tpunb.notebook.lint.findings import Finding
+from tpunb.notebook.lint.linter import lint
+from tpunb.notebook.models import Cell, Snapshot
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import Diagnosis, Evidence, RunResult
+from tpunb.runs.spec import FailureKind
+from tpunb.utils import records
+
+COLLECTIVE_ERRORS = frozenset(("MismatchError", "LaunchMismatchError", "DeadlockError"))
+"""Exceptions of a rehearsal (`xla/rehearsal/errors.py`) at ranks that do not do the same."""
+PAGE = "docs/lint.md"
+
+
+def lint_cause(result: RunResult) -> Diagnosis | None:
+    """The collective that only some ranks come to, if that is how this run failed.
+
+    At the line of a failure lint is believed. Where ranks failed elsewhere, as they met in another
+    collective, only if there is no second such place.
+    """
+    lost = [
+        failure
+        for failure in result.failures
+        if failure.kind in (FailureKind.PEER_LOST, FailureKind.HANG)
+        or failure.type in COLLECTIVE_ERRORS
+    ]
+    if not lost or len(lost) < len(result.failures):
+        return None
+    found = [one for one in _findings(result) if one.rule == ON_SOME_RANKS]
+    places = {(failure.cell, failure.line) for failure in lost}
+    here = [one for one in found if (one.cell, one.line) in places]
+    if here:
+        return _diagnosis(here[0], 0.95)
+    hung = any(failure.kind is FailureKind.HANG for failure in lost)
+    return _diagnosis(found[0], 0.75) if len(found) == 1 and not hung else None
+
+
+def _findings(result: RunResult) -> list[Finding]:
+    """What lint finds in the cells of the run, as its folder has them."""
+    try:
+        kept = records.read(RunDir(result.dir).snapshot)
+        cells = tuple(records.build(Cell, cell) for cell in kept["cells"])
+        train = kept["train"]
+    except (OSError, ValueError, LookupError, TypeError):  # an older run, a damaged folder
+        return []
+    end = train if isinstance(train, int) else len(cells)
+    return lint(Snapshot(cells[: end + 1], train, None, "a run"))
+
+
+def _diagnosis(finding: Finding, confidence: float) -> Diagnosis:
+    where = f"cell [{finding.cell}], line {finding.line}"
+    return Diagnosis(
+        finding.rule,
+        f"In {where} {finding.message}.",
+        f"{finding.fix[0].upper()}{finding.fix[1:]}.",
+        (Evidence(f"line {finding.line}: {finding.source.strip()}", cell=finding.cell),),
+        confidence,
+        PAGE,
+    )

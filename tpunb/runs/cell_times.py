@@ -1,0 +1,77 @@
+"""How long the cells of a prelude took in earlier runs of a notebook, for the card of the next.
+
+The kernel knows how long a cell took there, if it ran after tpunb was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.events import Phase
+from tpunb.runs.spec import Block, PhaseKind
+from tpunb.utils.errors import TpunbError
+
+LOOKED_AT = 5
+"""Runs, the newest first: a run that begins in a kept prelude runs only what is left of it."""
+_TIMESTAMP = len("yyyymmdd-hhmmss")
+"""Characters at the beginning of an id."""
+
+
+def with_last_times(blocks: Sequence[Block], script: str, run: RunDir) -> tuple[Block, ...]:
+    """The blocks of a script; where it is not known how long a cell took, from an earlier run.
+
+    `run` is the one that is to begin: those of its name are looked at. A cell is the same while
+    its text is.
+    """
+    lines = script.split("\n")
+    unknown = {
+        _text(block, lines): block
+        for block in blocks
+        if block.role == "prelude" and block.seconds is None
+    }
+    found: dict[str, float] = {}
+    for earlier in _latest(run) if unknown else ():
+        for text, seconds in _times(earlier):
+            found.setdefault(text, seconds)
+        if found.keys() >= unknown.keys():
+            break
+    return tuple(
+        replace(block, seconds=found.get(_text(block, lines)))
+        if block.role == "prelude" and block.seconds is None
+        else block
+        for block in blocks
+    )
+
+
+def _latest(run: RunDir) -> list[RunDir]:
+    """The latest runs before one that have its name, the newest first."""
+    name = run.id[_TIMESTAMP:]
+    try:
+        runs = list_runs(run.path.parent)
+        named = [other for other in runs if other.id.endswith(name) and other.id != run.id]
+    except TpunbError:  # what is wrong with the folder, whoever writes there says
+        return []
+    return named[: -LOOKED_AT - 1 : -1]
+
+
+def _times(run: RunDir) -> Iterator[tuple[str, float]]:
+    """The text of each cell that a run's prelude has run, and how many seconds it took."""
+    try:
+        spec = run.read_spec()
+        lines = run.script.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError):  # of another version, or written in part
+        return
+    prelude = [block for block in spec.blocks if block.role == "prelude"]
+    phases = [event for event in run.read_events() if isinstance(event, Phase)]
+    for phase, after in pairwise(phases):
+        ended = after.kind in (PhaseKind.PRELUDE, PhaseKind.TRAINING)  # else the cell failed
+        position = phase.position or 0
+        if phase.kind is PhaseKind.PRELUDE and ended and 0 < position <= len(prelude):
+            yield _text(prelude[position - 1], lines), after.time - phase.time
+
+
+def _text(block: Block, lines: Sequence[str]) -> str:
+    return "\n".join(lines[block.first - 1 : block.last])

@@ -1,0 +1,64 @@
+"""What the user's code calls a tensor: the name of a module's parameter, or of a variable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch_xla
+
+from tpunb.xla.rehearsal.call import users_frames
+
+_XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
+_MOST_ITEMS = 64
+"""Of a list or dict, in which tensors are looked for."""
+
+
+class TensorNames:
+    """Those that the running code of the user can see now. Takes milliseconds for large models."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        scopes = list(_scopes())
+        for scope in scopes:  # a parameter's own name says more than `p` in a loop over all
+            for name, value in scope.items():
+                if isinstance(value, torch.nn.Module):
+                    self._add(f"{name}.", value.named_parameters())
+                    self._add(f"{name}.", value.named_buffers())
+        for scope in scopes:
+            for name, value in scope.items():
+                self._add("", _tensors(name, value))
+
+    def _add(self, prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            if tensor.device.type != "xla":
+                continue
+            self._names.setdefault(_XLAC._xla_get_tensor_id(tensor), f"{prefix}{name}")
+            if tensor.is_leaf and tensor.grad is not None:
+                number = _XLAC._xla_get_tensor_id(tensor.grad)
+                self._names.setdefault(number, f"{prefix}{name}.grad")
+
+    def of(self, numbers: Iterable[int]) -> list[str]:
+        """The names of those of these tensors that have one."""
+        return list(dict.fromkeys(self._names[each] for each in numbers if each in self._names))
+
+
+def _scopes() -> Iterator[Mapping[str, object]]:
+    frames = users_frames()
+    for frame in frames:
+        yield {name: each for name, each in frame.f_locals.items() if not name.startswith("_")}
+    if frames:
+        yield {
+            name: each for name, each in frames[-1].f_globals.items() if not name.startswith("_")
+        }
+
+
+def _tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif type(value) in (list, tuple, dict) and len(value) <= _MOST_ITEMS:  # type: ignore[arg-type]
+        items = value.items() if isinstance(value, dict) else enumerate(value)  # type: ignore[arg-type]
+        yield from (
+            (f"{name}[{key!r}]", each) for key, each in items if isinstance(each, torch.Tensor)
+        )
