@@ -120,6 +120,12 @@ def test_every_host_resumes_from_the_shared_checkpoint_with_what_was_returned(
     assert nb.value("torch.equal(second, weights[0] + 1)")
 
 
+def test_a_function_is_launched_on_every_host(nb: Kernel) -> None:
+    nb.run("def twice(x):\n    return x * 2 + xr.world_size()", "twice").good()
+    ran = nb.run("print(tpunb.launch(twice, args=(torch.tensor(3.0),), on='pod').returns)", "call")
+    assert "{'value': tensor(10.)}" in ran.good().stdout
+
+
 def test_a_hang_says_who_waits_where_on_every_host(nb: Kernel) -> None:
     body = "import time\nif xr.global_ordinal() == 3:\n    time.sleep(600)\nxm.rendezvous('all')"
     ran = nb.run(f"%%tpu_train --on pod --hang-timeout 4\n{body}", "hang")
