@@ -33,12 +33,38 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import files, terminal
 
 SURFACE = {
-    "doctor": ["--runs DIR", "--json", "--import"],
+    "doctor": ["--runs DIR", "--json", "--on PLACE", "--import"],
     "convert": ["NB.ipynb", "--cell N|ID", "-o --output OUT.py", "--no-setup"],
     "run": ["NB.ipynb", "OUT.ipynb", "-p --parameter NAME VALUE", "--cores N|all"],
     "lint": ["NB.ipynb", "--cell N|ID", "--json"],
     "migrate": ["NB.ipynb", "-o --output OUT.ipynb", "--diff", "--train"],
     "diagnose": ["LOG", "--returncode N", "--json"],
+    "submit": [
+        "NB.ipynb",
+        "--cell N|ID",
+        "--runs DIR",
+        "--on PLACE",
+        "-p --parameter NAME VALUE",
+        "--detach",
+        "--dry-run",
+    ],
+    "attach": ["--runs DIR", "RUN", "--ranks all|none|LIST"],
+    "fetch": ["--runs DIR", "RUN", "--files PATTERN"],
+    "node": [
+        "--run DIR",
+        "--nnodes N",
+        "--node-rank K",
+        "--rendezvous HOST:PORT",
+        "--address A",
+        "--key-file FILE",
+        "--stream",
+        "--detach",
+        "--follow",
+        "--since FILE",
+        "--heartbeat S",
+        "--lost-after S",
+        "--patience S",
+    ],
     "runs": ["--all", "--runs DIR"],
     "logs": [
         "RUN",
@@ -361,7 +387,7 @@ def test_a_parameter_that_changes_nothing_is_refused(
 @pytest.mark.parametrize("name", ["lr", "seed"])
 def test_parameters_that_a_cell_uses(tmp_path: Path, name: str) -> None:
     given = write(tmp_path / "nb.ipynb", "%time\nprint(seed)", "x = (", parameters="lr = 1")
-    papermill._refuse_unknown(given, {name: "1"})
+    papermill.refuse_unknown(given, {name: "1"})
 
 
 class TestRun:

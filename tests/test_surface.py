@@ -98,7 +98,7 @@ def test_public_names_are_frozen_and_completed() -> None:
         (
             tpunb.launch,
             "(fn: 'Callable[..., Any]', args: 'Sequence[Any]' = (), *, "
-            "cores: 'Cores | None' = None, name: 'str | None' = None, "
+            "cores: 'Cores | None' = None, on: 'str | None' = None, name: 'str | None' = None, "
             "env: 'Mapping[str, str] | None' = None, ranks: 'str' = 'all', "
             "timeout: 'float | str | None' = None, hang_timeout: 'float | str' = 300.0, "
             "grace: 'float | str' = 15.0, retries: 'int' = 0, resume: 'str | None' = None, "

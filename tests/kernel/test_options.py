@@ -29,6 +29,7 @@ SURFACE = {
     "%%tpu_train": [
         "-h --help",
         "--cores N|all",
+        "--on PLACE",
         "--name NAME",
         "--returns a,b",
         "--out VAR",
@@ -105,6 +106,7 @@ def test_every_magic_has_options_and_shows_them_to_the_question_mark() -> None:
 def test_defaults() -> None:
     assert vars(parsed(options.TRAIN, "")) == {
         "cores": None,  # not said, unlike "all"
+        "on": None,
         "name": None,
         "returns": (),
         "out": None,

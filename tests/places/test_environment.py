@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -58,7 +60,8 @@ def made(pod: ReachedPod, *, cancelled: bool = False) -> tuple[check.HostsReport
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that asks no registry: of tpunb alone."""
-    if shutil.which("uv") is None:
+    # Hosts have the folder of this interpreter on their PATH.
+    if shutil.which("uv", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("there is no uv here")
     monkeypatch.setattr(environment, "write_lock", lambda *, tpu: "")
 

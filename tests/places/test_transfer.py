@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,14 +53,19 @@ def test_a_rule_that_names_nothing_is_said(root: Path) -> None:
         chosen_files(root, ["*.txt"])
 
 
-def send(pod: ReachedPod, *, cancelled: bool = False) -> list[str]:
-    placed = target.find_target("pod", pod.project, print, lambda: False).placed(
-        "run", detached=False
-    )
+def send(pod: ReachedPod, *, cancelled: bool = False, rsync: bool = False) -> list[str]:
+    found = target.find_target("pod", pod.project, print, lambda: False)
+    placed = replace(found.placed("run", detached=False), rsync=rsync)
     told: list[str] = []
     transport = make_transport(placed.place)
     transfer.send_files(transport, placed, told.append, lambda: cancelled)
     return told
+
+
+def blocked(pod: ReachedPod) -> str:
+    """A folder that no host can make."""
+    (pod.folder / "file").write_text("in the way")
+    return f"{pod.folder}/file/tpunb"
 
 
 def there(pod: ReachedPod, name: str) -> list[Path]:
@@ -86,10 +93,31 @@ def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:
     assert [path.read_text() for path in there(pod, "one.txt")] == ["another"] * 2
 
 
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync here")
+def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) -> None:
+    folder = pod.project / "nested dir"
+    folder.mkdir()
+    (folder / "one two.dat").write_text("one")
+    (pod.project / "left.dat").write_text("left")
+    pod.set_place(files=["nested dir", "*.dat", "- left*"])
+    assert shutil.which("rsync") is not None
+    for host in pod.names:
+        pod.change(host, path=os.environ["PATH"])
+    assert send(pod, rsync=True) == ["bringing 1 files, 3 B, to 2 hosts"]
+    assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["one"] * 2
+    assert there(pod, "left.dat") == []
+    (folder / "one two.dat").write_text("longer")
+    send(pod, rsync=True)
+    assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["longer"] * 2
+    pod.set_place(files=["nested dir"], folder=blocked(pod))
+    with pytest.raises(HostsError, match=r"h0: rsync"):
+        send(pod, rsync=True)
+
+
 def test_a_host_that_cannot_take_them_is_named(pod: ReachedPod) -> None:
     (pod.project / "one.txt").write_text("one")
-    pod.set_place(files=["*.txt"], folder="/proc/nowhere")
-    with pytest.raises(HostsError, match="h0: "):
+    pod.set_place(files=["*.txt"], folder=blocked(pod))
+    with pytest.raises(HostsError, match=r"h0: .*Not a directory"):
         send(pod)
 
 

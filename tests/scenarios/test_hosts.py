@@ -184,6 +184,7 @@ def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
     assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
 
 
+@pytest.mark.long
 def test_a_run_hangs_only_if_no_host_goes_on_and_all_say_where(make: Make) -> None:
     run = make(
         "import os, time\n"
@@ -221,6 +222,7 @@ def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> Non
         assert failure.headline().startswith("host h2 was lost")
 
 
+@pytest.mark.long
 def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
     """Nobody tells anybody: each side finds out by itself, and names the other."""
     run = make(GO_ON)
@@ -234,6 +236,7 @@ def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
     assert lost[0].headline() == "host h1 was lost: no heartbeat for 3 s"
 
 
+@pytest.mark.long
 def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> None:
     """Each time for as long as TCP itself would not come back from within the limit."""
     run = make(
@@ -478,6 +481,7 @@ def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
         "import os, time\n"
         "print('begun', flush=True)\n"
         "if os.environ['RANK'] == '2':\n"
+        "    time.sleep(1)  # until the other one has its files\n"
         "    with open(os.environ['TPUNB_RUN'] + '/big', 'wb') as file:\n"
         "        file.write(bytes(8_000_000))\n"
         "time.sleep(600)"
@@ -496,6 +500,7 @@ def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
     pod[1].run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.long
 def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """Not of their addresses' text, in which 10.77.0.10 comes before 10.77.0.2."""
     if refused := hosts.why_refused():
@@ -559,6 +564,7 @@ value = kept + rank
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_torch_elastic_starts_ranks_on_all_hosts_again_and_again(make: Make) -> None:
     """With torch, its store on host 0, a prelude on each host, and values of rank 0."""
     run = make(STORE, prelude=["kept = 40"], program=REAL, retries=1, returns=("value",))

@@ -24,6 +24,8 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, RunState, StopCause
 
+pytestmark = pytest.mark.slow
+
 BEGUN = "import os, time\nprint('begun', flush=True)\n"
 GO_ON = f"{BEGUN}time.sleep(600)"
 SLOW_TO_END = f"""{BEGUN}

@@ -29,6 +29,7 @@ def launch(
     args: Sequence[Any] = (),
     *,
     cores: Cores | None = None,
+    on: str | None = None,
     name: str | None = None,
     env: Mapping[str, str] | None = None,
     ranks: str = "all",
@@ -82,6 +83,7 @@ def launch(
 
     options = _options(
         cores=cores,
+        on=on,
         name=name or calls.name_of(fn),
         env=tuple((key, str(value)) for key, value in (env or {}).items()),
         ranks=ranks,

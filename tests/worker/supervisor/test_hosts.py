@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from time import monotonic, sleep
 
 import pytest
 
@@ -20,11 +23,17 @@ from tpunb.runs.protocol import (
     JoinHosts,
     Message,
     RefuseRun,
+    RunOver,
     StartAttempt,
     StopHosts,
 )
 from tpunb.runs.spec import StopCause
-from tpunb.worker.supervisor.hosts import Decisions, Member, describe_differences
+from tpunb.worker.supervisor.hosts import (
+    Decisions,
+    Leader,
+    Member,
+    describe_differences,
+)
 
 NAMES = ("h0", "h1", "h2")
 STOP = StopHosts(StopCause.USER, "enough")
@@ -266,3 +275,96 @@ def test_a_host_that_never_hears_host_0_says_where_it_has_looked() -> None:
     )
     assert member.over
     member.close(None)
+
+
+class Two:
+    """Host 0 and host 1 with a real connection, and one made-up clock."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        address = "127.0.0.1"
+        join = JoinHosts("/r", 0, address, address, 0, "ab" * 32, {}, 2.0, 20.0, 300.0)
+        self.leader = Leader("run", NAMES[:2], join, lambda: self.time)
+        join = replace(join, node_rank=1, port=self.leader.port)
+        self.member = Member("run", NAMES[:2], join, lambda: self.time)
+        self.heard: dict[int, list[Message]] = {0: [], 1: []}
+        self.leader.say(HostHere({}))
+        self.member.say(HostHere({}))
+        self.await_words(1, AllHere())
+
+    def step(self, *numbers: int) -> None:
+        for number in numbers or (0, 1):
+            host = (self.leader, self.member)[number]
+            host.step(idle=False)
+            self.heard[number] += host.hear()
+
+    def await_words(self, number: int, message: Message) -> None:
+        deadline = monotonic() + 20
+        while message not in self.heard[number]:
+            self.step()
+            sleep(0.001)
+            self.time += 0.001
+            assert monotonic() < deadline
+
+    def pass_time(self, seconds: float, *numbers: int) -> None:
+        """Only these hosts do anything meanwhile."""
+        end = self.time + seconds
+        while self.time < end:
+            self.time += 0.5
+            for _ in range(5):
+                self.step(*numbers)
+                sleep(0.001)
+
+    def lost(self, number: int) -> list[str]:
+        return [m.reason for m in self.heard[number] if isinstance(m, HostLost)]
+
+    def close(self) -> None:
+        self.leader.close(None)
+        self.member.close(None)
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    made = Two()
+    yield made
+    made.close()
+
+
+def test_heartbeats_keep_both_sides_sure_of_each_other(two: Two) -> None:
+    two.pass_time(100)
+    assert two.lost(0) == two.lost(1) == []
+
+
+def test_who_is_silent_is_lost_for_the_other_side(two: Two) -> None:
+    two.pass_time(19, 1)
+    assert two.lost(1) == []
+    two.pass_time(3, 1)
+    assert two.lost(1) == ["host h0 was lost: no heartbeat for 20 s"]
+    assert two.member.over
+
+
+def test_host_0_misses_another_one_as_well(two: Two) -> None:
+    two.pass_time(23, 0)
+    assert two.lost(0) == ["host h1 was lost: no heartbeat for 20 s"]
+    assert two.leader.over
+
+
+def test_a_break_shorter_than_the_limit_loses_no_word(two: Two) -> None:
+    two.member.say(AttemptReady(0, 0))
+    two.pass_time(15, 1)  # long enough for it to try another connection
+    two.leader.say(AttemptReady(0, 40123))
+    two.await_words(1, StartAttempt(0, "127.0.0.1", 40123))
+    two.await_words(0, StartAttempt(0, "127.0.0.1", 40123))
+    two.pass_time(30)
+    assert two.lost(0) == two.lost(1) == []
+    assert two.heard[1].count(StartAttempt(0, "127.0.0.1", 40123)) == 1
+
+
+def test_the_result_reaches_all_before_host_0_leaves(two: Two) -> None:
+    two.member.say(HostEnded({"state": "succeeded"}, 0.0))
+    two.pass_time(1)
+    assert two.leader.over
+    two.leader.close(RunOver({"state": "succeeded"}))
+    two.pass_time(1, 1)
+    assert RunOver({"state": "succeeded"}) in two.heard[1]
+    assert two.lost(1) == []

@@ -125,6 +125,8 @@ def test_the_end_of_the_other_process_is_seen(make: Callable[..., Ends]) -> None
     ends = make()
     ends.connect()
     assert not ends.leader.ended
+    ends.member.beat(Beat())
+    assert read(ends.leader, 1) == [Beat()]
     assert ends.member.connection is not None
     ends.member.connection.close()
     deadline = time.monotonic() + 20

@@ -312,6 +312,7 @@ class Leader(Hosts):
             self._listener.welcome(connection, nonce, channel.have)
             log.info("host %d is connected%s", node, " again" if channel.connection else "")
             channel.attach(connection, have)
+            self._beaten = float("-inf")
             self.decisions.hear_of(node)
         for node, channel in self._channels.items():
             for message in channel.read():
@@ -372,6 +373,8 @@ class Member(Hosts):
         self._heard = self._looked = clock()
         self._beaten = float("-inf")
         self._dialling = True
+        self._replacing = False
+        """Host 0 has been given a proof, and may have closed the present connection for it."""
 
     def say(self, message: Message) -> None:
         if isinstance(message, HostEnded) and self._channel.connection is None:
@@ -414,17 +417,22 @@ class Member(Hosts):
     def _connect(self, now: float) -> None:
         """The first connection, and another one where nothing comes over the last."""
         quiet = REPLACE * self._join.lost_after
-        if self._channel.connection is not None and now - self._heard < quiet:
+        heard = self._channel.connection is not None and now - self._heard < quiet
+        if heard and not self._replacing:
+            if self._dialling:
+                self._dialer.close()
             self._dialling = False
             return
         if not self._dialling:
             log.warning("nothing is heard from host 0: another connection")
             self._dialling = True
         made = self._dialer.step(self._channel.have, quiet)
+        self._replacing = self._replacing or self._dialer.proving
         if made is not None:
             log.info("connected to host 0")
             self._channel.attach(*made)
-            self._heard, self._dialling = now, False
+            self._heard, self._dialling, self._replacing = now, False, False
+            self._beaten = float("-inf")  # host 0 is to hear at once that this one is used
 
     def _lose(self, why: str) -> None:
         self.over = True

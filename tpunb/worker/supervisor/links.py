@@ -143,12 +143,14 @@ class Channel:
         self._sent: list[bytes] = []
         self.have = 0
         """The number of the last message that has come."""
+        self._spoken = False
+        """Something has come over the present connection: the other end goes on over it, too."""
 
     def attach(self, connection: Connection, have: int) -> None:
         """Go on over another connection; the other end has the first `have` messages."""
         if self.connection is not None:
             self.connection.close()
-        self.connection = connection
+        self.connection, self._spoken = connection, False
         for line in self._sent[have:]:
             connection.send(line)
 
@@ -169,6 +171,7 @@ class Channel:
             return []
         messages = []
         for line in self.connection.read():
+            self._spoken = True
             number, _, rest = line.partition(b" ")
             message = protocol.decode_message(rest) if number.isdigit() else None
             if message is None or 0 < int(number) <= self.have:
@@ -179,8 +182,8 @@ class Channel:
 
     @property
     def ended(self) -> bool:
-        """The process at the other end is no more."""
-        return self.connection is not None and self.connection.ended
+        """The process at the other end is no more: it has closed what it had spoken over."""
+        return self.connection is not None and self._spoken and self.connection.ended
 
     def close(self, *, deadline: float | None = None) -> None:
         """Close the connection; with a deadline (of `time.monotonic`) after what was said last."""
@@ -302,6 +305,11 @@ class Dialer:
         self._since = float("-inf")
         self.problem = ""
         """Why there is no connection, in the words of the system or of ours."""
+
+    @property
+    def proving(self) -> bool:
+        """Host 0 may go on over this try at any moment."""
+        return self._proved and self._connection is not None
 
     def step(self, have: int, give_up_after: float) -> tuple[Connection, int] | None:
         """Go on; a connection that is proved on both sides, with what host 0 has, if there is one.
