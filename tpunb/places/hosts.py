@@ -33,7 +33,7 @@ from tpunb.runs.stream import Alive, End, Start, Stop
 from tpunb.utils.files import LineBuffer
 
 ALIVE, GONE = 5.0, 30.0
-"""Seconds between two signs of life to each host, and without one until it takes this process for
+"""Seconds between two heartbeats to each host, and without one until it takes this process for
 gone: a connection that is cut does not close at its other end."""
 LOOK = 0.05
 """Seconds that `follow` waits for a line before it says that there is none."""

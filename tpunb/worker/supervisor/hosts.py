@@ -80,7 +80,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def step(self, *, idle: bool) -> None:
-        """Read, write and look at the clock. `idle`: no rank here shows a sign of life."""
+        """Read, write and look at the clock. `idle`: no rank here does anything."""
 
     @abstractmethod
     def all_idle(self) -> bool:
@@ -155,7 +155,7 @@ class Decisions:
                 self._send(node, message)
 
     def hear_of(self, node: int) -> None:
-        """A sign of life."""
+        """A host has said something, if only a heartbeat."""
         self.hosts[node].heard = self._clock()
 
     def take(self, node: int, message: Message) -> None:

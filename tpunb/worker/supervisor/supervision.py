@@ -145,7 +145,7 @@ class Supervision:
         self._whole: RunResult | None = None
         """Of all hosts, which host 0 has told."""
         self._idle = False
-        """No rank here has shown a sign of life for as long as makes a run count as hung."""
+        """No rank here has shown any activity for as long as makes a run count as hung."""
         if hosts is not None:
             hosts.say(HostHere(dict(facts)))
 
