@@ -6,8 +6,9 @@
     receive FOLDER SIZE DIGEST        an archive from standard input, into the folder
     pack FOLDER PATTERN…              files of it that match, as an archive on standard output
     state FOLDER                      how the run stands
-    reach ADDRESS PORT,PORT           listens there, says so, and connects to those whose addresses
-                                      and ports are on a line of standard input; says which failed
+    reach ADDRESS PORT,PORT           listens there, says at which ports (the system chooses for 0),
+                                      and connects to those whose addresses and ports are on a line
+                                      of standard input; says which failed
 
 `unpack` and `state` need the tpunb of the host.
 """
@@ -109,7 +110,7 @@ def pack(folder: str, *patterns: str) -> None:
 def reach(address: str, ports: str) -> None:
     """Listen, connect to the others, and listen on until standard input is closed."""
     listeners = [listen(address, int(port)) for port in ports.split(",") if port]
-    print("\n" + SAYS + "listening", flush=True)
+    print("\n" + SAYS + json.dumps([each.getsockname()[1] for each in listeners]), flush=True)
     failed = []
     for other, numbers in json.loads(sys.stdin.readline() or "[]"):
         for number in numbers:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,43 @@ def test_all_ranks_of_a_host_are_lost_at_once(ranks: Ranks) -> None:
     said = re.compile("PeerLostError: ranks 1/2, 1/3 ended while rank 0/. waited in all_reduce sum")
     assert said.match(first.value), first.value
     assert said.match(second.value), second.value
+
+
+def without_store(folder: str) -> str:
+    """Wait for rank 3, which ends the process that serves the store and does not come."""
+    rank, world = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal.errors import PeerLostError
+
+    x = torch.ones(4, device=torch_xla.device())
+    xm.all_reduce("sum", [x])
+    told = [Path(folder, str(other)) for other in range(world - 1)]
+    if rank == world - 1:
+        os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
+        while not all(path.exists() for path in told):
+            time.sleep(0.01)
+        return ""
+    try:
+        xm.all_reduce("sum", x)
+        torch_xla.sync()
+    except PeerLostError as error:
+        return str(error)
+    finally:
+        told[rank].touch()
+    return "nothing was raised"
+
+
+def test_a_store_that_is_lost_with_host_0_is_told(ranks: Ranks, tmp_path: Path) -> None:
+    *said, _ = ranks.values(without_store, 4, str(tmp_path), hosts=LOOPBACK)
+    for rank, text in enumerate(said):
+        assert re.match(
+            rf"torch elastic's store at 127.0.0.1:\d+ no longer answers rank {rank // 2}/{rank}, "
+            r"which waited in all_reduce sum of float32\[4\].*: the first host, which serves it",
+            text,
+        ), text
 
 
 def sent_in_a_circle() -> str:
