@@ -57,15 +57,6 @@ for step in range(2 if xr.global_ordinal() == 3 else 3):
     x = xm.all_reduce("sum", x)
     torch_xla.sync()
 """
-CUT = """\
-import torch, torch_xla
-import torch_xla.core.xla_model as xm
-x = torch.ones(4 << 20, device=torch_xla.device())  # goes over gloo
-for step in range(100_000):
-    xm.all_reduce("sum", [x], scale=0.25)
-    if step == 0:
-        print("begun", flush=True)
-"""
 AGAIN = """\
 import os, torch, torch_xla
 import torch_xla.core.xla_model as xm
@@ -76,7 +67,12 @@ for step in range(3):
     if (attempt, rank, step) == (0, 3, 1):
         raise ValueError("once")
     total = xm.all_reduce("sum", x)
-print("store", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], total.tolist())
+print("store", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], total.tolist(), flush=True)
+x = torch.ones(4 << 20, device=torch_xla.device())  # goes over gloo
+for step in range(100_000):
+    xm.all_reduce("sum", [x], scale=0.25)
+    if step == 0:
+        print("begun", flush=True)
 """
 HOLD = """\
 import socket, sys
@@ -154,43 +150,49 @@ def test_a_batch_less_on_another_host_is_told_with_its_name(pod: Pod, tmp_path: 
     assert result.failure.line == 6
     assert "rank h1/3 has returned from the train cell while rank h" in result.failure.message
     assert "rank h1/3 took part in 2" in result.failure.message
-    [cause, *_] = diagnose_log(run.folders[1] / "run.log", None)
-    print(cause)
+    [cause] = diagnose_log(run.folders[1] / "run.log", None)
+    assert cause.id == "rendezvous-lost-peer"
+    assert "rank h1/3 has returned from the train cell while rank h" in str(cause)
 
 
-def test_all_ranks_of_all_hosts_start_again_at_a_store_of_a_known_port(
+def test_all_ranks_start_again_and_then_a_link_is_cut_within_a_collective(
     pod: Pod, tmp_path: Path
 ) -> None:
+    def cut(run: RunOnHosts) -> None:
+        run.await_lines("begun")
+        pod[1].cut()
+
     held = [sys.executable, "-c", HOLD, pod[0].address, "29501"]
     with pod[0].popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         try:
-            run = ran(pod, tmp_path, AGAIN, retries=1, besides=[holder.pid])
+            run = ran(
+                pod,
+                tmp_path,
+                AGAIN,
+                meanwhile=cut,
+                lost_after="5s",
+                besides=[holder.pid],
+                retries=1,
+            )
         finally:
             holder.communicate()
-    result = run.nodes[0].result()
-    assert (result.state, result.attempts) == (RunState.SUCCEEDED, 2), run.nodes[0].text("run.log")
+            pod[1].mend()
+    starting = "starting again (retry 1 of 1)"
+    assert f"rank h1/3 has failed: {starting}" in run.nodes[0].text("events.jsonl")
+    why = "rank h1/3 failed in cell [2], line 8: ValueError: once"
+    assert f"{why}: {starting}" in run.nodes[1].text("events.jsonl")
     said = [line for node in run.nodes.values() for line in node.log() if "] store" in line]
     at = f"store {pod[0].address} 29502 [4.0, 4.0, 4.0]"
     assert sorted(said) == [f"[{rank}] {at}" for rank in range(4)]
-    events = run.nodes[0].text("events.jsonl")
-    assert "rank h1/3 failed in cell [2], line 8: ValueError: once" in events
-
-
-def test_a_link_that_is_cut_within_a_collective(pod: Pod, tmp_path: Path) -> None:
-    def cut(run: RunOnHosts) -> None:
-        run.await_lines("begun")
-        pod[1].cut()
-
-    try:
-        run = ran(pod, tmp_path, CUT, meanwhile=cut, lost_after="5s")
-    finally:
-        pod[1].mend()
     for number, other in ((0, "h1"), (1, "h0")):
-        failure = run.nodes[number].result().failure
+        result = run.nodes[number].result()
+        assert (result.state, result.attempts) == (RunState.FAILED, 2)
+        failure = result.failure
         assert failure is not None
         assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, other)
         assert failure.headline() == f"host {other} was lost: no heartbeat for 5 s"
-        causes = diagnose_log(run.folders[number] / "run.log", None)
-        print(causes, run.nodes[number].text("run.log")[-3000:])
+        [cause, *_] = diagnose_log(run.folders[number] / "run.log", None)
+        assert cause.id == "host-lost"
+        assert failure.headline() in str(cause)

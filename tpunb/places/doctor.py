@@ -133,7 +133,7 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
         for process in processes:
             process.close()
     names = {host.address: name for name, host in report.answered}
-    found = []
+    found: list[tuple[str, str, tuple[int, ...]]] = []
     for index, answer in enumerate(answers):
         if answer is None:
             found.append((report.names[index], "any other host", ()))
