@@ -13,6 +13,7 @@ from typing import Any
 
 import tests.fakes
 from tests.fakes.hosts import Host, Pod
+from tests.fakes.machine import FakeMachine
 
 ROOT = Path(__file__).parents[2]
 TORCHLESS = """\
@@ -125,3 +126,17 @@ def reached_pod(hosts: int, folder: Path) -> Iterator[ReachedPod]:
     """Hosts for as long as the block runs."""
     with Pod(hosts, folder / "homes") as pod:
         yield ReachedPod(pod, folder)
+
+
+def tpu(folder: Path, worker: int, *, chips: int = 4) -> dict[str, str]:
+    """Variables that make a host a TPU's."""
+    machine = FakeMachine(folder)
+    machine.chips("v5e", chips)
+    hosts = "10.77.0.2,10.77.0.3"
+    return {
+        "TPUNB_ROOT": str(folder),
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_WORKER_ID": str(worker),
+        "TPU_WORKER_HOSTNAMES": hosts,
+    }

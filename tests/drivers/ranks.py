@@ -173,6 +173,7 @@ def _serve() -> None:
                     TORCHELASTIC_RESTART_COUNT=str(number),
                     TORCHELASTIC_USE_AGENT_STORE="True",
                     TPUNB_BOARD=str(board),
+                    STORE_PID=str(agent),
                     **env,
                 )
                 _rank(function, rank, Path(folder), args)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.pods import ReachedPod
-from tests.fakes.machine import FakeMachine
+from tests.drivers.pods import ReachedPod, tpu
 from tpunb.places import check, target
 from tpunb.places.config import find_place
 from tpunb.places.errors import HostsError, PlaceError
@@ -94,20 +93,6 @@ def test_a_missing_interpreter_is_named(pod: ReachedPod) -> None:
         found(pod)
 
 
-def tpu(folder: Path, worker: int, *, chips: int = 4) -> dict[str, str]:
-    """Variables that make a host a TPU's."""
-    machine = FakeMachine(folder)
-    machine.chips("v5e", chips)
-    hosts = "10.77.0.2,10.77.0.3"
-    return {
-        "TPUNB_ROOT": str(folder),
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_WORKER_ID": str(worker),
-        "TPU_WORKER_HOSTNAMES": hosts,
-    }
-
-
 def test_node_ranks_are_worker_numbers(pod: ReachedPod, tmp_path: Path) -> None:
     pod.change("h0", env=tpu(tmp_path / "0", 1))
     pod.change("h1", env=tpu(tmp_path / "1", 0))
@@ -145,22 +130,25 @@ def test_the_same_worker_twice_is_refused(pod: ReachedPod, tmp_path: Path) -> No
 
 
 def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
-    code = "import socket, sys; s = socket.create_server((sys.argv[1], 8470)); print(flush=True); "
+    code = "import socket, sys; s = socket.create_server((sys.argv[1], 8461)); print(flush=True); "
     with pod[0].popen(
         ["python3", "-c", code + "sys.stdin.read()", pod[0].address], stdin=-1, stdout=-1
     ) as listener:
         assert listener.stdout is not None
         listener.stdout.readline()
-        assert found(pod).placed("run", detached=False).port == 8471
-        pod.set_place(port=8470 - 5)
-        assert found(pod).placed("run", detached=False).port == 8465
+        # The ranks' store will have the next one, so neither may be taken.
+        assert found(pod).placed("run", detached=False).port == 8462
+        pod.set_place(port=8455)
+        assert found(pod).placed("run", detached=False).port == 8455
+        pod.set_place(port=8470)  # 8471 is libtpu's
+        assert found(pod).placed("run", detached=False).port == 8472
         listener.communicate(b"")
 
 
 def test_no_free_port_is_said(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = found(pod)
     monkeypatch.setattr(check.HostsReport, "rendezvous_port", lambda self: None)
-    with pytest.raises(PlaceError, match="8470 and the next ones are all in use on h0"):
+    with pytest.raises(PlaceError, match="8460 and the next ones are all in use on h0"):
         chosen.placed("run", detached=False)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tests.drivers.pods import ReachedPod
+from tests.drivers.pods import ReachedPod, tpu
 from tpunb.places.doctor import inspect_place
 
 
@@ -20,16 +23,31 @@ def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
 
 
 def test_ports_that_are_not_let_through_are_named_in_both_directions(pod: ReachedPod) -> None:
+    problems = problems_when_cut(pod)
+    any_port = r"\d{5}: let these through between the hosts"
+    assert re.match(rf"h1 is not reached at port {any_port}", problems["h0"])
+    assert re.match(rf"h0 is not reached at port 8460, 8461, {any_port}", problems["h1"])
+
+
+def test_the_ports_of_a_tpu_are_tried(pod: ReachedPod, tmp_path: Path) -> None:
+    for number in (0, 1):
+        pod.change(f"h{number}", env=tpu(tmp_path / str(number), number))
+    problems = problems_when_cut(pod)
+    libtpu = "8471, 8476, 8477, 8478, 8479:"
+    assert problems["h0"].startswith(f"h1 is not reached at port {libtpu}")
+    assert problems["h1"].startswith(f"h0 is not reached at port 8460, 8461, {libtpu}")
+
+
+def problems_when_cut(pod: ReachedPod) -> dict[str, str]:
     pod[1].cut()
     try:
         report = inspect_place("pod", pod.project)
     finally:
         pod[1].mend()
-    problems = dict(report.problems())
-    assert "h1 is not reached at port 8470, 8476" in problems["h0"]
-    assert "h0 is not reached at port 8470, 8476" in problems["h1"]
     assert "problem: h0: h1 is not reached" in report.text()
-    assert report.to_json()["problems"][0]["host"] == "h0"
+    problems = {each["host"]: each["message"] for each in report.to_json()["problems"]}
+    assert problems == dict(report.problems())
+    return problems
 
 
 def test_what_forbids_a_run_is_told_and_the_rest_still_shown(pod: ReachedPod) -> None:

@@ -74,7 +74,7 @@ MESSAGES = [
     RankExited(1, -9, 17.5, 1 << 33, finished=False),
     StopRanks(),
     JoinHosts("/runs/1", 1, "10.0.0.3", "10.0.0.2", 29477, "ab", {"torch": "2.9.0"}, 2.0, 20.0),
-    ForkRunner("/runs/1", {"A": "b"}, None, node_rank=1, address="10.0.0.3"),
+    ForkRunner("/runs/1", {"A": "b"}, None, node_rank=1, address="10.0.0.3", port=29477),
     HostHere({"torch": "2.9.0"}),
     AllHere(),
     AttemptReady(1, 40123),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from tests.drivers.nodes import REAL, RunOnHosts
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
 from tests.support import Driver
-from tpunb.runs.spec import RunState
+from tpunb.diagnostics.failure.run import diagnose_log
+from tpunb.runs.spec import FailureKind, RunState
 
 pytestmark = pytest.mark.long  # torch_xla is imported on each host
 
@@ -54,6 +57,29 @@ for step in range(2 if xr.global_ordinal() == 3 else 3):
     x = xm.all_reduce("sum", x)
     torch_xla.sync()
 """
+AGAIN = """\
+import os, torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+x = torch.ones(3, device=torch_xla.device())
+attempt, rank = int(os.environ["TPUNB_ATTEMPT"]), xr.global_ordinal()
+for step in range(3):
+    if (attempt, rank, step) == (0, 3, 1):
+        raise ValueError("once")
+    total = xm.all_reduce("sum", x)
+print("store", os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], total.tolist(), flush=True)
+x = torch.ones(4 << 20, device=torch_xla.device())  # goes over gloo
+for step in range(100_000):
+    xm.all_reduce("sum", [x], scale=0.25)
+    if step == 0:
+        print("begun", flush=True)
+"""
+HOLD = """\
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +92,23 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
         yield pod
 
 
-def ran(pod: Pod, folder: Path, train: str) -> RunOnHosts:
-    run = RunOnHosts(pod, folder, train, prelude=[DATA], program=REAL)
+def ran(
+    pod: Pod,
+    folder: Path,
+    train: str,
+    *,
+    meanwhile: Callable[[RunOnHosts], None] = lambda run: None,
+    lost_after: str = "30s",
+    besides: Iterable[int] = (),
+    **values: Any,
+) -> RunOnHosts:
+    run = RunOnHosts(pod, folder, train, prelude=[DATA], program=REAL, **values)
     try:
-        run.start_all("--lost-after", "30s", env={"PJRT_DEVICE": "CPU"})
+        run.start_all("--lost-after", lost_after, env={"PJRT_DEVICE": "CPU"})
+        meanwhile(run)
         for node in run.nodes.values():
             node.wait(240)
-        assert not run.left()
+        assert set(run.left()) == set(besides)
     finally:
         run.close()
     return run
@@ -114,3 +150,50 @@ def test_a_batch_less_on_another_host_is_told_with_its_name(pod: Pod, tmp_path: 
     assert result.failure.line == 6
     assert "rank h1/3 has returned from the train cell while rank h" in result.failure.message
     assert "rank h1/3 took part in 2" in result.failure.message
+    [cause] = diagnose_log(run.folders[1] / "run.log", None)
+    assert cause.id == "rendezvous-lost-peer"
+    told = " ".join(line.text for line in cause.evidence)
+    assert "rank h1/3 has returned from the train cell while rank h" in told
+
+
+def test_all_ranks_start_again_and_then_a_link_is_cut_within_a_collective(
+    pod: Pod, tmp_path: Path
+) -> None:
+    def cut(run: RunOnHosts) -> None:
+        run.await_lines("begun")
+        pod[1].cut()
+
+    held = [sys.executable, "-c", HOLD, pod[0].address, "29501"]
+    with pod[0].popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            run = ran(
+                pod,
+                tmp_path,
+                AGAIN,
+                meanwhile=cut,
+                lost_after="5s",
+                besides=[holder.pid],
+                retries=1,
+            )
+        finally:
+            holder.communicate()
+            pod[1].mend()
+    starting = "starting again (retry 1 of 1)"
+    assert f"rank h1/3 has failed: {starting}" in run.nodes[0].text("events.jsonl")
+    why = "rank h1/3 failed in cell [2], line 8: ValueError: once"
+    assert f"{why}: {starting}" in run.nodes[1].text("events.jsonl")
+    said = [line for node in run.nodes.values() for line in node.log() if "] store" in line]
+    at = f"store {pod[0].address} 29502 [4.0, 4.0, 4.0]"
+    assert sorted(said) == [f"[{rank}] {at}" for rank in range(4)]
+    for number, other in ((0, "h1"), (1, "h0")):
+        result = run.nodes[number].result()
+        assert (result.state, result.attempts) == (RunState.FAILED, 2)
+        failure = result.failure
+        assert failure is not None
+        assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, other)
+        assert failure.headline() == f"host {other} was lost: no heartbeat for 5 s"
+        [cause, *_] = diagnose_log(run.folders[number] / "run.log", None)
+        assert cause.id == "host-lost"
+        assert failure.headline() in str(cause)

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+
+import pytest
 
 from tests.support import Driver
+from tpunb.runs import directory
+from tpunb.runs.protocol import (
+    AttemptReady,
+    MessageReader,
+    MessageWriter,
+    OrderChannel,
+    StartAttempt,
+)
+from tpunb.runs.spec import RunSpec
+from tpunb.utils.errors import SetupError
 
 LOOKUPS = """
 import sys
@@ -86,3 +103,65 @@ def test_the_store_begins_to_serve_when_a_rank_connects() -> None:
     again = host.next_rendezvous().bootstrap_store_info
     assert again == where
     first.close()
+
+
+PORT = 29521
+"""At which host 0's supervisor would listen."""
+
+
+@contextlib.contextmanager
+def taken(count: int) -> Iterator[None]:
+    """So many of the next ports are somebody else's."""
+    with contextlib.ExitStack() as stack:
+        for port in range(PORT + 1, PORT + 1 + count):
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
+
+
+@pytest.mark.parametrize(("busy", "node_rank", "port"), [(0, 0, 1), (2, 0, 3), (0, 1, None)])
+def test_only_host_0_listens_at_the_next_free_port_and_tells_it(
+    tmp_path: Path, busy: int, node_rank: int, port: int | None
+) -> None:
+    from tpunb.worker.elastic import OneOfSeveral
+
+    run = directory.create_run(tmp_path, "nb")
+    spec = RunSpec(run.id, "nb", 2, "CPU", str(tmp_path), (), (), hosts=("h0", "h1"))
+    reader, writer = os.pipe()
+    ours, theirs = (OrderChannel(end) for end in socket.socketpair())
+    reports = MessageWriter(writer)
+    told = 0 if port is None else PORT + port
+    with taken(busy):
+        host = OneOfSeveral(run, spec, node_rank, "127.0.0.1", PORT, theirs, reports)
+        ours.send(StartAttempt(0, "10.0.0.2", 7))
+        met = host.next_rendezvous().bootstrap_store_info
+        assert met is not None
+        assert (met.master_addr, met.master_port) == ("10.0.0.2", 7)
+        assert MessageReader(reader).read() == [AttemptReady(0, told)]
+        if port is None:
+            host.serve_if_asked()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", PORT + 1))
+        else:
+            socket.create_connection(("127.0.0.1", told)).close()
+    host.leave()  # as in a rank
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", told or PORT + 1))
+    for end in (ours, reports):
+        end.close()
+    os.close(reader)
+
+
+def test_without_a_free_port_for_the_store_the_ports_are_named(tmp_path: Path) -> None:
+    from tpunb.worker.elastic import OneOfSeveral
+
+    run = directory.create_run(tmp_path, "nb")
+    spec = RunSpec(run.id, "nb", 2, "CPU", str(tmp_path), (), (), hosts=("h0", "h1"))
+    reader, writer = os.pipe()
+    ours, theirs = (OrderChannel(end) for end in socket.socketpair())
+    host = OneOfSeveral(run, spec, 0, "127.0.0.1", PORT, theirs, MessageWriter(writer))
+    with taken(4), pytest.raises(SetupError, match=re.escape("29522, 29523, 29524, 29525")):
+        host.next_rendezvous()
+    for fd in (reader, writer):
+        os.close(fd)
+    for channel in (ours, theirs):
+        channel.close()

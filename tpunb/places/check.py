@@ -29,6 +29,9 @@ MOST_SKEW = 5.0
 """Seconds by which a host's clock may differ before it is worth a line."""
 LEAST_DISK = 1_000_000_000
 """Bytes that must be free where runs are kept."""
+LIBTPU_PORT = 8471
+"""libtpu listens here if one process drives all chips of a host (SPMD)."""
+_TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
 _RENDEZVOUS = 6
 """Ports that are tried for the rendezvous, from the place's on."""
 
@@ -133,10 +136,26 @@ class HostsReport:
         return self.place.settings.cores or self.answered[0][1].machine.cores
 
     def rendezvous_port(self) -> int | None:
-        """One that is free on host 0; None if none of those that are tried is."""
-        taken = self.answered[0][1].taken
-        tried = range(self.place.settings.port, self.place.settings.port + _RENDEZVOUS)
-        return next((port for port in tried if port not in taken), None)
+        """One that is free on host 0, as the next one is, which the ranks' store will have.
+
+        None if none of those that are tried is.
+        """
+        taken = {*self.answered[0][1].taken, *_TPU_PORTS}
+        tried = _tried_ports(self.place.settings)[:-1]
+        return next((port for port in tried if not {port, port + 1} & taken), None)
+
+    def wanted_ports(self) -> list[list[int]]:
+        """Those of each host that the others need to reach; 0: any that the system chooses."""
+        machines = [host.machine for _, host in self.answered]
+        wanted = [
+            [LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + machine.chips)]
+            if machine.device == "TPU"
+            else [0]
+            for machine in machines
+        ]
+        if (port := self.rendezvous_port()) is not None:
+            wanted[0] = [port, port + 1, *wanted[0]]
+        return wanted
 
     def to_json(self) -> dict[str, Any]:
         """What `tpunb doctor --on PLACE --json` prints."""
@@ -176,7 +195,7 @@ def ask(
 ) -> HostsReport:
     """Ask every host at once. Hosts that do not answer are `silent`."""
     settings = place.settings
-    ports = [*range(settings.port, settings.port + _RENDEZVOUS), *range(RANK_PORT, RANK_PORT + 8)]
+    ports = [*_tried_ports(settings), *_TPU_PORTS]
     asked = json.dumps({"folder": settings.folder, "ports": ports}).encode()
     names = transport.hosts
     command = probe_command(settings)
@@ -192,6 +211,11 @@ def ask(
         if host is None:
             silent[name] = problem
     return HostsReport(place, shown, tuple(hosts), silent)
+
+
+def _tried_ports(settings: Settings) -> range:
+    """For the rendezvous, and one more for the ranks' store."""
+    return range(settings.port, min(settings.port + _RENDEZVOUS + 1, 65536))
 
 
 def probe_command(settings: Settings) -> str:

@@ -31,8 +31,9 @@ else:
     import tomli as tomllib
 
 FILE = "places.toml"
-PORT = 8470
-"""Of host 0, where the others find it: below the ports of torch_xla's ranks (8476 and up)."""
+PORT = 8460
+"""Of host 0, where the others find it. What it and the ranks' store may need is below 8471, where
+libtpu listens if one process drives a host (SPMD), and the ports of torch_xla's ranks."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ _EXAMPLES = {
     tuple[str, ...]: '["…", "…"]',
     str: '"…"',
     int | None: "4",
-    int: "8470",
+    int: "8460",
     bool: "true",
     Literal["check", "make"]: '"check" or "make"',
 }

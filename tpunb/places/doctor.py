@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.places import check, remote
-from tpunb.places.check import RANK_PORT, HostsReport, interpreter
+from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import find_place
 from tpunb.places.transport import PATIENCE, HostProcess, Transport, make_transport
 from tpunb.utils.files import LineBuffer
@@ -42,11 +42,11 @@ class PlaceReport:
         if len(self.hosts.names) > 1 and self.hosts.rendezvous_port() is None:
             found.append((self.hosts.names[0], "no port is free for the rendezvous"))
         for source, target, ports in self.unreached:
-            listed = ", ".join(map(str, ports))
+            where = f"port {', '.join(map(str, ports))}" if ports else "any port"
             found.append(
                 (
                     source,
-                    f"{target} is not reached at port {listed}: let these through between the "
+                    f"{target} is not reached at {where}: let these through between the "
                     "hosts (firewall rules, security groups)",
                 )
             )
@@ -105,12 +105,12 @@ def inspect_place(name: str, folder: Path) -> PlaceReport:
 
 
 def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Each host listens for a moment, and connects to all others."""
-    port = report.rendezvous_port()
+    """Each host listens for a moment where it will in a run, and connects to all others."""
     hosts = [host for _, host in report.answered]
-    chips = max(host.machine.chips for host in hosts)
-    wanted = [*([] if port is None else [port]), *range(RANK_PORT, RANK_PORT + max(chips, 1))]
-    free = [[port for port in wanted if port not in host.taken] for host in hosts]
+    free = [
+        [port for port in wanted if port not in host.taken]
+        for wanted, host in zip(report.wanted_ports(), hosts, strict=True)
+    ]
     processes = []
     try:
         for index, host in enumerate(hosts):
@@ -123,9 +123,9 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
         said = [reader.next(remote.SAYS, deadline) for reader in readers]
         for index, process in enumerate(processes):
             others = [
-                [host.address, free[other]]
-                for other, host in enumerate(hosts)
-                if other != index and said[other] is not None
+                [host.address, json.loads(listening)]
+                for other, (host, listening) in enumerate(zip(hosts, said, strict=True))
+                if other != index and listening is not None
             ]
             process.send((json.dumps(others) + "\n").encode())
         answers = [reader.next(remote.SAYS, deadline) for reader in readers]
@@ -133,10 +133,10 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
         for process in processes:
             process.close()
     names = {host.address: name for name, host in report.answered}
-    found = []
+    found: list[tuple[str, str, tuple[int, ...]]] = []
     for index, answer in enumerate(answers):
         if answer is None:
-            found.append((report.names[index], "any other host", tuple(wanted)))
+            found.append((report.names[index], "any other host", ()))
             continue
         ports_of: dict[str, list[int]] = {}
         for address, port in json.loads(answer):

@@ -6,8 +6,9 @@
     receive FOLDER SIZE DIGEST        an archive from standard input, into the folder
     pack FOLDER PATTERN…              files of it that match, as an archive on standard output
     state FOLDER                      how the run stands
-    reach ADDRESS PORT,PORT           listens there, says so, and connects to those whose addresses
-                                      and ports are on a line of standard input; says which failed
+    reach ADDRESS PORT,PORT           listens there, says at which ports (the system chooses for 0),
+                                      and connects to those whose addresses and ports are on a line
+                                      of standard input; says which failed
 
 `unpack` and `state` need the tpunb of the host.
 """
@@ -22,6 +23,7 @@ import os
 import socket
 import sys
 import tarfile
+from concurrent import futures
 
 ARCHIVE = b"tpunb-archive:\n"
 """Before an archive: a login shell may have printed something."""
@@ -109,18 +111,26 @@ def pack(folder: str, *patterns: str) -> None:
 def reach(address: str, ports: str) -> None:
     """Listen, connect to the others, and listen on until standard input is closed."""
     listeners = [listen(address, int(port)) for port in ports.split(",") if port]
-    print("\n" + SAYS + "listening", flush=True)
-    failed = []
-    for other, numbers in json.loads(sys.stdin.readline() or "[]"):
-        for number in numbers:
-            try:
-                socket.create_connection((other, number), timeout=3).close()
-            except OSError:
-                failed.append([other, number])
+    print("\n" + SAYS + json.dumps([each.getsockname()[1] for each in listeners]), flush=True)
+    others = json.loads(sys.stdin.readline() or "[]")
+    wanted = [(other, number) for other, numbers in others for number in numbers]
+    # Together: what a firewall drops takes the whole time for each port of each host.
+    with futures.ThreadPoolExecutor(64) as pool:
+        reached = list(pool.map(is_reached, wanted))
+    failed = [where for where, well in zip(wanted, reached, strict=True) if not well]
     print("\n" + SAYS + json.dumps(failed), flush=True)
     sys.stdin.read()
     for listener in listeners:
         listener.close()
+
+
+def is_reached(where: tuple[str, int]) -> bool:
+    """Whether somebody takes connections at this address and port."""
+    try:
+        socket.create_connection(where, timeout=3).close()
+    except OSError:
+        return False
+    return True
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -156,6 +156,16 @@ class ForkRunner:
     """Which of several hosts this is: then no copy is left, and what all do comes on the socket."""
     address: str = ""
     """By which the other hosts reach this one."""
+    port: int = 0
+    """At which host 0's supervisor listens for the others; `store_ports` follow."""
+
+
+def store_ports(port: int) -> range:
+    """Where host 0 serves the ranks' store: at the first of these that is free.
+
+    They come after the one at which its supervisor listens, so that a firewall can know them.
+    """
+    return range(port + 1, min(port + 5, 65536))
 
 
 @dataclass(frozen=True)

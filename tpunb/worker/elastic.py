@@ -10,13 +10,14 @@ underscores by design; checked on torch 2.8 and 2.9.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
@@ -47,9 +48,11 @@ from tpunb.runs.protocol import (
     RanksForked,
     StartAttempt,
     StopRanks,
+    store_ports,
 )
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import env_vars
+from tpunb.utils.errors import SetupError
 from tpunb.utils.name_service import look_as_configured, look_in_hosts_file
 from tpunb.worker import fork_safety
 from tpunb.worker.rank_marks import Mark, RankMark, RankMarks
@@ -216,27 +219,56 @@ class Host(RendezvousHandler):
         self._run_id = run_id
         self._address = address
         self._store = HashStore()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
-        self._port: int = self._listener.getsockname()[1]
+        self._listener: socket.socket | None = None
+        self._port = 0
         self._server: TCPStore | None = None
         self._starts: threading.Thread | None = None
 
+    def _listen(self, ports: Iterable[int]) -> None:
+        """Listen at the first of these ports that is free; not before the ranks are next.
+
+        A copy of this process that is kept would go on listening.
+        """
+        if self._listener is not None:
+            return
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        tried = []
+        for port in ports:
+            try:
+                self._listener = socket.create_server(
+                    (self._address, port), family=family, backlog=socket.SOMAXCONN
+                )
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                tried.append(port)
+                continue
+            self._port = self._listener.getsockname()[1]
+            return
+        raise SetupError(
+            f"the ranks' store needs a port of {self._address}, and those that it may have are in "
+            f"use: {', '.join(map(str, tried))}. Give the run another rendezvous port: the store's "
+            "are the ones after it"
+        )
+
     def serve_if_asked(self) -> None:
         """Start the store once somebody has connected to its port."""
-        if self._starts is None and select.select([self._listener], [], [], 0)[0]:
+        listener = self._listener
+        if listener is None or self._starts is not None:
+            return
+        if select.select([listener], [], [], 0)[0]:
             # In a thread, because TCPStore connects to itself.
-            self._starts = threading.Thread(target=self._serve, daemon=True)
+            self._starts = threading.Thread(target=self._serve, args=[listener], daemon=True)
             self._starts.start()
 
-    def _serve(self) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         look_in_hosts_file()
         self._server = TCPStore(
             self._address,
             self._port,
             is_master=True,
             wait_for_workers=False,
-            master_listen_fd=self._listener.detach(),
+            master_listen_fd=listener.detach(),
         )
 
     def settle(self) -> None:
@@ -257,7 +289,9 @@ class Host(RendezvousHandler):
         return True
 
     def leave(self) -> None:
-        """In a rank: what all hosts do is not its business."""
+        """In a rank: what is its agent's ends with it."""
+        if self._listener is not None:
+            self._listener.close()
 
     def get_backend(self) -> str:
         return "tpunb"
@@ -291,6 +325,7 @@ class OneHost(Host):
     def next_rendezvous(self) -> RendezvousInfo:
         """This host is the first of one."""
         self.settle()
+        self._listen([0])
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(self._address, self._port))
 
 
@@ -308,11 +343,14 @@ class OneOfSeveral(Host):
         spec: RunSpec,
         node_rank: int,
         address: str,
+        port: int,
         decisions: OrderChannel,
         reports: MessageWriter,
     ) -> None:
+        """`port`: at which host 0's supervisor listens."""
         super().__init__(run.id, address)
         self._run = run
+        self._rendezvous_port = port
         self._node_rank = node_rank
         self._nnodes = len(spec.hosts)
         self._decisions = decisions
@@ -325,8 +363,10 @@ class OneOfSeveral(Host):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until all hosts are ready for the next attempt."""
         self.settle()
+        if self._node_rank == 0:
+            self._listen(store_ports(self._rendezvous_port))
         self._attempt += 1
-        self._reports.send(AttemptReady(self._attempt, self._port if self._node_rank == 0 else 0))
+        self._reports.send(AttemptReady(self._attempt, self._port))
         while (start := self._hear(INTERVAL)) is None or start.attempt != self._attempt:
             if self._run.stopping.exists():
                 raise _StoppedError
@@ -367,6 +407,7 @@ class OneOfSeveral(Host):
         return self._all_finished
 
     def leave(self) -> None:
+        super().leave()
         self._decisions.close()
 
 

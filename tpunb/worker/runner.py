@@ -47,7 +47,9 @@ def main(
     host: Host = OneHost(run.id)
     if order.node_rank is not None:
         decisions = keeper.take_socket()
-        host = OneOfSeveral(run, spec, order.node_rank, order.address, decisions, reports)
+        host = OneOfSeveral(
+            run, spec, order.node_rank, order.address, order.port, decisions, reports
+        )
     code = 1
     try:
         code = _run(run, spec, order, keeper, reports, prelude, host)

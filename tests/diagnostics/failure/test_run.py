@@ -58,3 +58,16 @@ def test_only_a_recorded_kill_is_evidence_of_memory(
     failure = Failure(0, 1, -9, "SIGKILL", "Signal", message, None, None, "", 0.0, kind=kind)
     result = RunResult("failed", "x", 1, "CPU", 0.0, 1.0, tmp_path, 1, failures=(failure,))
     assert run.observed_facts(result).oom_killed is observed
+
+
+def test_a_lost_host_is_the_cause_and_is_named(tmp_path: Path) -> None:
+    said = "host h1 was lost: no heartbeat for 20 s"
+    lost = Failure(
+        None, None, None, None, "HostLost", said, None, None, "", 0.0,
+        kind=FailureKind.HOST_LOST, host="h1",
+    )  # fmt: skip
+    result = RunResult("failed", "x", 4, "CPU", 0.0, 1.0, tmp_path, 1, failures=(lost,))
+    (tmp_path / "run.log").write_text("[0] begun\n")
+    [cause] = run.diagnose_run(result)
+    assert cause.id == "host-lost"
+    assert said in str(cause)

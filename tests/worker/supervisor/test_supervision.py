@@ -162,6 +162,25 @@ def test_an_exit_code_of_0_is_no_end_of_a_train_cell(one_run: Callable[..., OneR
     assert [failure.rank for failure in result.failures] == [0]
 
 
+def test_a_rank_that_has_failed_is_named_before_it_has_ended(
+    one_run: Callable[..., OneRun],
+) -> None:
+    """Its exit handlers may take long. The one that waited for it has failed as well."""
+    run = one_run()
+    run.start()
+    error = {"message": "", "cell": None, "line": None, "traceback": "", "type": "ValueError"}
+    errors = [("peer_lost", 1.0), ("exception", 2.0)]
+    for rank, (kind, when) in enumerate(errors):
+        run.dir.attempt(0, rank).mkdir(parents=True, exist_ok=True)
+        files.write_json(run.dir.error(0, rank), {**error, "kind": kind, "time": when})
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    run.exit_rank(1, 1, finished=False)
+    run.exit_rank(0, 1, finished=False)
+    run.exit_runner(1)
+    assert run.finish().reason == "rank 1 has failed"
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_a_runner_that_does_not_say_that_it_ends_has_failed(
     one_run: Callable[..., OneRun], training: bool

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +188,10 @@ def wrong(mistake: str) -> str:
             xm.all_reduce("sum", x[:2])
         elif mistake == "other pairs":
             xm.collective_permute(x, [[0, 3]] if rank == 3 else [[0, 2]])
-        elif mistake == "one less" and rank == 3:
+        elif mistake.startswith("one less") and rank == 3:
             install.leave_rehearsal()
+            if mistake == "one less, still busy":  # the others look; no connection is closed
+                time.sleep(3)
             return ""
         elif (mistake == "killed" and rank == 3) or (mistake == "host killed" and rank > 1):
             os.kill(os.getpid(), 9)
@@ -195,6 +199,8 @@ def wrong(mistake: str) -> str:
             xm.all_reduce("sum", x)
             xm.all_reduce("max", x)
     except errors.CollectiveError as error:
+        if mistake == "one less, still busy" and error.__context__ is not None:
+            return f"a traceback would show {error.__context__!r} as the reason"
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -206,6 +212,7 @@ WRONG = {
     "other pairs": "MismatchError: .*rank 1/3: collective_permute of float32.4., pairs .*0, 3",
     "one less": "PeerLostError: rank 1/3 has returned from the train cell while rank ./. waited "
     "in all_reduce sum of float32.4..*rank 1/3 took part in 1, the last at line",
+    "one less, still busy": "PeerLostError: rank 1/3 has returned from the train cell while rank ",
     "killed": "PeerLostError: rank 1/3 ended while rank ./. waited in all_reduce sum",
 }
 
@@ -214,7 +221,7 @@ WRONG = {
 def test_mistakes_are_told_with_the_host(ranks: Ranks, mistake: str) -> None:
     every = ranks.run(wrong, 4, mistake, hosts=LOOPBACK)
     for rank, ended in enumerate(every):
-        if rank == 3 and mistake in ("one less", "killed"):
+        if rank == 3 and (mistake.startswith("one less") or mistake == "killed"):
             continue
         assert re.match(WRONG[mistake], ended.value, re.DOTALL), (rank, ended.value)
 
@@ -224,6 +231,43 @@ def test_all_ranks_of_a_host_are_lost_at_once(ranks: Ranks) -> None:
     said = re.compile("PeerLostError: ranks 1/2, 1/3 ended while rank 0/. waited in all_reduce sum")
     assert said.match(first.value), first.value
     assert said.match(second.value), second.value
+
+
+def without_store(folder: str) -> str:
+    """Wait for rank 3, which ends the process that serves the store and does not come."""
+    rank, world = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal.errors import PeerLostError
+
+    x = torch.ones(4, device=torch_xla.device())
+    xm.all_reduce("sum", [x])
+    told = [Path(folder, str(other)) for other in range(world - 1)]
+    if rank == world - 1:
+        os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
+        while not all(path.exists() for path in told):
+            time.sleep(0.01)
+        return ""
+    try:
+        xm.all_reduce("sum", x)
+        torch_xla.sync()
+    except PeerLostError as error:
+        return str(error)
+    finally:
+        told[rank].touch()
+    return "nothing was raised"
+
+
+def test_a_store_that_is_lost_with_host_0_is_told(ranks: Ranks, tmp_path: Path) -> None:
+    *said, _ = ranks.values(without_store, 4, str(tmp_path), hosts=LOOPBACK)
+    for rank, text in enumerate(said):
+        assert re.match(
+            rf"torch elastic's store at 127.0.0.1:\d+ no longer answers rank {rank // 2}/{rank}, "
+            r"which waited in all_reduce sum of float32\[4\].*: the first host, which serves it",
+            text,
+        ), text
 
 
 def sent_in_a_circle() -> str:

@@ -35,6 +35,8 @@ class Facts:
     Then no other exception of the log is the reason: it was handled, or of another process."""
     platform: str | None = None
     """'colab', 'kaggle' or 'gcp': chooses among fixes that differ."""
+    lost_hosts: tuple[str, ...] = ()
+    """What is said of each host that was lost: 'host h1 was lost: no heartbeat for 20 s'."""
     device_holder: str | None = None
     """Who holds the device now that the run has ended: 'process 4711 of ann (python3)'."""
 
@@ -45,9 +47,14 @@ class Facts:
             self.memory_peak and self.memory_limit and self.memory_peak > _MUCH * self.memory_limit
         )
 
+    @property
+    def host_lost(self) -> bool:
+        """True if a host of the run was lost."""
+        return bool(self.lost_hosts)
+
     def observations(self, stage: str) -> list[str]:
         """The facts that are evidence for a cause of this stage, a line each."""
-        lines = []
+        lines = [*self.lost_hosts]
         if self.oom_killed:
             lines.append("the kernel's out-of-memory killer ended a process of this run")
         if self.memory_full:

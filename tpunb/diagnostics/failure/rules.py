@@ -37,7 +37,7 @@ Place = Literal["any", "colab", "kaggle", "gcp"]
 """Where a fix holds; `any` where no other does."""
 _LONGEST = 110
 """Characters of a pattern."""
-_FACTS = {field.name for field in fields(Facts)} | {"memory_full"}
+_FACTS = {field.name for field in fields(Facts)} | {"memory_full", "host_lost"}
 _RULE_KEYS = {"id", "kind", "stage", "cause", "fix", "source", "versions", "signs"}
 _RULE_OPTIONAL = {"explains", "confidence", "harmless"}
 _LINE_KEYS = {"any", "not", "with", "last", "notices"}

@@ -63,6 +63,11 @@ def observed_facts(result: RunResult) -> Facts:
         or None,
         memory_peak=sum(result.peak_memory) or None,
         memory_limit=result.memory_limit or None,
+        lost_hosts=tuple(
+            failure.headline()
+            for failure in result.failures
+            if failure.kind is FailureKind.HOST_LOST
+        ),
         device_holder=_holder(result),
     )
 

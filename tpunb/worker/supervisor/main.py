@@ -514,7 +514,8 @@ class Supervisor:
             copies = self.kept.make_sockets(cells if kept is None else cells - kept.ran + 1)
         order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
         if queued.join is not None:
-            order = replace(order, node_rank=queued.join.node_rank, address=queued.join.address)
+            join = queued.join
+            order = replace(order, node_rank=join.node_rank, address=join.address, port=join.port)
         channel = self._orders if kept is None else kept.channel
         log.info("the runner: %s", "a new fork" if kept is None else kept.process)
         self._asked, self._asked_gone = kept, False

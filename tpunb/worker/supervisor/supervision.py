@@ -254,16 +254,26 @@ class Supervision:
         self._emit(RankEnded(self._attempt, message.rank, message.code, message.time, message.peak))
 
     def _on_stop_ranks(self) -> None:
-        first = next((end for end in self._exits if end.failed), None)
+        first = self._first_failed()
         reason = "a rank has failed"
-        if first is not None and first.rank is not None:
-            reason = f"rank {self.spec.name_rank(first.rank)} has failed"
+        if first is not None:
+            reason = f"rank {self.spec.name_rank(first)} has failed"
         if self._hosts is not None and not self._abandoned:
             self._hosts.say(AttemptFailed(self._attempt, reason))
         if self._stop is None:
             self._stop = StopRecord(Stop(StopCause.PEER_FAILED), reason, time.time())
         if self._shutdown is None:
             self._shut_down(list(self._ranks.values()))
+
+    def _first_failed(self) -> int | None:
+        """The rank of this host that has failed first: it may have left word and not ended yet."""
+        ended = next((end.rank for end in self._exits if end.failed), None)
+        if ended is not None:
+            return ended
+        told = [self.dir.read_error(self._attempt, rank) for rank in self._ranks]
+        failures = [failure for failure in told if failure is not None]
+        failures.sort(key=lambda failure: (failure.kind is FailureKind.PEER_LOST, failure.time))
+        return failures[0].rank if failures else None
 
     def _on_runner_exit(self, code: int, *, by_itself: bool) -> None:
         runner, self._runner = self._runner, None

@@ -233,15 +233,15 @@ class Connections:
             except RuntimeError:
                 if work.is_completed():
                     break
-                if not published:
-                    self._publish_arrival(group)
-                    self._publish_wait(group.name, group.members, call)
-                    published = True
-                self._check_departures(group.name, group.exchanges, group.members, call)
-                if published:
-                    self._check_deadlock()
-                if self._spans_hosts(group.members):
-                    self._check_ended(group, call, began)
+            # Not within `except`: that a look has timed out is no reason of what is raised here.
+            if not published:
+                self._publish_arrival(group)
+                self._publish_wait(group.name, group.members, call)
+                published = True
+            self._check_departures(group.name, group.exchanges, group.members, call)
+            self._check_deadlock()
+            if self._spans_hosts(group.members):
+                self._check_ended(group, call, began)
         try:
             work.wait()  # returns at once: it failed, or has completed since
         except RuntimeError as error:
