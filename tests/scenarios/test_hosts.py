@@ -557,7 +557,9 @@ rank, world, attempt = int(env["RANK"]), int(env["WORLD_SIZE"]), env["TPUNB_ATTE
 store.set(f"{attempt}/{rank}", env["LOCAL_RANK"])
 local = [store.get(f"{attempt}/{other}").decode() for other in range(world)]
 print(*local, env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], flush=True)
+store.set(f"{attempt}/said/{rank}", "")
 if attempt == "0" and rank == 3:
+    store.wait([f"0/said/{other}" for other in range(world)])  # it is stopped with this one
     raise ValueError("once")
 value = kept + rank
 """
