@@ -28,7 +28,16 @@ from tpunb.runs.events import (
 )
 from tpunb.runs.metrics import Best
 from tpunb.runs.result import Advice, Failure, RunResult, Summary
-from tpunb.runs.spec import Block, PhaseKind, Price, RunSpec, Stop, StopCause, StopOrigin
+from tpunb.runs.spec import (
+    Block,
+    FailureKind,
+    PhaseKind,
+    Price,
+    RunSpec,
+    Stop,
+    StopCause,
+    StopOrigin,
+)
 from tpunb.utils.text import duration
 
 PLACE = "runs/20260102-030405-digits"
@@ -126,6 +135,31 @@ def test_what_is_shown_while_a_run_goes_on(
 
 def test_a_tpu_is_called_by_its_name(make: Callable[..., Status]) -> None:
     assert make(device="TPU", world_size=8).content() == ("starting", "TPU", "0 s")
+
+
+def test_the_place_is_named(make: Callable[..., Status], make_result: Callable[..., Any]) -> None:
+    status = make(STARTED, hosts=("h0", "h1"), place="pod")
+    assert status.line().startswith("starting · 4 of 4 ranks on pod · rehearsal on CPU")
+    status.end(make_result())
+    assert "4 ranks on pod · rehearsal on CPU" in status.html()
+
+
+def test_the_ranks_of_a_lost_host_are_marked(
+    make: Callable[..., Status], make_result: Callable[..., Any]
+) -> None:
+    status = make(STARTED, hosts=("h0", "h1"), place="pod")
+    lost = Failure(None, None, None, None, "Lost", "lost", None, None, "", 1.0, host="h1")
+    lost = replace(lost, kind=FailureKind.HOST_LOST)
+    status.end(make_result("failed", failures=(lost,)))
+    assert "ranks h0/0-1 stopped · ranks h1/2-3 lost" in status.text()
+
+
+def test_many_ranks_of_hosts_with_long_names_are_not_cut() -> None:
+    hosts = [f"10.128.0.{number}" for number in range(12, 16)]
+    badges = [RankBadge("running")] * 15 + [RankBadge("behind", "9 steps")]
+    assert html.describe_badges(badges, hosts) == (
+        "ranks 0-14 running · rank 10.128.0.15/15 behind (9 steps)"
+    )
 
 
 def test_one_rank_is_not_called_ranks(make: Callable[..., Status]) -> None:

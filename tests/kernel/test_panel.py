@@ -98,6 +98,19 @@ def test_who_answers_sees_each_ranks_log_and_searches_it(watched: Watched) -> No
     assert "[1] later</pre>" in shown._log.value
 
 
+def test_ranks_of_several_hosts_have_the_names_of_the_card(run: RunDir) -> None:
+    run.write_spec(replace(state.read_spec(run), hosts=("h0", "h1"), place="pod"))
+    watched = Watched(run)
+    watched.answer()
+    shown = watched.panel._widgets
+    assert shown is not None
+    shown._tabs.selected_index = 1
+    watched.wait(0.1)
+    lines = "[h0/0] a\n[h0/1] b\n[h0/1 err] ValueError: &lt;b&gt;\n[h1/2] c"
+    assert lines in shown._log.value
+    watched.panel.end()
+
+
 def test_who_answers_sees_a_chart_of_what_the_ranks_have_logged(watched: Watched) -> None:
     watched.answer()
     shown = watched.panel._widgets

@@ -74,7 +74,7 @@ def test_other_files_of_the_same_version_are_refused(
     pod: ReachedPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "package_digest", lambda: "another")
-    with pytest.raises(HostsError, match=r"h0: tpunb [\d.]+ has other files than here"):
+    with pytest.raises(HostsError, match=r"\nh0, h1: the files of tpunb [\d.]+ differ"):
         found(pod)
 
 
@@ -83,7 +83,7 @@ def test_a_host_without_tpunb_says_how_to_get_it(pod: ReachedPod) -> None:
     with pytest.raises(HostsError) as caught:
         found(pod)
     text = str(caught.value)
-    assert "h0: tpunb is not installed for /usr/bin/python3" in text
+    assert "h0, h1: tpunb is not installed for /usr/bin/python3" in text
     assert 'environment = "make"' in text
 
 

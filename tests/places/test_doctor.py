@@ -19,7 +19,7 @@ def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
     assert [line.split()[:2] for line in lines[2:4]] == [
         [host.name, host.address] for host in pod.pod.hosts
     ]
-    assert lines[-1] == "ready: %%tpu_train --on pod runs on 8 cores"
+    assert lines[-1] == "ready: %%tpu_train --on pod runs on 8 rehearsal cores on 2 hosts"
 
 
 def test_ports_that_are_not_let_through_are_named_in_both_directions(pod: ReachedPod) -> None:

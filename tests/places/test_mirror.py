@@ -15,10 +15,10 @@ from tpunb.places.mirror import Mirror
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended
+from tpunb.runs.events import Ended, Phase, to_line
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import FailureKind, RunSpec, RunState, StopCause, StopOrigin
-from tpunb.runs.stream import End, Line, Replace, Stop
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.stream import Append, End, Hello, Line, Replace, Stop
 
 SPEC = RunSpec("run", "pod", 4, "CPU", "/", (), (), hosts=("h0", "h1"), place="pod")
 
@@ -85,6 +85,10 @@ def result_of(state: RunState, **values: object) -> Line:
     return Replace("result.json", json.dumps({**made.to_json(), **values}).encode())
 
 
+def hello(host: int) -> Line:
+    return Hello("run", host, 2, f"h{host}", "a", "flags", "a:1")
+
+
 def followed(run: RunDir, place: ScriptedPlace) -> RunResult | None:
     mirror = Mirror(run, place, stays=True, again=False)
     if mirror.begin({}):
@@ -104,6 +108,19 @@ def test_the_result_is_host_0_s(run: RunDir) -> None:
     assert (result.state, result.ended, result.place) == (RunState.SUCCEEDED, 2.0, "pod")
     assert place.stops == place.fetched == []
     assert run.read_events()[-1].__class__ is Ended
+
+
+def test_the_start_says_which_hosts_it_waits_for(run: RunDir) -> None:
+    queued = to_line(Phase(PhaseKind.QUEUED, "waits for run x")).encode()
+    said = [Said(1, hello(1)), Said(0, hello(0)), Said(0, Append("events.jsonl", 0, queued, 1.0))]
+    followed(run, ScriptedPlace(run, [*said, Said(1, hello(1)), Said(0, End(0))]))
+    assert [event.text for event in run.read_events() if isinstance(event, Phase)][:5] == [
+        "starting",
+        "starting, waiting for h0, h1",
+        "starting, waiting for h0",
+        "starting",
+        "waits for run x",
+    ]
 
 
 def test_values_of_returns_come_from_host_0(run: RunDir) -> None:

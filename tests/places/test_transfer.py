@@ -77,7 +77,7 @@ def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:
     one.write_text("one")
     two.write_text("two")
     pod.set_place(files=["*.txt"])
-    assert send(pod) == ["bringing 2 files, 6 B, to 2 hosts"]
+    assert send(pod) == ["copying 2 files, 6 B, to 2 hosts"]
     assert [path.read_text() for path in there(pod, "one.txt")] == ["one", "one"]
     kept = there(pod, "two.txt")
     for path in kept:
@@ -103,7 +103,7 @@ def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) 
     assert shutil.which("rsync") is not None
     for host in pod.names:
         pod.change(host, path=os.environ["PATH"])
-    assert send(pod, rsync=True) == ["bringing 1 files, 3 B, to 2 hosts"]
+    assert send(pod, rsync=True) == ["copying 1 file, 3 B, to 2 hosts"]
     assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["one"] * 2
     assert there(pod, "left.dat") == []
     (folder / "one two.dat").write_text("longer")

@@ -44,6 +44,22 @@ def test_what_is_appended_comes_once_and_in_pieces(
     stream.close()
 
 
+def test_a_failure_comes_before_what_the_rank_prints_of_it(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_stream, "LOOK", 1000.0)
+    stream = FolderStream(run)
+    printed = run.attempt(0, 2) / "stderr.log"
+    printed.write_text("a warning\n")
+    assert said(stream) == {"attempts/0/2/stderr.log": b"a warning\n"}
+    run.error(0, 2).write_text("{}")
+    with printed.open("a") as file:
+        file.write("Traceback")
+    assert list(said(stream)) == ["attempts/0/2/error.json", "attempts/0/2/stderr.log"]
+    assert said(stream) == {}
+    stream.close()
+
+
 def test_of_files_that_are_merged_only_whole_lines_come(run: RunDir) -> None:
     stream = FolderStream(run)
     run.log.write_bytes(b"[0] a\n[0] b")

@@ -10,7 +10,7 @@ from tpunb.runs.events import Bar, Metric, Output, Phase
 from tpunb.runs.follow import Follower, Outputs
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.runs.spec import PhaseKind
-from tpunb.utils import files
+from tpunb.utils import files, processes
 
 
 def test_a_follower_gives_everything_once_outputs_before_events(tmp_path: Path) -> None:
@@ -50,7 +50,15 @@ def test_sample__what_the_ranks_leave(tmp_path: Path) -> None:
     assert (first.compiling, first.compilations, first.compile_seconds) == (True, 2, 1.5)
     assert (first.bars, first.samples) == ((Bar("epoch", 1, 3),), 64)
     assert 1_000_000 < first.memory < 10**12
-    assert follow.resident_bytes(2**22 + 1) == 0
+    assert processes.resident_bytes(2**22 + 1) == 0
+    # On another machine: what is said there.
+    [there] = follow.sample_ranks(run, 1, [0]).ranks
+    assert there is not None
+    assert there.memory == 0
+    run.memory(1, 0).write_text("1230000000\n")
+    [there] = follow.sample_ranks(run, 1, [0]).ranks
+    assert there is not None
+    assert there.memory == 1_230_000_000
 
 
 def test_what_the_ranks_of_ended_attempts_wrote_is_read_and_closed(tmp_path: Path) -> None:

@@ -257,6 +257,6 @@ def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
     )
     assert seen.result.state == "succeeded"
     (note,) = seen.of(Note)
-    assert note.text.startswith("waiting in a collective for 15 s: 0, 2; not there: 1\n")
+    assert note.text.startswith("waiting in a collective for 15 s: 0,2; not there: 1\n")
     assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in note.text
     assert "rank 1: at cell [1], line 8: while not os.path.exists(" in note.text

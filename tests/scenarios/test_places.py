@@ -125,6 +125,7 @@ def test_a_train_cell_runs_on_every_host(nb: Kernel) -> None:
     run = RunDir(result.dir)
     for rank in range(4):
         assert f"rank {rank}" in (run.attempt(0, rank) / "stdout.log").read_text()
+    assert run.log.read_text().count("rehearsal on CPU: no TPU takes part in this run") == 1
     lines = [line for line in run.log.read_text().splitlines() if "[tpunb]" not in line]
     assert sorted(lines) == sorted(
         line for rank in range(4) for line in (f"[{rank}] same", f"[{rank}] rank {rank}")
@@ -136,12 +137,16 @@ def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
     assert re.search(
         r"rank h1/3 failed in cell \[\d+\], line 4: ValueError: bad batch", ran.screen()
     )
+    assert "Traceback" not in "".join(text for _, text in ran.texts)  # the card has it
     [failure] = [each for each in last(nb).failures if each.type == "ValueError"]
     assert (failure.rank, failure.host) == (3, "h1")
 
 
 def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
+    run = newest(nb)
+    assert run is not None
+    until(lambda: all(run.memory(0, rank).exists() for rank in range(4)), "the ranks' memory")
     nb.interrupt()
     nb.wait(ran)
     result = last(nb)
@@ -167,8 +172,15 @@ def test_an_interrupt_while_hosts_are_asked_starts_nothing(pod: ReachedPod, nb: 
     calls = len(pod.calls())
     ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
     until(lambda: sum("-G" not in call for call in pod.calls()[calls:]) >= 2, "questions")
+
+    def told() -> bool:
+        nb.read(ran)
+        return ran.statuses() == ["waiting for the hosts of place pod to answer: h0, h1"]
+
+    until(told, "what it waits for")
     nb.interrupt()
     assert "interrupted before the run began: nothing was started" in nb.wait(ran).traceback
+    assert ran.status == ""  # the error says it all
     assert len(list_runs(nb.folder / "runs")) == before
 
 
@@ -205,7 +217,9 @@ def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> No
     result = last(nb)
     assert result.state is RunState.FAILED
     assert "h1" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
-    assert "h1" in ran.screen()
+    told = "the connection to h1 has ended: ssh has ended without a message (exit code 255)"
+    assert told in ran.screen()
+    assert "ranks h1/2-3 lost" in ran.status
 
 
 def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> None:
@@ -320,7 +334,7 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
 def test_the_doctor_of_a_place(pod: ReachedPod) -> None:
     told = tpunb(pod, "doctor", "--on", "pod")
     assert told.returncode == 0, told.stdout
-    assert "ready: %%tpu_train --on pod runs on 4 cores" in told.stdout
+    assert "ready: %%tpu_train --on pod runs on 4 rehearsal cores on 2 hosts" in told.stdout
     pod.change("h1", refuses="no route to host")
     told = tpunb(pod, "doctor", "--on", "pod")
     assert told.returncode == 1

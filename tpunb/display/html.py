@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -45,18 +45,19 @@ MAX_ODD = 16
 """… and beyond, this many of the failed and late ones: a card is at most 10 kB."""
 MAX_NAMES = 60
 """Characters of a list of ranks in the same state."""
-_GREEN, _BLUE, _YELLOW, _RED, _GREY = "#2da44e", "#2f81f7", "#bf8700", "#e5534b", "#808080"
+_GREEN, _BLUE, _YELLOW, _RED, GREY = "#2da44e", "#2f81f7", "#bf8700", "#e5534b", "#808080"
 _GLYPHS = {
     "running": ("●", _GREEN),
     "compiling": ("◐", _BLUE),
     "behind": ("▲", _YELLOW),
     "blocking the others": ("▲", _YELLOW),
-    "starting": ("·", _GREY),
+    "starting": ("·", GREY),
     "done": ("✓", _GREEN),
     "failed": ("✕", _RED),
-    "stopped": ("○", _GREY),
+    "lost": ("✕", _RED),
+    "stopped": ("○", GREY),
 }
-_ODD = ("failed", "behind", "blocking the others")
+_ODD = ("failed", "lost", "behind", "blocking the others")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def rank_badges(
     speed: float = 0.0,
     *,
     hung: bool = False,
+    lost: Collection[int] = (),
 ) -> list[RankBadge]:
     """The badges of all ranks.
 
@@ -101,6 +103,7 @@ def rank_badges(
         failed: Ranks that failed by themselves.
         speed: Steps a second of the fastest rank.
         hung: The run ended as hung: ranks that the others waited for are marked.
+        lost: Ranks of hosts that were lost.
     """
     at_fault = set(failed)
     waiting = {rank for rank, state in enumerate(life) if hung and state and state.waiting}
@@ -111,6 +114,8 @@ def rank_badges(
         state = life[rank] if rank < len(life) else None
         if rank in at_fault:
             badge = RankBadge("failed")
+        elif rank in lost:
+            badge = RankBadge("lost")
         elif waiting and rank not in waiting:
             badge = RankBadge("blocking the others")
         elif rank in exits:
@@ -135,7 +140,9 @@ def describe_badges(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> s
         groups.setdefault(badge, []).append(rank)
     parts = []
     for badge, ranks in sorted(groups.items(), key=lambda group: -len(group[1])):
-        names = _shortened(name_ranks(ranks, hosts, len(badges)))
+        names = name_ranks(ranks, hosts, len(badges))
+        if len(names) > MAX_NAMES:  # as of many hosts: the numbers alone
+            names = _shortened(name_ranks(ranks))
         parts.append(f"rank{'s' if len(ranks) > 1 else ''} {names} {badge}")
     return " · ".join([*parts[:5], *([f"and {len(parts) - 5} more"] if len(parts) > 5 else [])])
 

@@ -167,6 +167,15 @@ class RunView:
         return True
 
 
+def show_waiting(front: FrontEnd, text: str) -> None:
+    """Show what a run waits for before it exists, where its status will be."""
+    if front.publish is not None:
+        card = html.Card(html.GREY, text, (), "", stop=html.STOP if front.stops else "")
+        front.publish({"text/html": card.html(), "text/plain": text})
+    else:
+        front.write(f"{text}\n")
+
+
 def relative_path(path: Path) -> str:
     """The path, relative to the working directory if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

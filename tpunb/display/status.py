@@ -34,7 +34,7 @@ from tpunb.runs.events import (
     Stopping,
 )
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
-from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils.terminal import Style, join, paint
 from tpunb.utils.text import duration, fold
 
@@ -364,7 +364,14 @@ class Status:
             failed,
             speed,
             hung=result is not None and result.state == RunState.HUNG,
+            lost=() if result is None else self._lost(result),
         )
+
+    def _lost(self, result: RunResult) -> list[int]:
+        """The ranks of hosts that were lost."""
+        lost = {each.host for each in result.failures if each.kind is FailureKind.HOST_LOST}
+        hosts = [number for number, host in enumerate(self._spec.hosts) if host in lost]
+        return [rank for number in hosts for rank in self._spec.ranks_on(number)]
 
     def _speeds(self) -> list[str]:
         ranks = [rank for rank in self._life.ranks if rank is not None]
@@ -412,9 +419,10 @@ class Status:
     def _ranks(self) -> list[str]:
         size = self._spec.world_size
         count = f"{size} rank{'s' if size != 1 else ''}"
+        where = f" on {self._spec.place}" if self._spec.place else ""
         if self._result is not None:
-            return [count]
-        return [] if self._alive is None else [f"{len(self._alive)} of {count}"]
+            return [f"{count}{where}"]
+        return [] if self._alive is None else [f"{len(self._alive)} of {count}{where}"]
 
     def _device(self) -> str:
         if self._spec.spmd:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 import time
 from collections import deque
@@ -60,6 +61,7 @@ KEPT = 4
 _LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visible"
 """Without it, front ends let `pre` scroll by itself, and show its oldest lines."""
 NO_CLICKS = "<i>ipykernel 6 hears clicks only after the cell; --bg has search, ranks and zoom</i>"
+_RANK = re.compile(r"\[(\d+)(?=[ \]])")
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
 
@@ -307,7 +309,7 @@ class _Widgets:
     ) -> None:
         import ipywidgets as w
 
-        self._run, self._controls = run, controls
+        self._spec, self._run, self._controls = spec, run, controls
         self._live: logs.LiveLog | None = None
         self._search_shown: logs.Search | None = None
         self.changed = True
@@ -405,11 +407,18 @@ class _Widgets:
             self._live, self._search_shown = logs.LiveLog(self._run, search, LINES), search
         assert self._live is not None
         if self._live.read() or new:
-            lines = "\n".join(strip_ansi(line)[:LONGEST] for line in self._live.newest)
+            lines = "\n".join(self._named(strip_ansi(line)[:LONGEST]) for line in self._live.newest)
             # The newest line is at the bottom, and stays in sight when it is replaced.
             style = "display:flex;flex-direction:column-reverse;max-height:300px;overflow:auto"
             text = escape(lines) or "<i>no line yet</i>"
             self._log.value = f'<div style="{style}"><pre style="{_LINES}">{text}</pre></div>'
+
+    def _named(self, line: str) -> str:
+        """A line of run.log with the name that its rank has on the card, of a run on hosts."""
+        found = _RANK.match(line) if self._spec.hosts else None
+        if found is None:
+            return line
+        return f"[{self._spec.name_rank(int(found[1]))}{line[found.end() :]}"
 
     def _draw(self, series: MetricSeries) -> None:
         if series.names != self._metric.options:

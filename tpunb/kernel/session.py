@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end
+from tpunb.display.front_end import FrontEnd
 from tpunb.display.html import LEAVE
-from tpunb.display.run_view import RunView
+from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, device, panel, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Launcher, Run
@@ -282,7 +284,8 @@ class Session:
     def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`: from the options and the cell's body to the result."""
         with counted_interrupts() as interrupts:
-            request = self.prepare(options, cell, interrupts)
+            front = front_end.current_front_end()
+            request = self.prepare(options, cell, interrupts, front)
             if options.dry_run:
                 print(_describe(request))
                 return None
@@ -303,7 +306,7 @@ class Session:
                 return None
             if options.background:
                 return self.hand_over_later(run, request, delivery)
-            view = RunView(run.spec, run.dir, logs=request.shown_ranks)
+            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
             result = self.follow(run, view, request, interrupts)
             return self.hand_over(result, options, delivery, told=view.tells_all)
 
@@ -314,10 +317,11 @@ class Session:
         """
         with counted_interrupts() as interrupts:
             try:
-                request = self.prepare(options, call, interrupts)
+                front = front_end.current_front_end()
+                request = self.prepare(options, call, interrupts, front)
                 run = self.start(request, interrupts)
                 assert isinstance(run, Run)
-                view = RunView(run.spec, run.dir, logs=request.shown_ranks)
+                view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
                 result = self.follow(run, view, request, interrupts)
                 self.returned.add_launched(result)
                 self.hand_over(result, options, None, told=view.tells_all)
@@ -334,10 +338,12 @@ class Session:
         options: TrainOptions,
         cell: str | LaunchCall,
         interrupts: Interrupts | None = None,
+        front: FrontEnd | None = None,
     ) -> RunRequest:
         """Decide everything about a run, and check what can be checked before it starts.
 
-        An interrupt leaves what is being asked of hosts elsewhere.
+        `front` shows what it waits for while hosts elsewhere are asked; an interrupt gives up on
+        them.
 
         Raises UsageError, and TpunbError for a notebook or a machine that cannot run it.
         """
@@ -356,7 +362,7 @@ class Session:
         requested, target = dict(options.env), None
         here = self.machine(requested)
         if options.on is not None:
-            target = self._find_target(options, interrupts or Interrupts())
+            target = self._find_target(options, interrupts or Interrupts(), front)
             here = target.machine(here)
         if (refusal := environment.refused_variables(requested, here)) is not None:
             raise UsageError(f"{options.written('env')} {refusal}")
@@ -421,14 +427,27 @@ class Session:
             target=target,
         )
 
-    def _find_target(self, options: TrainOptions, interrupts: Interrupts) -> Target:
+    def _find_target(
+        self, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
+    ) -> Target:
         """The place that `--on` names, once its hosts have answered and fit each other."""
         assert options.on is not None
         if options.stop_when_done:
             raise UsageError(f"{options.written('on')}: --stop-when-done stops this machine only")
         from tpunb.places.target import find_target
 
-        return find_target(options.on, Path.cwd(), print, lambda: interrupts.count > 0)
+        front = front or front_end.current_front_end()
+        try:
+            return find_target(
+                options.on,
+                Path.cwd(),
+                partial(show_waiting, front),
+                lambda: interrupts.count > 0,
+            )
+        except BaseException:
+            if front.publish is not None:  # the error says it all
+                front.publish({"text/html": "", "text/plain": ""})
+            raise
 
     def _choose_cores(
         self, here: Machine, options: TrainOptions, target: Target | None = None

@@ -296,7 +296,7 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
 def _package_problems(
     name: str, host: HostReport, mine: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    fix = 'or let it be made: environment = "make" in places.toml'
+    fix = 'or set environment = "make" in places.toml'
     theirs = host.versions
     if theirs["python"].split(".")[:2] != mine["python"].split(".")[:2]:
         yield name, f"Python {theirs['python']}, and here {mine['python']}: name one, {fix}"
@@ -307,7 +307,10 @@ def _package_problems(
     elif host.machine.error:
         yield name, f"tpunb cannot be imported there: {host.machine.error}"
     elif host.machine.digest != package_digest():
-        yield name, f"tpunb {theirs['tpunb']} has other files than here: install the same, {fix}"
+        yield (
+            name,
+            f"the files of tpunb {theirs['tpunb']} differ from those here: install the same, {fix}",
+        )
     for package in ("torch", "torch_xla"):
         if not theirs.get(package):
             yield name, f"{package} is not installed for {host.python}: install it, {fix}"

@@ -18,7 +18,9 @@ from typing import Any
 from tpunb.places import check, remote
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import find_place
+from tpunb.places.errors import by_host
 from tpunb.places.transport import PATIENCE, HostProcess, Transport, make_transport
+from tpunb.runs.spec import count_cores
 from tpunb.utils.files import LineBuffer
 from tpunb.utils.text import size
 
@@ -83,11 +85,12 @@ class PlaceReport:
             for row in rows
         ]
         problems = self.problems()
-        lines += [f"note: {host}: {what}" for host, what in self.hosts.notes()]
-        lines += [f"problem: {host}: {what}" for host, what in problems]
+        lines += [f"note: {line}" for line in by_host(self.hosts.notes())]
+        lines += [f"problem: {line}" for line in by_host(problems)]
         if not problems:
-            cores = len(self.hosts.names) * self.hosts.local_cores
-            lines.append(f"ready: %%tpu_train --on {place.name} runs on {cores} cores")
+            hosts = len(self.hosts.names)
+            cores = count_cores(hosts * self.hosts.local_cores, self.hosts.device, hosts)
+            lines.append(f"ready: %%tpu_train --on {place.name} runs on {cores}")
         return "\n".join(lines)
 
 

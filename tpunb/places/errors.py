@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.text import MOST_HOSTS
 
 
 class PlaceError(TpunbError):
@@ -41,5 +43,19 @@ class HostsError(TpunbError):
         self.then = then
 
     def __str__(self) -> str:
-        lines = [f"{host}: {problem}" for host, problem in self.problems]
-        return "\n".join([f"place {self.place}: {self.then}", *lines])
+        return "\n".join([f"place {self.place}: {self.then}", *by_host(self.problems)])
+
+
+def by_host(said: Iterable[tuple[str, str]]) -> list[str]:
+    """'h0, h1: what is wrong', once for all hosts of which the same is said."""
+    hosts: dict[str, list[str]] = {}
+    for host, what in said:
+        hosts.setdefault(what, []).append(host)
+    return [f"{list_hosts(names)}: {what}" for what, names in hosts.items()]
+
+
+def list_hosts(names: Sequence[str]) -> str:
+    """'h0, h1', of many hosts the first ones."""
+    more = len(names) - MOST_HOSTS
+    listed = ", ".join(names[:MOST_HOSTS])
+    return f"{listed} and {more} more" if more > 0 else listed

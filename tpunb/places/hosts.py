@@ -135,7 +135,7 @@ class HostsPlace(Place):
         if not ended:
             code = process.wait(PATIENCE)
             told = process.errors().splitlines()
-            reason = told[-1] if told else "the connection has ended"
+            reason = told[-1] if told else f"{process.tool} has ended without a message"
             self._said.put(Said(host, HostGone(f"{reason} (exit code {code})")))
 
     # Following

@@ -48,6 +48,8 @@ class Merge:
         self._started: dict[int, set[int]] = {}
         """Which hosts have started their ranks, by attempt."""
         self._told: set[object] = set()
+        self.phase: PhaseKind | None = None
+        """What host 0 was doing last."""
         self.problem = ""
         """Why something could not be written; '' if everything was."""
         if again:
@@ -151,6 +153,7 @@ class Merge:
             case Note(text):
                 return self._once(text, event if host == 0 else Note(f"{name}: {text}", event.time))
             case Phase(kind):
+                self.phase = kind if host == 0 else self.phase
                 ends = kind is PhaseKind.ENDED
                 return None if ends else event if host == 0 else self._once(kind, event)
             case Ended():

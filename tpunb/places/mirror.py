@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.places.errors import HostsError
+from tpunb.places.errors import HostsError, list_hosts
 from tpunb.places.hosts import HostsPlace
 from tpunb.places.merge import Merge
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
@@ -180,6 +180,8 @@ class Mirror:
         """Hosts whose connection has ended too early, and why."""
         self._refused: dict[int, str] = {}
         """Hosts that have started nothing, and why."""
+        self._missing: set[int] = set()
+        """Hosts that are to start the run, and have not answered."""
         self._ended: set[int] = set()
         self._lifeline = not stays
         """Whether there is one, and it is open."""
@@ -236,7 +238,16 @@ class Mirror:
             failures = tuple(_failure(FailureKind.REFUSED, what, host) for host, what in problems)
             self._finish_without_hosts(failures)
             return False
+        self._missing = set(range(len(self.spec.hosts)))
+        self._say_missing()
         return True
+
+    def _say_missing(self) -> None:
+        """Which hosts the start waits for. What host 0 has said since of itself stands."""
+        names = list_hosts([self.spec.hosts[host] for host in sorted(self._missing)])
+        text = f"starting, waiting for {names}" if names else "starting"
+        if self._merge.phase is not PhaseKind.QUEUED:
+            self.run.emit(Phase(PhaseKind.STARTING, text))
 
     def follow(self) -> None:
         """Until it has ended on all hosts, and its result is here."""
@@ -270,6 +281,9 @@ class Mirror:
                 self._merge.add(host, line, now)
             case Hello():
                 self._gone.pop(host, None)
+                if host in self._missing:
+                    self._missing.remove(host)
+                    self._say_missing()
             case End(returncode, message):
                 self._ended.add(host)
                 if message and returncode:

@@ -12,7 +12,7 @@ from tpunb.machine.machine import Machine
 from tpunb.places import check, environment
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import PlaceConfig, find_place
-from tpunb.places.errors import HostsError, PlaceError
+from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.place import Cancelled, PlacedRun
 from tpunb.places.transport import make_transport
 from tpunb.runs.directory import RunDir
@@ -167,16 +167,22 @@ def find_target(
 ) -> Target:
     """Ask the hosts of a place, make their environment if that is asked for, and compare them.
 
+    `say` takes what it waits for: this may last a minute, and longer with packages to install.
+
     Raises PlaceError for `places.toml`, HostsError for hosts that do not fit or answer, and
     TpunbError once `cancelled` says so.
     """
     place = find_place(name, cwd)
+    say(f"looking for the hosts of place {name}")  # gcloud is asked
     transport = make_transport(place)
     targets = transport.hosts
+    hosts = list_hosts([target.rpartition("@")[2] for target in targets])
+    say(f"waiting for the hosts of place {name} to answer: {hosts}")
     report = check.ask(place, transport, cancelled=cancelled)
     try:
         if place.settings.environment == "make" and not report.silent and not cancelled():
             environment.make_environment(transport, report, say, cancelled)
+            say(f"comparing the hosts of place {name}: {hosts}")
             report = check.ask(place, transport, cancelled=cancelled)
     except Cancelled:
         pass
@@ -186,5 +192,6 @@ def find_target(
     report = report.ordered()
     if problems := report.problems():
         raise HostsError(name, tuple(problems))
+    say(f"the hosts of place {name} have answered: {hosts}")
     root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
     return Target(report, tuple(targets[index] for index in order), root, cwd)

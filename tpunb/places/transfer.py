@@ -66,7 +66,11 @@ def send_files(
     root = Path(placed.root)
     names = chosen_files(root, placed.place.settings.files)
     total = sum((root / name).stat().st_size for name in names)
-    say(f"bringing {len(names)} files, {size(total)}, to {len(placed.hosts)} hosts")
+    files, hosts_ = len(names), len(placed.hosts)
+    say(
+        f"copying {files} file{'s' * (files != 1)}, {size(total)}, "
+        f"to {hosts_} host{'s' * (hosts_ != 1)}"
+    )
     hosts = range(len(placed.hosts))
     by_rsync = [host for host in hosts if placed.rsync and transport.shell(host) is not None]
     if by_rsync and find_rsync() is not None:

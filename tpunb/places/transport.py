@@ -230,6 +230,7 @@ class HostProcess:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Raises PlaceError where the tool is missing."""
+        self.tool = command[0]
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
         try:
             self._process = subprocess.Popen(

@@ -195,6 +195,10 @@ class RunDir:
         """Where a rank says how far its loops have come (tpunb.runs.progress)."""
         return self.attempt(attempt, rank) / "progress.json"
 
+    def memory(self, attempt: int, rank: int) -> Path:
+        """Where another machine says how much memory the rank has there (bytes)."""
+        return self.attempt(attempt, rank) / "memory.json"
+
     def saving(self, attempt: int, rank: int) -> Path:
         """Where a rank notes the seconds of each of its checkpoints (tpunb.training.checkpoint)."""
         return self.attempt(attempt, rank) / "saving.txt"

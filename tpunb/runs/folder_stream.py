@@ -26,6 +26,7 @@ MOST = 8_000_000
 _GROWING = (".log", ".jsonl", ".txt")
 _WHOLE = (".json",)
 _PULSE = "pulse"
+_PRINTED, _DESCRIBED = "/stderr.log", "/error.json"
 _GIVEN = frozenset(
     "spec.json notebook.json env.json variables.json kernel_values.json arguments.json "
     "requests.jsonl place.json mirror.json mirror.log".split()
@@ -60,7 +61,11 @@ class FolderStream:
             self._looked = now
             self._find()
         for name, tail in self._tails.items():
-            yield from self._read_tail(name, tail, last=last)
+            for line in self._read_tail(name, tail, last=last):
+                if name.endswith(_PRINTED):
+                    # A rank describes its failure before it prints it: readers rely on that.
+                    yield from self._read_whole(name.removesuffix(_PRINTED) + _DESCRIBED)
+                yield line
         copy = now - self._copied >= OFTEN or last
         if copy:
             self._copied = now

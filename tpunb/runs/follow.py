@@ -6,7 +6,6 @@ Everything is read from the run folder and /proc, so nothing here can slow or bl
 from __future__ import annotations
 
 import codecs
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from tpunb.runs.events import (
 )
 from tpunb.runs.progress import Progress
 from tpunb.runs.tensorboard import TensorBoardWriter
-from tpunb.utils import records
+from tpunb.utils import processes, records
 from tpunb.utils.files import LineTail, Tail
 from tpunb.utils.text import size
 
@@ -41,7 +40,6 @@ OLD_OUTPUT, OLD_METRICS = 1_000_000, 10_000_000
 """Bytes, of each stream of a rank and of all metrics, that one who attaches is shown: a second."""
 SAMPLES = 0.5
 """Seconds between two looks at how the ranks stand."""
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Outputs:
@@ -205,7 +203,7 @@ def sample_ranks(run: RunDir, attempt: int, pids: Sequence[int]) -> RankSnapshot
 
 
 def _sample_rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankSnapshot | None:
-    heartbeat_file, progress_file = _paths(run.path, attempt, rank)
+    heartbeat_file, progress_file, memory_file = _paths(run.path, attempt, rank)
     last = heartbeat.read_heartbeat(heartbeat_file)
     if last is None:
         return None
@@ -218,17 +216,19 @@ def _sample_rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankSnapshot
         compiling=last.compiling,
         compilations=last.compilations_ended,
         compile_seconds=last.compile_nanoseconds / 1e9,
-        memory=resident_bytes(pid),
+        memory=processes.resident_bytes(pid) if pid else _read_memory(memory_file),
         bars=progress.bars,
         samples=progress.samples,
     )
 
 
 @lru_cache(maxsize=1024)
-def _paths(folder: Path, attempt: int, rank: int) -> tuple[str, str]:
+def _paths(folder: Path, attempt: int, rank: int) -> tuple[str, str, str]:
     """Cached: for many ranks this would take longer than reading the files."""
     run = RunDir(folder)
-    return str(run.heartbeat(attempt, rank)), str(run.progress(attempt, rank))
+    files = (run.heartbeat, run.progress, run.memory)
+    heartbeat_file, progress_file, memory_file = (str(file(attempt, rank)) for file in files)
+    return heartbeat_file, progress_file, memory_file
 
 
 def _read_progress(path: str) -> Progress:
@@ -238,10 +238,10 @@ def _read_progress(path: str) -> Progress:
         return Progress()
 
 
-def resident_bytes(pid: int) -> int:
-    """Bytes of a process in RAM, shared pages included; 0 if it has ended."""
+def _read_memory(path: str) -> int:
+    """What another machine has said of a rank there."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (FileNotFoundError, ProcessLookupError):
+        told: int = records.convert(int, records.read(path))
+        return told
+    except (OSError, ValueError):  # nothing yet
         return 0

@@ -119,6 +119,15 @@ def work_done(process: Process) -> Work:
     return Work(ticks / os.sysconf("SC_CLK_TCK"), moved)
 
 
+def resident_bytes(pid: int) -> int:
+    """Bytes of a process in RAM, shared pages included; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def _ticks(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

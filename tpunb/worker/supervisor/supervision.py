@@ -53,6 +53,10 @@ from tpunb.worker.supervisor.run_log import RunLog
 from tpunb.worker.supervisor.shutdown import ShutdownSequence
 
 log = logging.getLogger(__name__)
+MEMORY_EVERY = 1.0
+"""Seconds between two looks at ranks' memory, for those who are on another machine …"""
+MEMORY_STEP = 10_000_000
+"""… and bytes that are worth telling."""
 
 
 class Supervision:
@@ -105,7 +109,7 @@ class Supervision:
         """The ranks of this host."""
         self._outputs = Outputs(run, self._own)
         self._log = RunLog(run)
-        if self.spec.device == "CPU":
+        if self.spec.device == "CPU" and self._node_rank == 0:
             self._log.say("rehearsal on CPU: no TPU takes part in this run")
         self._oom = OomDetector()
         self._preemption = PreemptionWatcher()
@@ -141,6 +145,9 @@ class Supervision:
         """Why the present attempt was given up, in another host's words."""
         self._gone_hosts: list[Failure] = []
         self._numbers_said = False
+        self._memory: dict[int, int] = {}
+        """What was told of the ranks' memory, in MEMORY_STEPs."""
+        self._memory_due = clock()
         self._told_end = False
         self._whole: RunResult | None = None
         """Of all hosts, which host 0 has told."""
@@ -201,6 +208,7 @@ class Supervision:
         if attempt > self._attempt:
             self._on_retry(attempt)
         self._attempt = attempt
+        self._memory.clear()
         self._pids = dict(zip(self._own, pids, strict=True))
         self._ranks = {rank: processes.find_process(pid) for rank, pid in self._pids.items()}
         self._hang_detector = HangDetector(
@@ -408,6 +416,7 @@ class Supervision:
                 self._note_wait(*ranks)
         self._note_recompiles()
         self._say_numbers()
+        self._tell_memory()
         if self._preemption.notice and self._stop is None:
             reason = f"this machine is about to be taken away: {self._preemption.notice}"
             self.stop(StopCause.PREEMPTED, reason)
@@ -489,7 +498,6 @@ class Supervision:
     def _on_host_lost(self, lost: HostLost) -> None:
         failure = self._host_failure(FailureKind.HOST_LOST, lost.node_rank, lost.reason)
         self._gone_hosts.append(replace(failure, time=lost.time))
-        self._emit(Note(lost.reason))
         self._stop_here(StopCause.HOST_LOST, lost.reason, None, False)
 
     def _all_have_ended(self) -> bool:
@@ -518,6 +526,18 @@ class Supervision:
             parts.append(f"rank {rank} (local rank {numbers.get('local_rank')}{known})")
         self._log.say(f"{self.spec.hosts[self._node_rank]}: {', '.join(parts)}")
 
+    def _tell_memory(self) -> None:
+        """On several hosts: how much memory each rank here has."""
+        if self._hosts is None or self._clock() < self._memory_due:
+            return
+        self._memory_due = self._clock() + MEMORY_EVERY
+        for rank, process in self._living_ranks().items():
+            steps = processes.resident_bytes(process.pid) // MEMORY_STEP
+            if steps != self._memory.get(rank):
+                self._memory[rank] = steps
+                with contextlib.suppress(OSError):  # a full disk: then it is not known
+                    files.write_json(self.dir.memory(self._attempt, rank), steps * MEMORY_STEP)
+
     def _note_recompiles(self, *, last: bool = False) -> None:
         if self._recompile_notes is not None:
             for line in self._recompile_notes.read(last=last):
@@ -529,7 +549,7 @@ class Supervision:
         """It may be meant (one rank evaluates), so the run goes on; on a TPU it could hang."""
         stacks.collect_stacks(self.dir, self._attempt, self._living_ranks(), native=False)
         where, _ = stacks.describe_stacks(self.dir, self.spec, self._attempt, self._ranks)
-        waiting, missing = (", ".join(map(str, ranks)) for ranks in (inside, outside))
+        waiting, missing = (self.spec.name_ranks(ranks) for ranks in (inside, outside))
         self._emit(
             Note(
                 f"waiting in a collective for {LONG_WAIT:g} s: {waiting}; not there: {missing}\n"
