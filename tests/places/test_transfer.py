@@ -110,7 +110,7 @@ def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) 
     send(pod, rsync=True)
     assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["longer"] * 2
     pod.set_place(files=["nested dir"], folder=blocked(pod))
-    with pytest.raises(HostsError, match=r"h0, h1: rsync"):
+    with pytest.raises(HostsError, match=r"h0(, h1)?: rsync"):
         send(pod, rsync=True)
 
 
