@@ -109,8 +109,8 @@ def test_it_installs_the_pair_that_is_pinned_with_libtpu() -> None:
         ),
         pytest.param(
             {"JOB_COMPLETION_INDEX": "2"},
-            "--nnodes 4 --rendezvous s-node-0-0.s:8470",
-            "host 2 of 4, known from JOB_COMPLETION_INDEX; host 0 listens at s-node-0-0.s:8470",
+            "--nnodes 4 --rendezvous s-node-0-0.s:8460",
+            "host 2 of 4, known from JOB_COMPLETION_INDEX; host 0 listens at s-node-0-0.s:8460",
             id="JobSet",
         ),
         pytest.param(
