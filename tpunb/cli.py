@@ -397,11 +397,19 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
     )
     detach: bool = flag("--detach", help="return once it is started: `tpunb attach` follows it")
     dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
+    manifest: bool = flag(
+        "--manifest", help="of a place of kind jobset: print the Kubernetes objects, run nothing"
+    )
 
 
 def _submit(chosen: SubmitOptions) -> int:
-    from tpunb.kernel.submit import submit
+    from tpunb.kernel.submit import print_manifest, submit
 
+    if chosen.manifest:
+        if chosen.detach or chosen.dry_run:
+            raise TpunbError("--manifest: it starts nothing, so neither --detach nor --dry-run")
+        parameters = dict(chosen.parameters)
+        return print_manifest(chosen.notebook, chosen.cell, parameters, chosen.on)
     return submit(
         chosen.notebook,
         chosen.cell,
@@ -530,6 +538,13 @@ class NodeOptions:
     key_file: str | None = option(
         "--key-file", metavar="FILE", help="the run's key, the same on all hosts (-: a first line)"
     )
+    files: Path | None = option(
+        "--files",
+        type=Path,
+        metavar="DIR",
+        help="copy the run's files from there into its folder first",
+    )
+    dry_run: bool = flag("--dry-run", help="say which host this is and from where, run nothing")
     stream: bool = flag(
         "--stream", help="print the run's files as JSON lines; a closed standard input is a stop"
     )

@@ -153,3 +153,22 @@ def test_the_metadata_server_is_asked_only_where_nothing_else_says_it(
 def test_the_spec_is_its_users_alone(make: Make, tmp_path: Path) -> None:
     make()._localized(spec(hosts=("h0", "h1")), TWO)
     assert stat.S_IMODE((tmp_path / "spec.json").stat().st_mode) == 0o600
+
+
+def test_a_run_s_files_come_from_a_folder_that_is_mounted(make: Make, tmp_path: Path) -> None:
+    # as Kubernetes mounts a ConfigMap: links to a folder that is exchanged
+    mounted, version = tmp_path / "mounted", tmp_path / "mounted" / "..2026"
+    version.mkdir(parents=True)
+    (version / "script.py").write_text("print(2)\n")
+    (mounted / "..data").symlink_to("..2026")
+    (mounted / "script.py").symlink_to("..data/script.py")
+    node._bring_files(mounted, tmp_path / "runs" / "id")
+    [script] = (tmp_path / "runs" / "id").iterdir()
+    assert script.read_text() == "print(2)\n"
+    assert stat.S_IMODE(script.stat().st_mode) == 0o600
+    assert stat.S_IMODE(script.parent.stat().st_mode) == 0o700
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TpunbError, match=r"--files .*No such file"):
+        node._bring_files(tmp_path / "nothing", tmp_path / "id")

@@ -10,6 +10,7 @@ from tpunb.places.config import (
     KINDS,
     GcloudMigSettings,
     GcloudTpuSettings,
+    JobSetSettings,
     PlaceConfig,
     SshSettings,
     find_place,
@@ -17,6 +18,8 @@ from tpunb.places.config import (
 from tpunb.places.errors import PlaceError
 
 POD = '[places.pod]\nkind = "ssh"\nhosts = ["10.0.0.2", "me@10.0.0.3"]\n'
+
+GKE = '[places.pod]\nkind = "jobset"\naccelerator = "v6e"\ntopology = "4x4"\nimage = "i"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +60,15 @@ def test_places_of_gcloud(home: Path) -> None:
     assert tpu == GcloudTpuSettings(name="mine", zone="us-west4-a")
     mig = find_place("v7x", home / "project").settings
     assert mig == GcloudMigSettings(name="g", zone="us-c1-c", tunnel=True)
+
+
+def test_a_place_of_a_cluster(home: Path) -> None:
+    written(home / "project", GKE + 'queue = "team"\nrestarts = 2\nport = 9000\n')
+    place = find_place("pod", home / "project")
+    assert place.settings == JobSetSettings(
+        port=9000, accelerator="v6e", topology="4x4", image="i", queue="team", restarts=2
+    )
+    assert PlaceConfig.from_json(place.to_json()) == place
 
 
 def test_the_project_is_looked_at_upwards_and_hides_what_is_the_users_own(home: Path) -> None:
@@ -106,6 +118,15 @@ def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
         (POD + 'cores = "4"\n', "places.pod.cores", "write cores = 4"),
         (POD + 'environment = "mak"\n', "places.pod.environment", '"check" or "make"'),
         ('[places.pod]\nkind = "gcloud-tpu"\nname = "a"\n', "places.pod.zone", "write zone ="),
+        (GKE.replace("topology", "topolgy"), "places.pod.topolgy", "did you mean 'topology'?"),
+        (GKE.replace("image", "#"), "places.pod.image", "write image ="),
+        (GKE.replace("4x4", "4x5"), "places.pod.topology", "v6e has 1x1, 2x2"),
+        (GKE.replace("v6e", "v6"), "places.pod.accelerator", "did you mean 'v6e'?"),
+        (GKE + 'python = "python3"\n', "places.pod.python", 'a place of kind "jobset" has:'),
+        (GKE + 'queue = "My queue"\n', "places.pod.queue", "small letters"),
+        (GKE + "restarts = -1\n", "places.pod.restarts", "0 or more"),
+        (GKE + "chips_per_host = 8\n", "places.pod.chips_per_host", "have 4 chips"),
+        (GKE.replace('"i"', '"a b"'), "places.pod.image", "no spaces"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_key_and_what_to_write(

@@ -62,6 +62,9 @@ class NodeOrder:
     rendezvous: str | None = None
     address: str | None = None
     key_file: str | None = None
+    files: Path | None = None
+    """Where the run's files are, if its folder is to get them: a ConfigMap is read-only."""
+    dry_run: bool = False
     stream: bool = False
     detach: bool = False
     heartbeat: float = 2.0
@@ -113,6 +116,9 @@ class Output:
 def run_node(order: NodeOrder) -> int:
     """Run this host's part; the exit status is the run's. Raises TpunbError if it cannot begin."""
     output = Output(order.stdout)
+    if order.dry_run:
+        _say_who(order, output)
+        return 0
     try:
         return Node(order, output).run()
     except TpunbError as error:
@@ -229,6 +235,8 @@ class Node:
                 f"{order.heartbeat:g}: one heartbeat may be late"
             )
         started = self._read_start()
+        if order.files is not None:
+            _bring_files(order.files, order.run)
         spec = state.read_spec(self.run_dir)
         machine = detect_machine(os.environ, patience=PATIENT)
         identity = self._identify()
@@ -314,15 +322,7 @@ class Node:
 
     def _identify(self) -> Identity:
         order = self._order
-        env = os.environ
-        identity = hosts.identify(
-            env,
-            lambda: read_all(env, root_of(env), PATIENT),
-            nnodes=order.nnodes,
-            node_rank=order.node_rank,
-            rendezvous=order.rendezvous,
-            address=order.address,
-        )
+        identity = _identify(order)
         deadline = time.monotonic() + order.patience
         while True:
             try:
@@ -392,13 +392,8 @@ class Node:
         if self._order.stream:
             self._output.send(hello)
             return
-        found = ", ".join(f"{package} {v}" for package, v in hello.versions.items() if v)
-        chips = f"{machine.chips} TPU chips" if machine.chips else "no TPU"
-        self._output.write(
-            f"tpunb: host {hello.node_rank} of {hello.nnodes} ({name}, {hello.address}), known "
-            f"from {hello.source}; host 0 listens at {hello.rendezvous}\n"
-            f"tpunb: {chips}; {found}\n".encode()
-        )
+        shown = f" ({name}, {hello.address})"
+        self._output.write(_describe(identity, shown, machine))
 
     def _take_signals(self) -> None:
         pressed = 0
@@ -430,6 +425,47 @@ class Node:
         self._supervisor.stop(
             self.run_dir.path, stop.cause, stop.reason, origin=stop.origin, now=stop.now
         )
+
+
+def _identify(order: NodeOrder) -> Identity:
+    """Which host this is; no name is looked up yet."""
+    env = os.environ
+    return hosts.identify(
+        env,
+        lambda: read_all(env, root_of(env), PATIENT),
+        nnodes=order.nnodes,
+        node_rank=order.node_rank,
+        rendezvous=order.rendezvous,
+        address=order.address,
+    )
+
+
+def _say_who(order: NodeOrder, output: Output) -> None:
+    machine = detect_machine(os.environ, patience=PATIENT)
+    output.write(_describe(_identify(order), "", machine))
+
+
+def _describe(identity: Identity, shown: str, machine: Machine) -> bytes:
+    """Which host this is, and what is on it, for people."""
+    found = ", ".join(f"{package} {v}" for package, v in versions().items() if v)
+    chips = f"{machine.chips} TPU chips" if machine.chips else "no TPU"
+    return (
+        f"tpunb: host {identity.node_rank} of {identity.nnodes}{shown}, known from "
+        f"{identity.source}; host 0 listens at {identity.leader}:{identity.port}\n"
+        f"tpunb: {chips}; {found}\n"
+    ).encode()
+
+
+def _bring_files(source: Path, folder: Path) -> None:
+    """Copy a run's files into its folder, which only this user can read."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file in source.iterdir():
+            if file.is_file():
+                (folder / file.name).touch(0o600)
+                (folder / file.name).write_bytes(file.read_bytes())
+    except OSError as error:
+        raise TpunbError(f"--files {source}: {error.strerror}: {error.filename}") from None
 
 
 def versions() -> dict[str, str]:

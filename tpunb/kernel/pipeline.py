@@ -207,7 +207,7 @@ class RunRequest:
         options, target = self.options, self.target
         cwd, path = os.getcwd(), _import_path()
         if target is not None:
-            cwd, path = target.there(target.cwd) or target.work, target.sys_path(path)
+            cwd, path = target.paths(path)
         return RunSpec(
             id=run_id,
             name=self.name,

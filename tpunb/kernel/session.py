@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
-    from tpunb.places.target import Target
+    from tpunb.places.target import HostsTarget, Target
 
 
 @dataclass
@@ -429,7 +429,7 @@ class Session:
 
     def _find_target(
         self, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
-    ) -> Target:
+    ) -> HostsTarget:
         """The place that `--on` names, once its hosts have answered and fit each other."""
         assert options.on is not None
         if options.stop_when_done:
@@ -520,6 +520,9 @@ class Session:
                 files.write_json(folder.kernel_values, request.notebook.values.to_json())
             script, kept_cells = request.notebook.script, kept.kept_snapshot(snapshot)
             if request.target is not None:
+                from tpunb.places.target import HostsTarget
+
+                assert isinstance(request.target, HostsTarget)
                 with suppress(OSError):  # it does without
                     _keep_notebook(snapshot, folder)
                 run: Run | Attached = self.launcher.start_at(

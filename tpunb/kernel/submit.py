@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -19,14 +20,15 @@ from tpunb.kernel.options import TRAIN, TrainOptions
 from tpunb.kernel.papermill import parameter, refuse_unknown
 from tpunb.machine import environment, machine
 from tpunb.machine.machine import Machine
-from tpunb.notebook.convert import assigned, kept
+from tpunb.notebook.convert import assigned, handed, kept
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
 from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import Snapshot
-from tpunb.places import mirror
+from tpunb.places import jobset, mirror
+from tpunb.places.config import JobSetSettings, find_place
 from tpunb.places.target import Target, find_target
 from tpunb.runs import directory, state
 from tpunb.runs.directory import RunDir
@@ -81,6 +83,40 @@ def submit(
     finally:
         launcher.close()
     return _status(result)
+
+
+def print_manifest(
+    notebook: Path, cell: str | None, parameters: Mapping[str, str], place: str
+) -> int:
+    """Print the Kubernetes objects that run the notebook's train cell at a place of kind "jobset".
+
+    Nothing is started, and no run folder is made here.
+    """
+    config = find_place(place, Path.cwd())
+    if not isinstance(config.settings, JobSetSettings):
+        raise TpunbError(f'--manifest: place {place} is of kind "{config.kind}", not "jobset"')
+    snapshot = _load(notebook, cell, parameters)
+    options = replace(_options(snapshot), on=place)
+    name = jobset.name_run(options.name or snapshot.name, config)
+    target = jobset.JobSetTarget(config, name)
+    request = _prepare(snapshot, options, target)
+    request.raise_for_lint()
+    script = request.notebook.script
+    if earlier := handed.runs_read(script.text):
+        raise TpunbError(
+            f"the train cell reads values of earlier runs ({', '.join(map(str, earlier))}), which "
+            "do not travel with a manifest"
+        )
+    if options.returns:
+        raise TpunbError("--returns: the values would stay in the pods; save them to a bucket")
+    spec = request.spec(name)
+    text = jobset.write_manifest(
+        target, spec, script.text, request.remote_env(name), secrets.token_hex(32)
+    )
+    print(text, end="")
+    for note in request.notes(spec):
+        print(f"tpunb: {note}", file=sys.stderr)
+    return 0
 
 
 def attach(runs: Path, wanted: str | None, ranks: str) -> int:

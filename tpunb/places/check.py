@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from tpunb.places import probe
-from tpunb.places.config import PlaceConfig, Settings
+from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.transport import Answer, Transport, ask_hosts
 from tpunb.runs.spec import Device
 from tpunb.utils import records
@@ -133,7 +133,7 @@ class HostsReport:
     @property
     def local_cores(self) -> int:
         """Ranks of each host, where nobody says how many."""
-        return self.place.settings.cores or self.answered[0][1].machine.cores
+        return self.place.host_settings.cores or self.answered[0][1].machine.cores
 
     def rendezvous_port(self) -> int | None:
         """One that is free on host 0, as the next one is, which the ranks' store will have.
@@ -141,7 +141,7 @@ class HostsReport:
         None if none of those that are tried is.
         """
         taken = {*self.answered[0][1].taken, *_TPU_PORTS}
-        tried = _tried_ports(self.place.settings)[:-1]
+        tried = _tried_ports(self.place.host_settings)[:-1]
         return next((port for port in tried if not {port, port + 1} & taken), None)
 
     def wanted_ports(self) -> list[list[int]]:
@@ -194,7 +194,7 @@ def ask(
     place: PlaceConfig, transport: Transport, *, cancelled: Callable[[], bool] = lambda: False
 ) -> HostsReport:
     """Ask every host at once. Hosts that do not answer are `silent`."""
-    settings = place.settings
+    settings = place.host_settings
     ports = [*_tried_ports(settings), *_TPU_PORTS]
     asked = json.dumps({"folder": settings.folder, "ports": ports}).encode()
     names = transport.hosts
@@ -213,18 +213,18 @@ def ask(
     return HostsReport(place, shown, tuple(hosts), silent)
 
 
-def _tried_ports(settings: Settings) -> range:
+def _tried_ports(settings: HostSettings) -> range:
     """For the rendezvous, and one more for the ranks' store."""
     return range(settings.port, min(settings.port + _RENDEZVOUS + 1, 65536))
 
 
-def probe_command(settings: Settings) -> str:
+def probe_command(settings: HostSettings) -> str:
     """What is run on a host: `probe`, by the interpreter that will run the ranks."""
     code = inspect.getsource(probe)
     return f"exec {interpreter(settings)} -c {shlex.quote(code)}"
 
 
-def interpreter(settings: Settings) -> str:
+def interpreter(settings: HostSettings) -> str:
     """The interpreter of the ranks, as a word of the host's shell."""
     if settings.environment == "make":
         made = f"{settings.folder.rstrip('/')}/env/bin/python"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tpunb.places.errors import PlaceError
+from tpunb.places.slices import ACCELERATORS, Slice, find_slice
 from tpunb.utils import records
 
 if sys.version_info >= (3, 11):
@@ -38,7 +39,16 @@ libtpu listens if one process drives a host (SPMD), and the ports of torch_xla's
 
 @dataclass(frozen=True)
 class Settings:
-    """What every place of several hosts may have in `places.toml`."""
+    """What every place may have in `places.toml`."""
+
+    port: int = PORT
+    checkpoints: str = ""
+    """A folder that all hosts share, or a URL: where `tpunb.save` writes and `tpunb.load` reads."""
+
+
+@dataclass(frozen=True)
+class HostSettings(Settings):
+    """What every place of hosts that are there already may have."""
 
     python: str = "python3"
     """The interpreter on each host; with `environment = "make"` the one it is made with."""
@@ -51,20 +61,17 @@ class Settings:
     """Whether the hosts' packages are only compared with these, or installed with uv."""
     cores: int | None = None
     """Ranks of each host; None: its chips, or 4 rehearsal cores without a TPU."""
-    port: int = PORT
-    checkpoints: str = ""
-    """A folder that all hosts share, or a URL: where `tpunb.save` writes and `tpunb.load` reads."""
 
 
 @dataclass(frozen=True)
-class SshSettings(Settings):
+class SshSettings(HostSettings):
     """`kind = "ssh"`: hosts as ssh knows them."""
 
     hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class GcloudTpuSettings(Settings):
+class GcloudTpuSettings(HostSettings):
     """`kind = "gcloud-tpu"`: a TPU VM of one or more hosts."""
 
     name: str = ""
@@ -82,15 +89,48 @@ class GcloudMigSettings(GcloudTpuSettings):
     """Through Identity-Aware Proxy, for VMs without an address outside."""
 
 
+@dataclass(frozen=True)
+class JobSetSettings(Settings):
+    """`kind = "jobset"`: pods of a Kubernetes cluster with TPUs, one for each host of a slice."""
+
+    accelerator: str = ""
+    """'v6e': one of `slices.ACCELERATORS`."""
+    topology: str = ""
+    """'4x4': chips along each side."""
+    image: str = ""
+    """Of the container: has tpunb, torch and torch_xla, and what the notebook imports besides."""
+    chips_per_host: int | None = None
+    """Where the topology leaves a choice; None: 4, or 1 of a single chip."""
+    namespace: str = ""
+    """None: that of kubectl's context."""
+    queue: str = ""
+    """Kueue's LocalQueue; without one the pods start as soon as the cluster has room."""
+    service_account: str = ""
+    """Of Kubernetes, for who reads and writes a bucket."""
+    restarts: int = 0
+    """How often JobSet starts all pods again after one has failed."""
+
+    @property
+    def slice(self) -> Slice:
+        """Raises ValueError: see `find_slice`."""
+        return find_slice(self.accelerator, self.topology, self.chips_per_host)
+
+
 KINDS: Mapping[str, type[Settings]] = {
     "ssh": SshSettings,
     "gcloud-tpu": GcloudTpuSettings,
     "gcloud-mig": GcloudMigSettings,
+    "jobset": JobSetSettings,
 }
 _NEEDED = {
     "ssh": {"hosts": 'hosts = ["10.0.0.2", "10.0.0.3"]'},
     "gcloud-tpu": {"name": 'name = "my-tpu"', "zone": 'zone = "us-west4-a"'},
     "gcloud-mig": {"name": 'name = "my-group"', "zone": 'zone = "us-west4-a"'},
+    "jobset": {
+        "accelerator": 'accelerator = "v6e"',
+        "topology": 'topology = "4x4"',
+        "image": 'image = "us-docker.pkg.dev/my-project/my-repository/tpunb"',
+    },
 }
 """What cannot be left out, with an example."""
 _EXAMPLES = {
@@ -104,6 +144,8 @@ _EXAMPLES = {
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")
 """Not with a dash first: ssh would take it for an option."""
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A name of Kubernetes, as RFC 1123 has labels."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +156,12 @@ class PlaceConfig:
     kind: str
     file: Path
     settings: Settings
+
+    @property
+    def host_settings(self) -> HostSettings:
+        """Of a place whose hosts are there already, which is all that ssh and gcloud reach."""
+        assert isinstance(self.settings, HostSettings)
+        return self.settings
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON values, for the folder of a run that goes there."""
@@ -256,7 +304,32 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
     if len(set(hosts)) != len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1)
         raise PlaceError(f"{file}: {where}.hosts names {twice!r} twice", file, f"{where}.hosts")
-    return PlaceConfig(name, kind, file, made(**values))
+    settings = made(**values)
+    if isinstance(settings, JobSetSettings) and (wrong := _wrong_in(settings)) is not None:
+        key, problem = wrong
+        raise PlaceError(
+            f"{file}: {where}.{key} = {values[key]!r}{problem}", file, f"{where}.{key}"
+        )
+    return PlaceConfig(name, kind, file, settings)
+
+
+def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:
+    """The key of a place of kind "jobset" that cannot be, and why not; None if all can."""
+    try:
+        _ = settings.slice
+    except ValueError as error:
+        key, known = error.args
+        meant = _meant(settings.accelerator, ACCELERATORS) if key == "accelerator" else ""
+        return key, f" is not to be had{meant} ({known})"
+    for key in ("namespace", "queue", "service_account"):
+        value = getattr(settings, key)
+        if value and not _OBJECT.fullmatch(value):
+            return key, ": a name in Kubernetes has small letters, digits and dashes"
+    if re.search(r"\s", settings.image):
+        return "image", ": an image's name has no spaces"
+    if settings.restarts < 0:
+        return "restarts", ": write 0 or more"
+    return None
 
 
 def _meant(word: str, known: Collection[str]) -> str:

@@ -119,7 +119,7 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
         for index, host in enumerate(hosts):
             ports = ",".join(map(str, free[index]))
             words = [inspect.getsource(remote), "reach", host.address, ports]
-            command = f"exec {interpreter(report.place.settings)} -c {shlex.join(words)}"
+            command = f"exec {interpreter(report.place.host_settings)} -c {shlex.join(words)}"
             processes.append(HostProcess(transport.command(index, command)))
         readers = [_Lines(process) for process in processes]
         deadline = time.monotonic() + PATIENCE

@@ -105,7 +105,7 @@ def make_environment(
 
     Raises HostsError for hosts where that fails, and Cancelled.
     """
-    settings = report.place.settings
+    settings = report.place.host_settings
     tpu = any(host.machine.chips for _, host in report.answered) or any(
         host.chips_seen for _, host in report.answered
     )

@@ -75,7 +75,7 @@ class HostsPlace(Place):
         say: Callable[[str], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        settings = self.placed.place.settings
+        settings = self.placed.place.host_settings
         if settings.files:
             transfer.send_files(self._transport, self.placed, say, cancelled)
         if cancelled():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,36 +23,44 @@ from tpunb.utils.errors import TpunbError
 _SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
 
 
-@dataclass(frozen=True)
-class Target:
-    """The hosts of a place, in order of node rank, that have answered and fit each other."""
-
-    report: HostsReport
-    targets: tuple[str, ...]
-    """The hosts as the place's transport names them."""
-    root: Path
-    """The folder here from which files travel."""
-    cwd: Path
-    """The working directory here, which is `root` or below it."""
+class Target(ABC):
+    """A place as far as a run depends on it before it starts."""
 
     @property
+    @abstractmethod
     def place(self) -> PlaceConfig:
         """As `places.toml` has it."""
-        return self.report.place
 
     @property
+    @abstractmethod
     def hosts(self) -> tuple[str, ...]:
-        """Their names, for people."""
-        return self.report.names
+        """Their names, for people, in order of node rank."""
 
     @property
+    @abstractmethod
     def device(self) -> Device:
         """What the ranks run on."""
-        return self.report.device
+
+    @property
+    @abstractmethod
+    def local_cores(self) -> int:
+        """Ranks of each host."""
+
+    @abstractmethod
+    def machine(self, here: Machine) -> Machine:
+        """One of its hosts, as far as a run depends on it."""
+
+    @abstractmethod
+    def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The working directory there, and the entries of `sys.path` that are there as well."""
+
+    @abstractmethod
+    def resume(self, run: RunDir) -> str:
+        """Where the checkpoints of an earlier run are, for the hosts. Raises TpunbError."""
 
     def choose_cores(self, wanted: int | str | None) -> int:
         """How many ranks in all. Raises ValueError, which says what is possible."""
-        hosts, local = len(self.hosts), self.report.local_cores
+        hosts, local = len(self.hosts), self.local_cores
         if wanted in (None, "all"):
             return hosts * local
         cores = int(wanted or 0)
@@ -67,8 +76,51 @@ class Target:
             )
         return cores
 
+    def checkpoints(self, run_id: str) -> str | None:
+        """Where a run saves; None where each host keeps its own."""
+        shared = self.place.settings.checkpoints
+        return f"{shared.rstrip('/')}/{run_id}" if shared else None
+
+    def notes(self, script: str) -> list[str]:
+        """What to know before the run."""
+        if self.place.settings.checkpoints or not _SAVES.search(script):
+            return []
+        return self.without_checkpoints()
+
+    @abstractmethod
+    def without_checkpoints(self) -> list[str]:
+        """What to know of a run that saves where not all hosts find it."""
+
+
+@dataclass(frozen=True)
+class HostsTarget(Target):
+    """The hosts of a place, in order of node rank, that have answered and fit each other."""
+
+    report: HostsReport
+    targets: tuple[str, ...]
+    """The hosts as the place's transport names them."""
+    root: Path
+    """The folder here from which files travel."""
+    cwd: Path
+    """The working directory here, which is `root` or below it."""
+
+    @property
+    def place(self) -> PlaceConfig:
+        return self.report.place
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.report.names
+
+    @property
+    def device(self) -> Device:
+        return self.report.device
+
+    @property
+    def local_cores(self) -> int:
+        return self.report.local_cores
+
     def machine(self, here: Machine) -> Machine:
-        """One of its hosts, as far as a run depends on it."""
         host = self.report.answered[0][1].machine
         return replace(
             here,
@@ -87,7 +139,7 @@ class Target:
         """The folder there that stands for `root`."""
         key = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
-        return f"{self.place.settings.folder.rstrip('/')}/work/{name}-{key}"
+        return f"{self.place.host_settings.folder.rstrip('/')}/work/{name}-{key}"
 
     def there(self, path: Path) -> str | None:
         """What stands there for a path here; None for one that does not travel."""
@@ -96,24 +148,16 @@ class Target:
         inside = path.relative_to(self.root).as_posix()
         return self.work if inside == "." else f"{self.work}/{inside}"
 
-    def sys_path(self, entries: Sequence[str]) -> tuple[str, ...]:
-        """The entries of `sys.path` that travel: the hosts' own packages come after them."""
+    def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The entries of `sys.path` are those that travel: the hosts' own packages come after."""
+        cwd = self.there(self.cwd)
         own = [self.there(Path(entry or self.cwd).absolute()) for entry in entries]
-        return tuple(
-            dict.fromkeys(
-                entry
-                for entry in (self.there(self.cwd), *own)
-                if entry is not None and "/site-packages" not in entry
-            )
+        path = dict.fromkeys(
+            entry for entry in (cwd, *own) if entry is not None and "/site-packages" not in entry
         )
-
-    def checkpoints(self, run_id: str) -> str | None:
-        """Where a run saves; None where each host keeps its own."""
-        shared = self.place.settings.checkpoints
-        return f"{shared.rstrip('/')}/{run_id}" if shared else None
+        return cwd or self.work, tuple(path)
 
     def resume(self, run: RunDir) -> str:
-        """Where the checkpoints of an earlier run are, for the hosts. Raises TpunbError."""
         placed = PlacedRun.read(run)
         shared = "" if placed is None else placed.place.settings.checkpoints
         if placed is None or not (shared or len(self.hosts) == 1):
@@ -125,16 +169,19 @@ class Target:
         return f"{shared.rstrip('/')}/{run.id}" if shared else f"{placed.folders[0]}/checkpoints"
 
     def notes(self, script: str) -> list[str]:
-        """What to know before the run."""
-        notes = [f"{host}: {what}" for host, what in self.report.notes()]
-        settings = self.place.settings
-        if len(self.hosts) > 1 and not settings.checkpoints and _SAVES.search(script):
-            notes.append(
-                "each host keeps its own checkpoints, and rank 0's are on "
-                f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
-                f"as `checkpoints` of [places.{self.place.name}]"
-            )
-        return notes
+        return [
+            *(f"{host}: {what}" for host, what in self.report.notes()),
+            *super().notes(script),
+        ]
+
+    def without_checkpoints(self) -> list[str]:
+        if len(self.hosts) == 1:
+            return []
+        return [
+            "each host keeps its own checkpoints, and rank 0's are on "
+            f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
+            f"as `checkpoints` of [places.{self.place.name}]"
+        ]
 
     def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
         """Where a new run will be. Raises PlaceError where no port is free."""
@@ -152,7 +199,7 @@ class Target:
             self.targets,
             tuple(host.address for host in reports),
             tuple(f"{host.folder}/runs/{run_id}" for host in reports),
-            interpreter(self.place.settings),
+            interpreter(self.place.host_settings),
             port,
             str(self.root),
             self.work,
@@ -164,7 +211,7 @@ class Target:
 
 def find_target(
     name: str, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> Target:
+) -> HostsTarget:
     """Ask the hosts of a place, make their environment if that is asked for, and compare them.
 
     `say` takes what it waits for: this may last a minute, and longer with packages to install.
@@ -180,7 +227,7 @@ def find_target(
     say(f"waiting for the hosts of place {name} to answer: {hosts}")
     report = check.ask(place, transport, cancelled=cancelled)
     try:
-        if place.settings.environment == "make" and not report.silent and not cancelled():
+        if place.host_settings.environment == "make" and not report.silent and not cancelled():
             environment.make_environment(transport, report, say, cancelled)
             say(f"comparing the hosts of place {name}: {hosts}")
             report = check.ask(place, transport, cancelled=cancelled)
@@ -194,4 +241,4 @@ def find_target(
         raise HostsError(name, tuple(problems))
     say(f"the hosts of place {name} have answered: {hosts}")
     root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
-    return Target(report, tuple(targets[index] for index in order), root, cwd)
+    return HostsTarget(report, tuple(targets[index] for index in order), root, cwd)

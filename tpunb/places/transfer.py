@@ -64,7 +64,7 @@ def send_files(
 ) -> None:
     """Bring the files of a place to all hosts. Raises HostsError, and Cancelled."""
     root = Path(placed.root)
-    names = chosen_files(root, placed.place.settings.files)
+    names = chosen_files(root, placed.place.host_settings.files)
     total = sum((root / name).stat().st_size for name in names)
     files, hosts_ = len(names), len(placed.hosts)
     say(

@@ -222,7 +222,12 @@ def make_transport(place: PlaceConfig) -> Transport:
             return GcloudTpuTransport(settings, run_tool)
         case SshSettings() as settings:
             return SshTransport(settings.hosts)
-    raise PlaceError(f"place {place.name} has no hosts", place.file)
+    raise PlaceError(
+        f'place {place.name} is of kind "{place.kind}", whose runs are not started from here yet: '
+        f"`tpunb submit NB.ipynb --on {place.name} --manifest | kubectl create -f -` starts one",
+        place.file,
+        f"places.{place.name}.kind",
+    )
 
 
 class HostProcess:

@@ -1,0 +1,357 @@
+"""The Kubernetes objects of a run, against JobSet's own schema made strict, and its example."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import nbformat
+import pytest
+import yaml
+from nbformat import v4
+
+from tests.drivers.nodes import ROOT, TORCHLESS
+from tpunb import cli
+from tpunb.places import jobset
+from tpunb.places.config import JobSetSettings, PlaceConfig
+from tpunb.places.errors import PlaceError
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec, RunState
+from tpunb.utils.errors import TpunbError
+
+SCHEMA = Path(__file__).parent / "jobset-schema.json"
+V6E = """[places.gke]
+kind = "jobset"
+accelerator = "v6e"
+topology = "4x4"
+image = "us-docker.pkg.dev/p/r/tpunb:1"
+queue = "multislice-queue"
+restarts = 4
+"""
+TRAIN = "%%tpu_train\nimport tpunb\nprint('step', lr)  # prüft\ntpunb.save({}, 1)\n"
+
+
+def strict(schema: Any) -> Any:
+    """The same, with nothing allowed but what it names: as it is, a misspelt field passes."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: strict(each) for name, each in schema.items() if name != "properties"}
+    if schema.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    if properties := schema.get("properties"):
+        made["properties"] = {name: strict(each) for name, each in properties.items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            made["additionalProperties"] = False
+    return made
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = strict(json.loads(SCHEMA.read_text()))
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "places.toml").write_text(V6E)
+    notebook("%load_ext tpunb", "lr = 0.1", TRAIN)
+    return tmp_path
+
+
+def notebook(*cells: str) -> None:
+    nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(c) for c in cells]), "My nb_1.ipynb")
+
+
+def manifest(capsys: pytest.CaptureFixture[str], *words: str) -> list[Any]:
+    """The objects that `tpunb submit --manifest` prints."""
+    code = cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest", *words])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return list(yaml.safe_load_all(out))
+
+
+def place(**values: Any) -> PlaceConfig:
+    settings = {"accelerator": "v6e", "topology": "4x4", "image": "i", **values}
+    return PlaceConfig("gke", "jobset", Path("places.toml"), JobSetSettings(**settings))
+
+
+def made(config: PlaceConfig, **values: Any) -> list[Any]:
+    name = jobset.name_run("nb", config)
+    target = jobset.JobSetTarget(config, name)
+    ranks = target.choose_cores("all")
+    spec = RunSpec(name, "nb", ranks, "TPU", ".", (), (), hosts=target.hosts, **values)
+    return list(yaml.safe_load_all(jobset.write_manifest(target, spec, "print(1)\n", {}, "ab")))
+
+
+def pod_of(objects: list[Any]) -> Any:
+    return job_of(objects)["template"]["spec"]
+
+
+def job_of(objects: list[Any]) -> Any:
+    return objects[2]["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
+def test_a_notebook_becomes_objects_that_jobset_takes(
+    project: Path, capsys: pytest.CaptureFixture[str], validator: jsonschema.Draft202012Validator
+) -> None:
+    config, secret, made = manifest(capsys)
+    validator.validate(made)
+    name = made["metadata"]["name"]
+    assert [config["kind"], secret["kind"], made["kind"]] == ["ConfigMap", "Secret", "JobSet"]
+    assert config["metadata"] == secret["metadata"] == {"name": name}
+    assert name.startswith("my-nb-1-")
+    assert "print('step', lr)  # prüft" in config["data"]["script.py"]
+    spec = RunSpec.from_json(json.loads(config["data"]["spec.json"]))
+    assert (spec.id, spec.world_size, spec.device, spec.place) == (name, 16, "TPU", "gke")
+    assert spec.hosts == ("node-0", "node-1", "node-2", "node-3")
+    assert len(bytes.fromhex(secret["stringData"]["key"])) == 32
+    assert not list(project.glob("runs/*"))
+
+
+def test_it_is_what_jobset_s_example_for_v6e_has(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # site/static/examples/tpu-multislice/v6e-jax-workload.yaml at 08dfbdfd
+    objects = manifest(capsys)
+    job, pod = job_of(objects), pod_of(objects)
+    assert objects[2]["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    metadata = objects[2]["metadata"]
+    assert metadata["labels"] == {"kueue.x-k8s.io/queue-name": "multislice-queue"}
+    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    assert metadata["annotations"] == {exclusive: "cloud.google.com/gke-nodepool"}
+    assert objects[2]["spec"]["failurePolicy"] == {"maxRestarts": 4}
+    assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0)
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+        "cloud.google.com/gke-tpu-topology": "4x4",
+    }
+    [container] = pod["containers"]
+    assert container["securityContext"] == {"privileged": True}
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+
+
+def test_each_pod_is_a_node_that_host_0_has_a_name_for(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = manifest(capsys)
+    name = objects[2]["metadata"]["name"]
+    [container] = pod_of(objects)["containers"]
+    assert container["command"] == ["tpunb", "node"]
+    words = container["args"]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert given["--rendezvous"] == f"{name}-node-0-0.{name}:8460"
+    assert given["--nnodes"] == "4"
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert mounted[given["--files"]] == "run"
+    assert mounted[str(Path(given["--key-file"]).parent)] == "key"
+    volumes = {each["name"] for each in pod_of(objects)["volumes"]}
+    assert set(mounted.values()) == volumes
+    assert given["--address"] == "$(POD_IP)"
+    assert [each["name"] for each in container["env"]] == ["POD_IP"]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "topology", "label", "hosts", "chips"),
+    [
+        ("v5e", "4x4", "tpu-v5-lite-podslice", 4, 4),
+        ("v5p", "2x2x4", "tpu-v5p-slice", 4, 4),
+        ("v6e", "1x1", "tpu-v6e-slice", 1, 1),
+        ("tpu7x", "2x2x2", "tpu7x", 2, 4),
+    ],
+)
+def test_every_accelerator(
+    validator: jsonschema.Draft202012Validator,
+    accelerator: str,
+    topology: str,
+    label: str,
+    hosts: int,
+    chips: int,
+) -> None:
+    objects = made(place(accelerator=accelerator, topology=topology))
+    validator.validate(objects[2])
+    job, pod = job_of(objects), pod_of(objects)
+    assert (job["parallelism"], job["completions"]) == (hosts, hosts)
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"] == label
+    assert pod["containers"][0]["resources"]["limits"]["google.com/tpu"] == chips
+    assert ("annotations" in objects[2]["metadata"]) == (hosts > 1)
+
+
+def test_what_the_place_leaves_out_is_not_there(
+    validator: jsonschema.Draft202012Validator,
+) -> None:
+    plain = made(place())
+    assert "labels" not in plain[2]["metadata"]
+    assert "serviceAccountName" not in pod_of(plain)
+    full = made(place(namespace="team", service_account="trainer"), grace=30.0)
+    validator.validate(full[2])
+    assert {each["metadata"]["namespace"] for each in full} == {"team"}
+    assert pod_of(full)["serviceAccountName"] == "trainer"
+    assert pod_of(full)["terminationGracePeriodSeconds"] == 45
+
+
+def test_a_misspelt_field_is_found(validator: jsonschema.Draft202012Validator) -> None:
+    objects = made(place())
+    container = pod_of(objects)["containers"][0]
+    container["resource"] = container.pop("resources")
+    with pytest.raises(jsonschema.ValidationError, match="resource"):
+        validator.validate(objects[2])
+
+
+def test_variables_are_in_the_secret_alone(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "places.toml").write_text(V6E + 'checkpoints = "gs://b/run"\n')
+    notebook("lr = 1", TRAIN.replace("%%tpu_train", "%%tpu_train --env HF_TOKEN=hush"))
+    config, secret, made = manifest(capsys)
+    name = made["metadata"]["name"]
+    variables = json.loads(secret["stringData"]["variables.json"])
+    assert variables == {"HF_TOKEN": "hush", "TPUNB_CHECKPOINTS": f"gs://b/run/{name}"}
+    assert "hush" not in json.dumps([made, config["data"]["spec.json"]])
+
+
+def test_checkpoints_that_would_be_lost_are_told_of(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 0
+    assert "lost with the pods" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "3d", "Ünï", "x" * 200, "-a.b_c-"])
+@pytest.mark.parametrize("topology", ["2x2x1", "16x20x28"])
+def test_names_fit_kubernetes(name: str, topology: str) -> None:
+    config = place(accelerator="v5p", topology=topology)
+    found = jobset.name_run(name, config)
+    assert found[0].isalpha()
+    assert found.replace("-", "").isalnum()
+    assert found == found.lower()
+    assert found.isascii()
+    assert len(f"{found}-node-0-{config.settings.slice.hosts - 1}-12345") <= 63
+
+
+def test_a_script_that_is_too_large_is_refused() -> None:
+    config = place()
+    target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
+    spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
+    with pytest.raises(PlaceError, match=r"script\.py and spec\.json have 1\.\d MB, and a Config"):
+        jobset.write_manifest(target, spec, "#" * (1 << 20), {}, "ab")
+
+
+@pytest.mark.parametrize(
+    ("words", "train", "told"),
+    [
+        ((), TRAIN, "--manifest | kubectl create"),
+        (("--manifest", "--detach"), TRAIN, "neither --detach nor --dry-run"),
+        (("--manifest",), TRAIN.replace("train", "train --returns lr"), "--returns"),
+        (("--manifest",), TRAIN.replace("train", "train --cores 8", 1), "16 chips"),
+        (("--manifest",), TRAIN.replace("train", "train --resume x", 1), "no runs"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    train: str,
+    told: str,
+) -> None:
+    notebook("lr = 1", train)
+    assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", *words]) == 1
+    out, err = capsys.readouterr()
+    assert told in err
+    assert not out
+
+
+def test_another_kind_of_place_has_no_manifest(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "places.toml").write_text('[places.gke]\nkind = "ssh"\nhosts = ["a"]\n')
+    assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 1
+    assert 'of kind "ssh", not "jobset"' in capsys.readouterr().err
+
+
+def test_where_an_earlier_run_saved_is_not_known() -> None:
+    target = jobset.JobSetTarget(place(), "nb")
+    with pytest.raises(TpunbError, match="give their URL"):
+        target.resume(RunDir("runs/x"))
+
+
+def mount(objects: list[Any], name: str, folder: Path) -> None:
+    """A volume of the pod as its node makes it: of the ConfigMap and the Secret beside it."""
+    config, secret = objects[0]["data"], objects[1]["stringData"]
+    [volume] = (each for each in pod_of(objects)["volumes"] if each["name"] == name)
+    sources = volume.get("projected", {}).get("sources") or [{"secret": volume["secret"]}]
+    folder.mkdir()
+    for source in sources:
+        values = config if "configMap" in source else secret
+        [what] = source.values()
+        assert what.get("name", what.get("secretName")) == objects[0]["metadata"]["name"]
+        items = what.get("items") or [{"key": key, "path": key} for key in values]
+        for item in items:
+            (folder / item["path"]).write_text(values[item["key"]])
+
+
+@pytest.mark.slow
+def test_the_pods_of_a_manifest_are_the_hosts_of_one_run(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "places.toml").write_text(V6E.replace("4x4", "2x4"))
+    train = "import os\nlr = 0.5\nprint('rank', os.environ['RANK'], os.environ['WORD'], lr)\n"
+    notebook(f"%%tpu_train --env WORD=hush\n{train}")
+    objects = manifest(capsys)
+    data = objects[0]["data"]
+    # No TPU here, whose one lock two pods of one machine would share besides.
+    data["spec.json"] = json.dumps({**json.loads(data["spec.json"]), "device": "CPU"})
+    name = objects[2]["metadata"]["name"]
+    [container] = pod_of(objects)["containers"]
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pods = []
+    for index in range(job_of(objects)["completions"]):
+        folder = project / f"pod-{index}"
+        folder.mkdir()
+        words = " ".join(container["args"])
+        for path, volume in mounts.items():
+            if path in words:
+                mount(objects, volume, folder / volume)
+                words = words.replace(path, str(folder / volume))
+        words = words.replace("$(POD_IP)", "127.0.0.1")
+        words = words.replace(f"{name}-node-0-0.{name}:8460", f"127.0.0.1:{port}")
+        pods.append(
+            subprocess.Popen(
+                [*TORCHLESS, *words.split()],
+                cwd=folder,
+                env={
+                    **os.environ,
+                    "JOB_COMPLETION_INDEX": str(index),
+                    "GCE_METADATA_HOST": "127.0.0.1:1",
+                    "PYTHONPATH": str(ROOT),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    for index, pod in enumerate(pods):
+        out, _ = pod.communicate(timeout=100)
+        assert pod.returncode == 0, out
+        assert f"host {index} of 2 (node-{index}, 127.0.0.1)" in out
+        assert "known from JOB_COMPLETION_INDEX" in out
+        for rank in range(4 * index, 4 * index + 4):
+            assert f"rank {rank} hush 0.5" in out
+        run = RunDir(project / f"pod-{index}" / "runs" / name)
+        assert not (run.path / "variables.json").exists()
+        result = run.read_result()
+        assert result is not None
+        assert result.state is RunState.SUCCEEDED

@@ -1,0 +1,259 @@
+"""A run on a cluster of Kubernetes with TPUs: the objects that start it, as JobSet has them.
+
+    ConfigMap   the script and its spec, at most 1 MiB
+    Secret      the run's key, by which its hosts know each other, and the ranks' variables
+    JobSet      one Job of one pod for each host of the slice; Kueue admits all of them or none
+
+Each pod runs `tpunb node`, which knows its number from JOB_COMPLETION_INDEX (or TPU_WORKER_ID,
+the same where GKE sets it); JobSet gives host 0 a name. The form is that of JobSet's example for
+v6e (jobset.x-k8s.io/v1alpha2, v0.12) and of what xpk 1.16 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from tpunb.machine.machine import Machine
+from tpunb.places.config import JobSetSettings, PlaceConfig
+from tpunb.places.errors import PlaceError
+from tpunb.places.target import Target
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Device, RunSpec
+from tpunb.utils.errors import TpunbError
+from tpunb.utils.text import size
+
+MOST_FILES = 1 << 20
+"""Bytes of all values of a ConfigMap or a Secret (Kubernetes' MaxSecretSize)."""
+JOB = "node"
+"""Of the Job in the JobSet: its pods are <set>-node-0-<node rank>."""
+_LONGEST = 63
+"""Characters of a pod's name, which its host name is made of (RFC 1123)."""
+_FILES = "/etc/tpunb/run"
+_KEY = "/etc/tpunb/key"
+_ENDING = 15.0
+"""Seconds after the grace period in which the ranks are ended and the result is written."""
+
+
+@dataclass(frozen=True)
+class JobSetTarget(Target):
+    """A slice that a cluster gives: nothing is asked, all of it is in `places.toml`."""
+
+    config: PlaceConfig
+    name: str
+    """Of the run's JobSet."""
+
+    @property
+    def place(self) -> PlaceConfig:
+        return self.config
+
+    @property
+    def settings(self) -> JobSetSettings:
+        """Those of its kind."""
+        assert isinstance(self.config.settings, JobSetSettings)
+        return self.config.settings
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(f"{JOB}-{rank}" for rank in range(self.settings.slice.hosts))
+
+    @property
+    def leader(self) -> str:
+        """The name of host 0 in the cluster."""
+        return f"{self.name}-{JOB}-0-0.{self.name}"
+
+    @property
+    def device(self) -> Device:
+        return "TPU"
+
+    @property
+    def local_cores(self) -> int:
+        return self.settings.slice.chips
+
+    def machine(self, here: Machine) -> Machine:
+        own = self.settings.slice
+        return replace(
+            here,
+            platform=self.place.kind,
+            kind=f"place {self.place.name}",
+            device=self.device,
+            chips=own.chips,
+            generation="",
+            accelerator_type=own.accelerator_type,
+            workers=own.hosts,
+        )
+
+    def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The image's working directory: nothing travels besides the script."""
+        return ".", ()
+
+    def resume(self, run: RunDir) -> str:
+        raise TpunbError(
+            f"--resume: where run {run.id} has its checkpoints is not known to the pods of "
+            f"{self.place.name}: give their URL"
+        )
+
+    def without_checkpoints(self) -> list[str]:
+        return [
+            "what tpunb.save writes is lost with the pods, and a restart begins again: name a URL "
+            f"(gs://…) as `checkpoints` of [places.{self.place.name}]"
+        ]
+
+
+def name_run(name: str, place: PlaceConfig) -> str:
+    """A name for the JobSet of a new run: its pods' names begin with it."""
+    assert isinstance(place.settings, JobSetSettings)
+    last = f"-{JOB}-0-{place.settings.slice.hosts - 1}-12345"
+    now = time.strftime("-%Y%m%d-%H%M%S")
+    short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
+    if not short[0].isalpha():  # it becomes a Service's name, which begins with a letter
+        short = f"run-{short}"
+    return short[: _LONGEST - len(last) - len(now)].rstrip("-") + now
+
+
+def write_manifest(
+    target: JobSetTarget, spec: RunSpec, script: str, variables: Mapping[str, str], key: str
+) -> str:
+    """The objects of a run, in YAML, for `kubectl create`.
+
+    `variables`: for the ranks; they may be secrets. `key`: of the run, in hexadecimal digits.
+    Raises PlaceError if the script is too large.
+    """
+    files = {"script.py": script, "spec.json": json.dumps(spec.to_json())}
+    secrets = {"key": key, "variables.json": json.dumps(dict(variables))}
+    for kind, values in (("ConfigMap", files), ("Secret", secrets)):
+        total = sum(len(value.encode()) for value in values.values())
+        if total > MOST_FILES:
+            raise PlaceError(
+                f"{' and '.join(values)} have {size(total)}, and a {kind} of Kubernetes holds "
+                f"{size(MOST_FILES)}: bring what is large with the image or from a bucket, not "
+                "in cells or variables",
+                target.place.file,
+                f"places.{target.place.name}",
+            )
+    objects = [
+        _object(target, "v1", "ConfigMap", immutable=True, data=files),
+        _object(target, "v1", "Secret", immutable=True, type="Opaque", stringData=secrets),
+        _jobset(target, spec),
+    ]
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _object(target: JobSetTarget, version: str, kind: str, **values: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": target.name}
+    if target.settings.namespace:
+        metadata["namespace"] = target.settings.namespace
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **values}
+
+
+def _jobset(target: JobSetTarget, spec: RunSpec) -> dict[str, Any]:
+    settings, own = target.settings, target.settings.slice
+    job = {
+        "parallelism": own.hosts,
+        "completions": own.hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,  # the set starts again, never a pod alone
+        "template": {"spec": _pod(target, spec)},
+    }
+    made = _object(
+        target,
+        "jobset.x-k8s.io/v1alpha2",
+        "JobSet",
+        spec={
+            "failurePolicy": {"maxRestarts": settings.restarts},
+            "replicatedJobs": [{"name": JOB, "replicas": 1, "template": {"spec": job}}],
+        },
+    )
+    if settings.queue:
+        made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": settings.queue}
+    if own.hosts > 1:  # one slice is one node pool
+        made["metadata"]["annotations"] = {
+            "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+        }
+    return made
+
+
+def _pod(target: JobSetTarget, spec: RunSpec) -> dict[str, Any]:
+    settings, own = target.settings, target.settings.slice
+    node = [
+        "--run", f"runs/{spec.id}", "--files", _FILES, "--key-file", f"{_KEY}/key",
+        "--nnodes", str(own.hosts), "--rendezvous", f"{target.leader}:{settings.port}",
+        "--address", "$(POD_IP)",
+    ]  # fmt: skip
+    container = {
+        "name": "tpunb",
+        "image": settings.image,
+        "command": ["tpunb", "node"],
+        "args": node,
+        "env": [
+            # Its own name may be known to the cluster's name server only after it has started.
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "securityContext": {"privileged": True},
+        "resources": {
+            "requests": {"google.com/tpu": own.chips},
+            "limits": {"google.com/tpu": own.chips},
+        },
+        "volumeMounts": [
+            {"name": "run", "mountPath": _FILES, "readOnly": True},
+            {"name": "key", "mountPath": _KEY, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+    variables = [{"key": "variables.json", "path": "variables.json"}]
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(spec.grace + _ENDING),
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "nodeSelector": {
+            "cloud.google.com/gke-tpu-accelerator": own.accelerator.label,
+            "cloud.google.com/gke-tpu-topology": own.topology,
+        },
+        "tolerations": [{"key": "google.com/tpu", "operator": "Exists"}],
+        "containers": [container],
+        "volumes": [
+            {
+                "name": "run",
+                "projected": {
+                    "sources": [
+                        {"configMap": {"name": target.name}},
+                        {"secret": {"name": target.name, "items": variables}},
+                    ]
+                },
+            },
+            {
+                "name": "key",
+                "secret": {
+                    "secretName": target.name,
+                    "items": [{"key": "key", "path": "key"}],
+                    "defaultMode": 0o400,
+                },
+            },
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    if settings.service_account:
+        pod["serviceAccountName"] = settings.service_account
+    return pod
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines as blocks, so that the script can be read; no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
