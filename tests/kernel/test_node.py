@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.metadata import FakeMetadataServer
 from tpunb.kernel import node
-from tpunb.kernel.node import Input, Node, NodeOrder, Output
+from tpunb.kernel.node import Input, Node, NodeOrder, Output, follow_node
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import detect_machine
 from tpunb.runs import stream
@@ -153,3 +153,28 @@ def test_the_metadata_server_is_asked_only_where_nothing_else_says_it(
 def test_the_spec_is_its_users_alone(make: Make, tmp_path: Path) -> None:
     make()._localized(spec(hosts=("h0", "h1")), TWO)
     assert stat.S_IMODE((tmp_path / "spec.json").stat().st_mode) == 0o600
+
+
+def test_half_a_line_is_the_last_one() -> None:
+    read, write = os.pipe()
+    os.write(write, b"whole\nhal")
+    os.close(write)
+    lines = Input(read)
+    assert [lines.line(), lines.line(), lines.line()] == [b"whole", b"hal", b""]
+    os.close(read)
+
+
+def test_who_follows_a_run_ends_with_who_has_asked(tmp_path: Path, said: io.BytesIO) -> None:
+    """The run goes on: nothing stays behind for each connection that was lost."""
+    run = RunDir(tmp_path)
+    run.write_spec(spec())
+    lock = run.take_lock()
+    assert lock is not None
+    read, write = os.pipe()
+    os.write(write, b"{}\n")
+    os.close(write)
+    order = NodeOrder(run.path, stream=True, stdin=Input(read), stdout=said)
+    assert follow_node(run, "-", order) == 0
+    assert run.is_running()
+    lock.close()
+    os.close(read)

@@ -235,8 +235,8 @@ def interpreter(settings: Settings) -> str:
 
 def quote(path: str) -> str:
     """A path as a word of the host's shell; `~/` stays the home folder there."""
-    if path.startswith("~/"):
-        return '"$HOME"/' + shlex.quote(path[2:])
+    if path == "~" or path.startswith("~/"):
+        return f'"$HOME"{shlex.quote(path[1:])}'
     return shlex.quote(path)
 
 
