@@ -339,7 +339,7 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
             yield (
                 name,
                 f"each chip of a {machine.accelerator_type} has several devices, which torch_xla "
-                "drives from threads of one process: which tpunb does not do",
+                "drives from threads of one process: tpunb does not support that at a place",
             )
         if machine.workers != len(report.names):
             yield (
