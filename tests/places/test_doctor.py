@@ -74,4 +74,4 @@ def test_hosts_of_which_none_answers_are_named() -> None:
     silent = dict.fromkeys(("h0", "h1"), "Permission denied (publickey).")
     report = PlaceReport(HostsReport(place, ("h0", "h1"), (None, None), silent))
     assert report.problems() == list(silent.items())
-    assert "problem: h1: Permission denied (publickey)." in report.text()
+    assert "problem: h0, h1: Permission denied (publickey)." in report.text()

@@ -77,6 +77,30 @@ def test_what_a_link_leads_to_travels(root: Path, tmp_path_factory: pytest.TempP
     }
 
 
+def test_of_rsync_the_reason_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rsync = tmp_path / "bin/rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(
+        "#!/bin/sh\necho the reason >&2; echo rsync: a >&2; echo rsync: b >&2; exit 12\n"
+    )
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
+    with pytest.raises(HostsError, match="h0: the reason"):
+        transfer.send_files(Shell("h0"), going(root, "h0"), print, lambda: False)
+
+
+def going(root: Path, host: str) -> PlacedRun:
+    """A run on one host that has rsync."""
+    place = PlaceConfig(
+        "pod", "ssh", root / "places.toml", SshSettings(hosts=(host,), files=(".",))
+    )
+    return PlacedRun(
+        *(place, (host,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/work"), rsync=True
+    )
+
+
 class Shell:
     """A transport of one host, of which only rsync's shell counts."""
 
@@ -104,13 +128,7 @@ def test_what_rsync_is_called_with(
     rsync.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/called\ncat >/dev/null\n')
     rsync.chmod(0o755)
     monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
-    place = PlaceConfig(
-        "pod", "ssh", root / "places.toml", SshSettings(hosts=(name,), files=(".",))
-    )
-    placed = PlacedRun(
-        *(place, (name,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/work"), rsync=True
-    )
-    transfer.send_files(Shell(name), placed, print, lambda: False)
+    transfer.send_files(Shell(name), going(root, name), print, lambda: False)
     words = (tmp_path / "called").read_text().splitlines()
     assert words[-1] == f"{target}the runs/work/"
     assert """--rsync-path=mkdir -p -m 700 "$HOME"'/the runs/work' && rsync""" in words
@@ -174,7 +192,7 @@ def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) 
     send(pod, rsync=True)
     assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["longer"] * 2
     pod.set_place(files=["nested dir"], folder=blocked(pod))
-    with pytest.raises(HostsError, match=r"h0(, h1)?: rsync"):
+    with pytest.raises(HostsError, match=r"h0(, h1)?: .*Not a directory"):
         send(pod, rsync=True)
 
 

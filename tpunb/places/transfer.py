@@ -105,15 +105,19 @@ def _rsync(
         ]  # fmt: skip
         commands[host] = (command, listed)
     answers = run_commands(placed.hosts, commands, timeout=LONGEST, cancelled=cancelled)
-    _raise_for(answers, placed, cancelled)
+    # Two lines of its own come last, whatever the reason was.
+    _raise_for(answers, placed, cancelled, lambda answer: answer.errors or answer.problem())
 
 
 def _raise_for(
-    answers: Mapping[int, Answer], placed: PlacedRun, cancelled: Callable[[], bool]
+    answers: Mapping[int, Answer],
+    placed: PlacedRun,
+    cancelled: Callable[[], bool],
+    describe: Callable[[Answer], str] = Answer.problem,
 ) -> None:
     if cancelled():
         raise Cancelled
-    if problems := [(a.host, a.problem()) for a in answers.values() if a.problem()]:
+    if problems := [(a.host, describe(a)) for a in answers.values() if a.problem()]:
         raise HostsError(placed.place.name, tuple(problems))
 
 
