@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.metadata import FakeMetadataServer
 from tpunb.kernel import node
-from tpunb.kernel.node import Input, Node, NodeOrder, Output
+from tpunb.kernel.node import Input, Node, NodeOrder, Output, follow_node
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import detect_machine
 from tpunb.runs import stream
@@ -172,3 +172,28 @@ def test_a_run_s_files_come_from_a_folder_that_is_mounted(make: Make, tmp_path: 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(TpunbError, match=r"--files .*No such file"):
         node._bring_files(tmp_path / "nothing", tmp_path / "id")
+
+
+def test_half_a_line_is_the_last_one() -> None:
+    read, write = os.pipe()
+    os.write(write, b"whole\nhal")
+    os.close(write)
+    lines = Input(read)
+    assert [lines.line(), lines.line(), lines.line()] == [b"whole", b"hal", b""]
+    os.close(read)
+
+
+def test_who_follows_a_run_ends_with_who_has_asked(tmp_path: Path, said: io.BytesIO) -> None:
+    """The run goes on: nothing stays behind for each connection that was lost."""
+    run = RunDir(tmp_path)
+    run.write_spec(spec())
+    lock = run.take_lock()
+    assert lock is not None
+    read, write = os.pipe()
+    os.write(write, b"{}\n")
+    os.close(write)
+    order = NodeOrder(run.path, stream=True, stdin=Input(read), stdout=said)
+    assert follow_node(run, "-", order) == 0
+    assert run.is_running()
+    lock.close()
+    os.close(read)

@@ -129,6 +129,13 @@ def test_the_same_worker_twice_is_refused(pod: ReachedPod, tmp_path: Path) -> No
         found(pod)
 
 
+def test_a_machine_that_is_named_twice_is_refused(pod: ReachedPod) -> None:
+    first = pod.pod.hosts[0].address
+    pod.change("h1", env={"SSH_CONNECTION": f"10.0.0.9 50000 {first} 22"})
+    with pytest.raises(HostsError, match=rf"h1: it is reached at {first}, as h0 is"):
+        found(pod)
+
+
 def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
     code = "import socket, sys; s = socket.create_server((sys.argv[1], 8461)); print(flush=True); "
     with pod[0].popen(

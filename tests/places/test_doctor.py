@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.pods import ReachedPod, tpu
-from tpunb.places.doctor import inspect_place
+from tpunb.places.check import HostsReport
+from tpunb.places.config import PlaceConfig, SshSettings
+from tpunb.places.doctor import PlaceReport, inspect_place
 
 
 def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
@@ -65,3 +67,11 @@ def test_a_single_host_has_nobody_to_reach(pod: ReachedPod, hosts: list[str]) ->
     report = inspect_place("pod", pod.project)
     assert report.problems() == []
     assert report.hosts.names == tuple(hosts)
+
+
+def test_hosts_of_which_none_answers_are_named() -> None:
+    place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
+    silent = dict.fromkeys(("h0", "h1"), "Permission denied (publickey).")
+    report = PlaceReport(HostsReport(place, ("h0", "h1"), (None, None), silent))
+    assert report.problems() == list(silent.items())
+    assert "problem: h0, h1: Permission denied (publickey)." in report.text()

@@ -134,3 +134,9 @@ def test_a_folder_that_cannot_be_written_is_said(run: RunDir, merge: Merge) -> N
     run.path.joinpath("attempts").write_text("in the way")
     merge.add(1, Append("attempts/0/2/stdout.log", 0, b"x", 0.0), 0.0)
     assert "attempts/0/2/stdout.log" in merge.problem
+
+
+def test_lines_do_not_wait_for_a_clock_that_was_set_back(run: RunDir, merge: Merge) -> None:
+    merge.add(0, Append("run.log", 0, b"[0] before\n", 5000.0), 5000.0)
+    merge.flush(1000.0)
+    assert run.log.read_text() == "[0] before\n"

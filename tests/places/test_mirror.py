@@ -11,7 +11,7 @@ import pytest
 
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
-from tpunb.places.mirror import Mirror
+from tpunb.places.mirror import Mirror, MirrorProcess
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
@@ -213,3 +213,25 @@ def test_stops_are_passed_on(run: RunDir) -> None:
         ("enough", False),
         ("enough", True),
     ]
+
+
+def test_files_that_cannot_be_read_here_are_in_the_result(run: RunDir) -> None:
+    place = ScriptedPlace(run, [])
+    place.refuses = FileNotFoundError(2, "No such file or directory", "data.csv")
+    result = followed(run, place)
+    assert result is not None
+    [failure] = result.failures
+    assert (failure.kind, failure.host) == (FailureKind.REFUSED, None)
+    assert "data.csv" in failure.message
+
+
+def test_a_run_has_one_mirror(run: RunDir) -> None:
+    """Two commands at once may both have found that it had none."""
+    ScriptedPlace(run, [], detached=True)
+    lock = run.take_lock()
+    assert lock is not None
+    try:
+        MirrorProcess(run, variables=None, stays=False).close()
+    finally:
+        lock.close()
+    assert run.read_events() == []

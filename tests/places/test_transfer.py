@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +14,9 @@ import pytest
 
 from tests.drivers.pods import ReachedPod
 from tpunb.places import target, transfer
+from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled
+from tpunb.places.place import Cancelled, PlacedRun
 from tpunb.places.transfer import chosen_files
 from tpunb.places.transport import make_transport
 
@@ -51,6 +55,84 @@ def test_nothing_from_elsewhere_travels(root: Path, rule: str) -> None:
 def test_a_rule_that_names_nothing_is_said(root: Path) -> None:
     with pytest.raises(PlaceError, match=r"there is none in"):
         chosen_files(root, ["*.txt"])
+
+
+def test_a_rule_that_is_no_pattern_is_said(root: Path) -> None:
+    with pytest.raises(PlaceError, match=r"files = \[''\] is not a pattern"):
+        chosen_files(root, [""])
+
+
+def test_what_a_link_leads_to_travels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "large.csv"
+    elsewhere.write_text("1,2")
+    (root / "data/link.csv").symlink_to(elsewhere)
+    (root / "data/hard.csv").hardlink_to(root / "data/e.csv")
+    names = chosen_files(root, ["data"])
+    with tarfile.open(fileobj=io.BytesIO(transfer._archive(root, names))) as archive:
+        found = {member.name: (member.isreg(), member.size) for member in archive.getmembers()}
+    assert found == {
+        "data/e.csv": (True, 10),
+        "data/hard.csv": (True, 10),
+        "data/link.csv": (True, 3),
+    }
+
+
+def test_of_rsync_the_reason_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rsync = tmp_path / "bin/rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(
+        "#!/bin/sh\necho the reason >&2; echo rsync: a >&2; echo rsync: b >&2; exit 12\n"
+    )
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
+    with pytest.raises(HostsError, match="h0: the reason"):
+        transfer.send_files(Shell("h0"), going(root, "h0"), print, lambda: False)
+
+
+def going(root: Path, host: str) -> PlacedRun:
+    """A run on one host that has rsync."""
+    place = PlaceConfig(
+        "pod", "ssh", root / "places.toml", SshSettings(hosts=(host,), files=(".",))
+    )
+    return PlacedRun(
+        *(place, (host,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/work"), rsync=True
+    )
+
+
+class Shell:
+    """A transport of one host, of which only rsync's shell counts."""
+
+    def __init__(self, name: str) -> None:
+        self.hosts = (name,)
+
+    def command(self, host: int, remote: str) -> list[str]:
+        raise NotImplementedError
+
+    def shell(self, host: int) -> tuple[list[str], str]:
+        return ["ssh", "-T"], self.hosts[host]
+
+    def reorder(self, order: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("me@h0", "me@h0:"), ("me@fd00::1", "me@[fd00::1]:"), ("::1", "[::1]:")]
+)
+def test_what_rsync_is_called_with(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str
+) -> None:
+    rsync = tmp_path / "bin/rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/called\ncat >/dev/null\n')
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
+    transfer.send_files(Shell(name), going(root, name), print, lambda: False)
+    words = (tmp_path / "called").read_text().splitlines()
+    assert words[-1] == f"{target}the runs/work/"
+    assert """--rsync-path=mkdir -p -m 700 "$HOME"'/the runs/work' && rsync""" in words
+    assert {"--copy-links", "--protect-args"} <= set(words)
 
 
 def send(pod: ReachedPod, *, cancelled: bool = False, rsync: bool = False) -> list[str]:
@@ -110,7 +192,7 @@ def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) 
     send(pod, rsync=True)
     assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["longer"] * 2
     pod.set_place(files=["nested dir"], folder=blocked(pod))
-    with pytest.raises(HostsError, match=r"h0(, h1)?: rsync"):
+    with pytest.raises(HostsError, match=r"h0(, h1)?: .*Not a directory"):
         send(pod, rsync=True)
 
 

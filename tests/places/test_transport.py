@@ -7,6 +7,8 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from tests.drivers.pods import FAKES, ReachedPod
 from tpunb.places import transport
 from tpunb.places.config import PlaceConfig, SshSettings, find_place
 from tpunb.places.errors import PlaceError
-from tpunb.places.transport import ask_hosts, make_transport
+from tpunb.places.transport import HostProcess, ask_hosts, make_transport
 
 
 def named(settings: SshSettings) -> PlaceConfig:
@@ -61,6 +63,16 @@ def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(PlaceError, match="install OpenSSH's client"):
         make_transport(named(SshSettings(hosts=("h0",)))).command(0, "true")
+
+
+def test_closing_waits_for_nobody_who_waits_for_room() -> None:
+    process = HostProcess(["sleep", "1000"])
+    sender = threading.Thread(target=process.send, args=(bytes(10_000_000),))
+    sender.start()
+    time.sleep(0.2)  # it fills the pipe
+    process.close()
+    sender.join()
+    assert process.returncode == -signal.SIGKILL
 
 
 COMMANDS = {

@@ -89,7 +89,9 @@ class Input:
                 return b""
             data = os.read(self._fd, 1 << 16)
             if not data:
-                return bytes(self._buffer.rest)
+                rest = bytes(self._buffer.rest)
+                self._buffer.rest.clear()
+                return rest
             self._lines += self._buffer.feed(data)
         return self._lines.pop(0)
 
@@ -131,7 +133,8 @@ def run_node(order: NodeOrder) -> int:
 def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     """Tell what a run folder says from offsets on, until the run has ended.
 
-    `since`: a JSON file with the number of known bytes by file name; '-': a line on standard input.
+    `since`: a JSON file with the number of known bytes by file name; '-': a line on standard input,
+    which then ends this when it closes. So does standard output.
     """
     output = Output(order.stdout)
     known: Mapping[str, int] = {}
@@ -143,20 +146,22 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     except (OSError, ValueError) as error:
         raise TpunbError(f"--since {since}: {error}") from None
     spec = state.read_spec(run)
-    stops = threading.Thread(
-        target=_pass_on_stops, args=[order.stdin, _request_stop(run)], daemon=True
-    )
-    stops.start()
-    _tell_folder(run, known, order, output, lambda: not state.run_state(run).active)
-    return _end(run, spec, order, output)
+    left = threading.Event()
 
-
-def _request_stop(run: RunDir) -> Callable[[Stop | None], None]:
     def request(stop: Stop | None) -> None:
         if stop is not None:
             state.request_stop(run, stop.reason, origin=stop.origin, now=stop.now)
+        elif since == "-":  # who began to speak here is gone
+            left.set()
 
-    return request
+    def nobody_listens() -> bool:
+        return output.closed or left.is_set()
+
+    threading.Thread(target=_pass_on_stops, args=[order.stdin, request], daemon=True).start()
+    _tell_folder(
+        run, known, order, output, lambda: nobody_listens() or not state.run_state(run).active
+    )
+    return 0 if nobody_listens() else _end(run, spec, order, output)
 
 
 def _tell_folder(
@@ -166,7 +171,7 @@ def _tell_folder(
     output: Output,
     over: Callable[[], bool],
 ) -> None:
-    """Tell everything until it is over, or until nobody listens any more."""
+    """Tell everything until it is over."""
     if not order.stream:
         lines = LineTail(run.log)
         while True:

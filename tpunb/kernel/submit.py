@@ -271,7 +271,7 @@ def fetch(runs: Path, wanted: str | None, patterns: tuple[str, ...]) -> int:
 
 
 def fetch_files(run: RunDir, patterns: tuple[str, ...]) -> list[Path]:
-    """The same, as paths. Raises TpunbError for a run that is here."""
+    """The same, as paths. Raises TpunbError for a run that is here, and if that fails."""
     from tpunb.places.place import PlacedRun
 
     placed = PlacedRun.read(run)
@@ -281,5 +281,8 @@ def fetch_files(run: RunDir, patterns: tuple[str, ...]) -> list[Path]:
     place = mirror.open_place(run, placed)
     try:
         return place.fetch(patterns, run.path)
+    except OSError as error:
+        where = error.filename or run.path
+        raise TpunbError(f"cannot write {where}: {error.strerror or error}") from error
     finally:
         place.close()

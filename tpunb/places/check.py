@@ -235,8 +235,8 @@ def interpreter(settings: HostSettings) -> str:
 
 def quote(path: str) -> str:
     """A path as a word of the host's shell; `~/` stays the home folder there."""
-    if path.startswith("~/"):
-        return '"$HOME"/' + shlex.quote(path[2:])
+    if path == "~" or path.startswith("~/"):
+        return f'"$HOME"{shlex.quote(path[1:])}'
     return shlex.quote(path)
 
 
@@ -277,6 +277,10 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
         yield from _package_problems(name, host, mine)
         if host.free < LEAST_DISK:
             yield name, f"only {size(host.free)} are free in {host.folder}"
+    first: dict[str, str] = {}
+    for name, host in report.answered:
+        if (other := first.setdefault(host.address, name)) != name:
+            yield name, f"it is reached at {host.address}, as {other} is: name each machine once"
     for package in ("torch", "torch_xla"):
         versions = [_public(host.versions.get(package, "")) for _, host in report.answered]
         yield from _different(
@@ -299,7 +303,8 @@ def _package_problems(
     fix = 'or set environment = "make" in places.toml'
     theirs = host.versions
     if theirs["python"].split(".")[:2] != mine["python"].split(".")[:2]:
-        yield name, f"Python {theirs['python']}, and here {mine['python']}: name one, {fix}"
+        which = f"Python {theirs['python']}, and here {mine['python']}"
+        yield name, f"{which}: name the same as `python` in places.toml, {fix}"
     if not theirs.get("tpunb"):
         yield name, f"tpunb is not installed for {host.python}: install {mine['tpunb']}, {fix}"
     elif theirs["tpunb"] != mine["tpunb"]:
@@ -333,8 +338,8 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
         if machine.devices_per_chip > 1:
             yield (
                 name,
-                f"{machine.accelerator_type} has several devices for each chip, which "
-                + ("torch_xla drives from threads of one process: tpunb runs a process for each"),
+                f"each chip of a {machine.accelerator_type} has several devices, which torch_xla "
+                "drives from threads of one process: tpunb does not support that at a place",
             )
         if machine.workers != len(report.names):
             yield (

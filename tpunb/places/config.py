@@ -133,6 +133,14 @@ _NEEDED = {
     },
 }
 """What cannot be left out, with an example."""
+_WHOLE = {
+    "folder": (re.compile(r"/|~(?:/|$)"), '"~/tpunb" or "/mnt/disk/tpunb"'),
+    "checkpoints": (
+        re.compile(r"/|[a-z0-9]+://"),
+        '"/mnt/shared/checkpoints" or "gs://bucket/run"',
+    ),
+}
+"""Paths on the hosts: how they begin, with examples."""
 _EXAMPLES = {
     tuple[str, ...]: '["…", "…"]',
     str: '"…"',
@@ -291,6 +299,14 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
         if not values.get(key):
             raise PlaceError(
                 f"{file}: {where} has no {key}: write {example}", file, f"{where}.{key}"
+            )
+    for key, (whole, example) in _WHOLE.items():
+        # What is relative would be so to another folder in each program that reads it.
+        if (path := values.get(key)) and not whole.match(path):
+            raise PlaceError(
+                f"{file}: {where}.{key} = {path!r} is not a whole path: write {key} = {example}",
+                file,
+                f"{where}.{key}",
             )
     for host in values.get("hosts", ()):
         if not _HOST.fullmatch(host):

@@ -41,7 +41,8 @@ class PlaceReport:
     def problems(self) -> list[tuple[str, str]]:
         """What forbids a run, by the host's name."""
         found = self.hosts.problems()
-        if len(self.hosts.names) > 1 and self.hosts.rendezvous_port() is None:
+        several = len(self.hosts.names) > 1 and not self.hosts.silent
+        if several and self.hosts.rendezvous_port() is None:
             found.append((self.hosts.names[0], "no port is free for the rendezvous"))
         for source, target, ports in self.unreached:
             where = f"port {', '.join(map(str, ports))}" if ports else "any port"
@@ -139,7 +140,7 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
     found: list[tuple[str, str, tuple[int, ...]]] = []
     for index, answer in enumerate(answers):
         if answer is None:
-            found.append((report.names[index], "any other host", ()))
+            found.append((report.names[index], "another host", ()))
             continue
         ports_of: dict[str, list[int]] = {}
         for address, port in json.loads(answer):

@@ -115,7 +115,9 @@ def make_environment(
     folder = f"{settings.folder.rstrip('/')}"
     asked = f"cat {quote(folder + '/env/made')} 2>/dev/null || true"
     answers = ask_hosts(transport, dict.fromkeys(hosts, (asked, b"")), cancelled=cancelled)
-    old = [host for host, answer in answers.items() if answer.output.decode().strip() != digest]
+    # The last line: a login shell may have printed something before.
+    made_there = {host: answer.output.split()[-1:] for host, answer in answers.items()}
+    old = [host for host, found in made_there.items() if found != [digest.encode()]]
     if cancelled():
         raise Cancelled
     if not old:

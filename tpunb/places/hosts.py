@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import io
@@ -10,11 +11,14 @@ import os
 import queue
 import secrets
 import shlex
+import shutil
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from tpunb.places import remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
@@ -26,10 +30,11 @@ from tpunb.places.transport import (
     ask_hosts,
     make_transport,
 )
-from tpunb.runs import stream
+from tpunb.runs import folder_stream, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Alive, End, Start, Stop
+from tpunb.utils import files
 from tpunb.utils.files import LineBuffer
 
 ALIVE, GONE = 5.0, 30.0
@@ -37,17 +42,42 @@ ALIVE, GONE = 5.0, 30.0
 gone: a connection that is cut does not close at its other end."""
 LOOK = 0.05
 """Seconds that `follow` waits for a line before it says that there is none."""
-SENT = (
-    "spec.json script.py notebook.json notebook.ipynb env.json kernel_values.json arguments.pt "
-    "arguments.json given"
-).split()
-"""The files of a run folder that exist before the run."""
+LONGEST = 2 * folder_stream.MOST
+"""Bytes of a line of a host: more than one with a whole file has, in base64."""
+WAITING = 256
+"""Lines that wait to be written here. Hosts that send faster wait as well."""
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds until the next try to reach a host of a detached run, whose connection has ended."""
 
 
+class _Connection:
+    """To one host. A thread tells it things: one that takes them slowly delays no other."""
+
+    def __init__(self, command: Sequence[str], first: bytes) -> None:
+        self.process = HostProcess(command)
+        self._told: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.tell(first)
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def tell(self, data: bytes) -> None:
+        self._told.put(data)
+
+    def close_input(self) -> None:
+        """After everything that it was told: to a supervisor, the end of its lifeline."""
+        self._told.put(None)
+
+    def _write(self) -> None:
+        while (data := self._told.get()) is not None:
+            self.process.send(data)
+        self.process.close_input()
+
+    def close(self) -> None:
+        self.process.close()
+        self.close_input()
+
+
 class HostsPlace(Place):
-    """One connection to each host; a thread reads it, another has written what the host needs."""
+    """One connection to each host, with a thread that reads it and one that writes to it."""
 
     def __init__(self, run: RunDir, placed: PlacedRun, transport: Transport | None = None) -> None:
         super().__init__(run, placed)
@@ -61,8 +91,8 @@ class HostsPlace(Place):
                 )
             transport.reorder([names.index(host) for host in placed.hosts])
         self._transport = transport
-        self._connections: dict[int, HostProcess] = {}
-        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._connections: dict[int, _Connection] = {}
+        self._said: queue.Queue[Said] = queue.Queue(WAITING)
         self._letting_go = False
         self._stops: list[Stop] = []
         """What was asked for so far: hosts that are reached again may not have heard it."""
@@ -93,7 +123,7 @@ class HostsPlace(Place):
         placed = self.placed
         node = [
             "node", "--run", placed.folders[host], "--nnodes", str(len(placed.hosts)),
-            "--node-rank", str(host), "--rendezvous", f"{placed.addresses[0]}:{placed.port}",
+            "--node-rank", str(host), "--rendezvous", f"[{placed.addresses[0]}]:{placed.port}",
             "--address", placed.addresses[host], "--key-file", "-", "--stream",
             *(["--detach"] if placed.detached else []),
         ]  # fmt: skip
@@ -107,16 +137,14 @@ class HostsPlace(Place):
         ]
         return f"exec {placed.python} -c {shlex.join(words)}"
 
-    def _connect(self, host: int, command: str, first: bytes = b"") -> None:
-        process = HostProcess(self._transport.command(host, command))
-        self._connections[host] = process
-        if first:
-            threading.Thread(target=process.send, args=(first,), daemon=True).start()
-        threading.Thread(target=self._read, args=(host, process), daemon=True).start()
+    def _connect(self, host: int, command: str, first: bytes) -> None:
+        connection = _Connection(self._transport.command(host, command), first)
+        self._connections[host] = connection
+        threading.Thread(target=self._read, args=(host, connection.process), daemon=True).start()
 
     def _read(self, host: int, process: HostProcess) -> None:
         """Pass on the lines of a host, in a thread of its own, until its connection ends."""
-        lines = LineBuffer()
+        lines = LineBuffer(LONGEST)
         ended = False
         while not ended:
             try:
@@ -151,8 +179,8 @@ class HostsPlace(Place):
         while left:
             if time.monotonic() - alive >= ALIVE and not self._letting_go:
                 alive = time.monotonic()
-                for process in self._connections.values():
-                    process.send(stream.encode(Alive()))
+                for connection in self._connections.values():
+                    connection.tell(stream.encode(Alive()))
             for host, due in list(waiting.items()):
                 if time.monotonic() >= due:
                     del waiting[host]
@@ -186,19 +214,19 @@ class HostsPlace(Place):
 
     def stop(self, request: Stop) -> None:
         self._stops.append(request)
-        for process in self._connections.values():
-            process.send(stream.encode(request))
+        for connection in self._connections.values():
+            connection.tell(stream.encode(request))
 
     def _close(self, host: int) -> None:
-        process = self._connections.pop(host, None)
-        if process is not None:
-            process.close()
+        connection = self._connections.pop(host, None)
+        if connection is not None:
+            connection.close()
 
     def let_go(self) -> None:
         """Close every lifeline, and leave the connections open for what is still to come."""
         self._letting_go = True
-        for process in self._connections.values():
-            process.close_input()
+        for connection in self._connections.values():
+            connection.close_input()
 
     def close(self) -> None:
         """End every connection."""
@@ -227,24 +255,50 @@ class HostsPlace(Place):
                 continue
             words = [inspect.getsource(remote), "pack", folder, *patterns]
             commands[host] = (f"exec {self.placed.python} -c {shlex.join(words)}", b"")
-        answers = ask_hosts(self._transport, commands, timeout=24 * 3600.0)
-        problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
-        if problems:
-            raise HostsError(self.placed.place.name, tuple(problems), "nothing was fetched")
         fetched = []
-        for host, answer in answers.items():
-            start = answer.output.find(remote.ARCHIVE) + len(remote.ARCHIVE)
-            with tarfile.open(fileobj=io.BytesIO(answer.output[start:])) as archive:
-                for member in archive.getmembers():
-                    if not member.isfile():
-                        continue
-                    place = into / stream.place_in_union(_inside(member.name), host)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    source = archive.extractfile(member)
-                    assert source is not None
-                    place.write_bytes(source.read())
-                    fetched.append(place)
+        with contextlib.ExitStack() as stack:
+            # Checkpoints may be larger than the memory here.
+            archives = {
+                host: stack.enter_context(tempfile.TemporaryFile(dir=into)) for host in commands
+            }
+            answers = ask_hosts(self._transport, commands, timeout=24 * 3600.0, into=archives)
+            problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
+            if problems:
+                raise HostsError(self.placed.place.name, tuple(problems), "nothing was fetched")
+            for host, archive in archives.items():
+                try:
+                    fetched += _extract(archive, into, host)
+                except (ValueError, tarfile.TarError) as error:
+                    told = (answers[host].host, f"what it has sent cannot be read: {error}")
+                    raise HostsError(
+                        self.placed.place.name, (told,), "not all was fetched"
+                    ) from None
         return fetched
+
+
+def _extract(archive: IO[bytes], into: Path, host: int) -> list[Path]:
+    """Files of a host's run folder into the one here. Raises ValueError and TarError."""
+    archive.seek(0)
+    start = archive.read(1 << 20).find(remote.ARCHIVE)
+    if start < 0:
+        raise ValueError("there is no archive in it")
+    archive.seek(start + len(remote.ARCHIVE))
+    fetched = []
+    with tarfile.open(fileobj=archive, mode="r|") as members:
+        for member in members:
+            name = _inside(member.name)
+            place = stream.place_in_union(name, host)
+            own = name.split("/")[0] in stream.OWN or stream.is_streamed(name)
+            if not member.isfile() or (own and place == name):
+                continue  # what the folder here has for the whole run
+            path = into / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source = members.extractfile(member)
+            assert source is not None
+            with open(files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+                shutil.copyfileobj(source, file)
+            fetched.append(path)
+    return fetched
 
 
 def _inside(name: str) -> str:
@@ -257,8 +311,8 @@ def _inside(name: str) -> str:
 def pack(run: RunDir) -> bytes:
     """The files of a run folder that exist before the run, as a tar archive."""
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        for name in SENT:
+    with tarfile.open(fileobj=data, mode="w", dereference=True) as archive:
+        for name in stream.SENT:
             if (run.path / name).exists():
                 archive.add(run.path / name, name)
     return data.getvalue()

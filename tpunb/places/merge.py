@@ -171,7 +171,8 @@ class Merge:
     def flush(self, now: float) -> None:
         """Write the lines of `run.log` that have waited long enough."""
         due = bytearray()
-        while self._lines and self._lines[0][0] <= now - HOLD:
+        # None is of a time to come, unless the clock was set back since.
+        while self._lines and not now - HOLD < self._lines[0][0] <= now:
             _, _, host, end, data = heapq.heappop(self._lines)
             self._written[host] = max(self._written[host], end)
             due += data

@@ -154,7 +154,9 @@ def ensure(*runs: RunDir) -> None:
             started.append(MirrorProcess(run, variables=None, stays=True))
     deadline = time.monotonic() + FIRST_LOOK
     while time.monotonic() < deadline and not all(
-        mirror.has_exited() or (mirror.run.path / _SYNCED).exists() for mirror in started
+        (mirror.has_exited() and not mirror.run.is_running())
+        or (mirror.run.path / _SYNCED).exists()
+        for mirror in started
     ):
         time.sleep(0.05)
 
@@ -233,7 +235,7 @@ class Mirror:
         except Cancelled:
             self._finish_without_hosts(())
             return False
-        except TpunbError as error:
+        except (TpunbError, OSError) as error:
             problems = error.problems if isinstance(error, HostsError) else ((None, str(error)),)
             failures = tuple(_failure(FailureKind.REFUSED, what, host) for host, what in problems)
             self._finish_without_hosts(failures)
@@ -405,8 +407,13 @@ def main() -> None:
     run, stays = RunDir(sys.argv[1]), bool(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o077)
-    lock = run.take_lock()
     order = json.loads(_first_line())
+    again = order["variables"] is None
+    if again and run.is_running():
+        return  # another command's was quicker
+    lock = run.take_lock()
+    if again and state.read_result(run) is not None:
+        return
     placed = PlacedRun.read(run)
     assert placed is not None
     try:
@@ -415,7 +422,6 @@ def main() -> None:
         run.emit(Note(str(error)))
         print(error, file=sys.stderr)
         return
-    again = order["variables"] is None
     mirror = Mirror(run, place, stays=stays, again=again)
     try:
         if again or mirror.begin(order["variables"]):

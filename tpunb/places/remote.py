@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import io
@@ -60,7 +61,7 @@ def unpack(folder: str, size: str, digest: str, *words: str) -> None:
         os.makedirs(folder)
     except FileExistsError:
         sys.exit(f"{folder} exists: a run of this id was started here before")
-    archive.extractall(folder)
+    extract(archive, folder)
     with open(os.path.join(folder, "spec.json")) as file:
         os.makedirs(os.path.expanduser(json.load(file)["cwd"]), exist_ok=True)
     # No module of the folder that this is in may stand in for one of tpunb's.
@@ -86,7 +87,19 @@ def differing(folder: str) -> None:
 
 def receive(folder: str, size: str, digest: str) -> None:
     """Extract it."""
-    read_archive(size, digest).extractall(os.path.expanduser(folder))
+    extract(read_archive(size, digest), os.path.expanduser(folder))
+
+
+def extract(archive: tarfile.TarFile, folder: str) -> None:
+    """Extract files and folders that are inside, as this user's. Python 3.10 has no filter."""
+    for member in archive.getmembers():
+        if not (member.isfile() or member.isdir()) or {"", ".."} & set(member.name.split("/")):
+            sys.exit(f"{member.name} is no file or folder inside of {folder}")
+        member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:
+        archive.extractall(folder)
 
 
 def pack(folder: str, *patterns: str) -> None:
@@ -102,9 +115,12 @@ def pack(folder: str, *patterns: str) -> None:
                 names.add(name)
     output = sys.stdout.buffer
     output.write(ARCHIVE)
-    with tarfile.open(fileobj=output, mode="w|") as archive:
+    # Links, also hard ones, as what they lead to: there is no link where they arrive.
+    with tarfile.open(fileobj=output, mode="w|", dereference=True) as archive:
         for name in sorted(names):
-            archive.add(os.path.normpath(name), recursive=False)
+            # A run that goes on removes old checkpoints.
+            with contextlib.suppress(FileNotFoundError):
+                archive.add(os.path.normpath(name), recursive=False)
     output.flush()
 
 

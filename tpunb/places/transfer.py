@@ -12,16 +12,15 @@ import inspect
 import io
 import json
 import shlex
-import subprocess
 import tarfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tpunb.places import remote
+from tpunb.places.check import quote
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.place import Cancelled, PlacedRun
-from tpunb.places.transport import Transport, ask_hosts, find_rsync
+from tpunb.places.transport import Answer, Transport, ask_hosts, find_rsync, run_commands
 from tpunb.utils.text import size
 
 LONGEST = 24 * 3600.0
@@ -32,7 +31,7 @@ def chosen_files(root: Path, rules: Sequence[str]) -> list[str]:
     """The files that travel, relative to `root`: what a rule names or matches, and all below it.
 
     Rules that begin with `- ` leave out what they match, by its name or its path. Raises
-    PlaceError for a rule that names nothing.
+    PlaceError for a rule that is no pattern or names nothing.
     """
     out = [rule[2:].strip().rstrip("/") for rule in rules if rule.startswith("- ")]
     found: set[str] = set()
@@ -41,7 +40,10 @@ def chosen_files(root: Path, rules: Sequence[str]) -> list[str]:
             continue
         if rule.startswith("/") or ".." in Path(rule).parts:
             raise PlaceError(f"files = [{rule!r}]: it must be below {root}, which is what travels")
-        matched = [root] if rule.rstrip("/") == "." else list(root.glob(rule))
+        try:
+            matched = [root] if rule.rstrip("/") == "." else list(root.glob(rule))
+        except ValueError as error:
+            raise PlaceError(f"files = [{rule!r}] is not a pattern: {error}") from None
         if not matched:
             raise PlaceError(f"files = [{rule!r}]: there is none in {root}")
         for path in matched:
@@ -87,40 +89,36 @@ def _rsync(
     cancelled: Callable[[], bool],
 ) -> None:
     listed = "\0".join(names).encode()
-
-    def one(host: int) -> tuple[str, str]:
+    commands = {}
+    for host in hosts:
         shell = transport.shell(host)
         assert shell is not None
+        rsh, name = shell
+        if ":" in name:  # an IPv6 address: what follows the first colon would be the folder
+            user, at, address = name.rpartition("@")
+            name = f"{user}{at}[{address}]"
         command = [
-            "rsync", "--times", "--perms", "--compress", "--from0", "--files-from=-", "--mkpath",
-            f"--rsh={shlex.join(shell[0])}", f"{placed.root}/",
-            f"{shell[1]}:{_relative(placed.work)}/",
+            "rsync", "--times", "--perms", "--copy-links", "--compress", "--protect-args",
+            "--from0", "--files-from=-",
+            f"--rsync-path=mkdir -p -m 700 {quote(placed.work)} && rsync",
+            f"--rsh={shlex.join(rsh)}", f"{placed.root}/", f"{name}:{_relative(placed.work)}/",
         ]  # fmt: skip
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
-            data: bytes | None = listed
-            while True:
-                try:
-                    _, errors = process.communicate(data, timeout=0.1)
-                    break
-                except subprocess.TimeoutExpired:
-                    data = None
-                    if cancelled():
-                        process.terminate()
-        said = errors.decode("utf-8", "replace").strip()
-        return placed.hosts[host], said if process.returncode else ""
+        commands[host] = (command, listed)
+    answers = run_commands(placed.hosts, commands, timeout=LONGEST, cancelled=cancelled)
+    # Two lines of its own come last, whatever the reason was.
+    _raise_for(answers, placed, cancelled, lambda answer: answer.errors or answer.problem())
 
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        problems = tuple(each for each in pool.map(one, hosts) if each[1])
+
+def _raise_for(
+    answers: Mapping[int, Answer],
+    placed: PlacedRun,
+    cancelled: Callable[[], bool],
+    describe: Callable[[Answer], str] = Answer.problem,
+) -> None:
     if cancelled():
         raise Cancelled
-    if problems:
-        raise HostsError(placed.place.name, problems)
+    if problems := [(a.host, describe(a)) for a in answers.values() if a.problem()]:
+        raise HostsError(placed.place.name, tuple(problems))
 
 
 def _relative(folder: str) -> str:
@@ -141,11 +139,7 @@ def _send_changed(
     command = f"exec {placed.python} -c {shlex.join(ask)}"
     listed = json.dumps(here).encode()
     answers = ask_hosts(transport, dict.fromkeys(hosts, (command, listed)), cancelled=cancelled)
-    if cancelled():
-        raise Cancelled
-    problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
-    if problems:
-        raise HostsError(placed.place.name, tuple(problems))
+    _raise_for(answers, placed, cancelled)
     packed: dict[tuple[str, ...], bytes] = {}
     orders = {}
     for host, answer in answers.items():
@@ -161,16 +155,13 @@ def _send_changed(
         ]  # fmt: skip
         orders[host] = (f"exec {placed.python} -c {shlex.join(words)}", data)
     answers = ask_hosts(transport, orders, timeout=LONGEST, cancelled=cancelled)
-    if cancelled():
-        raise Cancelled
-    problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
-    if problems:
-        raise HostsError(placed.place.name, tuple(problems))
+    _raise_for(answers, placed, cancelled)
 
 
 def _archive(root: Path, names: Sequence[str]) -> bytes:
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
+    # What a link leads to travels: there it would lead to nothing.
+    with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1, dereference=True) as archive:
         for name in names:
             archive.add(root / name, name)
     return data.getvalue()

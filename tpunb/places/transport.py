@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Protocol
 
 from tpunb.places.config import (
@@ -287,11 +288,12 @@ class HostProcess:
 
     def close(self) -> None:
         """End the connection, whatever the command does."""
-        self.close_input()
         with contextlib.suppress(ProcessLookupError):
             # gcloud starts an ssh of its own.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        # Not before: a thread may be waiting for room in it, and closing it would wait as well.
+        self.close_input()
         self.output.close()
         self._stderr.close()
 
@@ -325,22 +327,38 @@ def ask_hosts(
     *,
     timeout: float = PATIENCE,
     cancelled: Callable[[], bool] = lambda: False,
+    into: Mapping[int, IO[bytes]] = MappingProxyType({}),
 ) -> dict[int, Answer]:
     """Run a command on hosts at once, each with its standard input, and wait for all.
 
     `remote`: by host, the command and what it reads. Those that have not ended when `cancelled`
-    says so, or after `timeout` seconds, are cut off.
+    says so, or after `timeout` seconds, are cut off. `into`: by host, a file for what is too long
+    for `Answer.output`.
     """
-    names = transport.hosts
+    commands = {
+        host: (transport.command(host, command), data) for host, (command, data) in remote.items()
+    }
+    return run_commands(transport.hosts, commands, timeout=timeout, cancelled=cancelled, into=into)
+
+
+def run_commands(
+    names: Sequence[str],
+    commands: Mapping[int, tuple[Sequence[str], bytes]],
+    *,
+    timeout: float,
+    cancelled: Callable[[], bool],
+    into: Mapping[int, IO[bytes]] = MappingProxyType({}),
+) -> dict[int, Answer]:
+    """The same with commands of this machine, one for each of some hosts."""
     processes: dict[int, HostProcess] = {}
-    inputs = {host: memoryview(data) for host, (_, data) in remote.items()}
-    outputs = {host: bytearray() for host in remote}
+    inputs = {host: memoryview(data) for host, (_, data) in commands.items()}
+    outputs = {host: bytearray() for host in commands}
     ended: dict[int, float] = {}
     started = time.time()
     with selectors.DefaultSelector() as selector:
         try:
-            for host, (command, _) in remote.items():
-                processes[host] = process = HostProcess(transport.command(host, command))
+            for host, (command, _) in commands.items():
+                processes[host] = process = HostProcess(command)
                 os.set_blocking(process.input.fileno(), False)
                 selector.register(process.output, selectors.EVENT_READ, host)
                 selector.register(process.input, selectors.EVENT_WRITE, host)
@@ -351,7 +369,10 @@ def ask_hosts(
                     process = processes[host]
                     if key.fileobj is process.output:
                         data = os.read(key.fd, 1 << 16)
-                        outputs[host] += data
+                        if host in into:
+                            into[host].write(data)
+                        else:
+                            outputs[host] += data
                         if not data:
                             ended[host] = time.time()
                             selector.unregister(process.output)

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tpunb.runs.directory import RunDir
-from tpunb.runs.stream import MERGED, RESULT, Append, Replace
+from tpunb.runs.stream import (
+    FOLDERS,
+    GROWING,
+    MERGED,
+    RESULT,
+    Append,
+    Replace,
+    is_streamed,
+)
 from tpunb.utils import files
 from tpunb.utils.files import Tail
 
@@ -23,17 +31,8 @@ PIECE = 1 << 18
 """Bytes of one `Append`, at most, except for a line that is longer."""
 MOST = 8_000_000
 """Bytes of a file that is sent whole. None of a run is so large."""
-_GROWING = (".log", ".jsonl", ".txt")
-_WHOLE = (".json",)
 _PULSE = "pulse"
 _PRINTED, _DESCRIBED = "/stderr.log", "/error.json"
-_GIVEN = frozenset(
-    "spec.json notebook.json env.json variables.json kernel_values.json arguments.json "
-    "requests.jsonl place.json mirror.json mirror.log".split()
-)
-"""What was there before the run, or is nobody else's business."""
-_FOLDERS = frozenset(["attempts"])
-"""Not returns, checkpoints and profiles: they are large, and are fetched at the end."""
 
 
 class FolderStream:
@@ -78,17 +77,15 @@ class FolderStream:
     def _find(self) -> None:
         for folder, folders, names in os.walk(self._run.path):
             if folder == str(self._run.path):
-                folders[:] = [name for name in folders if name in _FOLDERS]
+                folders[:] = [name for name in folders if name in FOLDERS]
             for name in names:
                 path = os.path.relpath(os.path.join(folder, name), self._run.path)
-                if path in self._tails or path in self._whole or path in _GIVEN:
+                if path in self._tails or path in self._whole or not is_streamed(path):
                     continue
-                if name.startswith("."):
-                    continue
-                if name.endswith(_GROWING):
+                if name.endswith(GROWING):
                     self._tails[path] = tail = Tail(self._run.path / path)
                     tail.offset = self._since.get(path, 0)
-                elif name.endswith(_WHOLE) or name == _PULSE:
+                else:
                     self._whole.append(path)
 
     def _read_tail(self, name: str, tail: Tail, *, last: bool) -> Iterator[Append]:

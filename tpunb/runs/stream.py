@@ -31,6 +31,25 @@ RESULT = "result.json"
 has one of its own ranks, which names the host that it has lost."""
 
 
+SENT = (
+    "spec.json script.py notebook.json notebook.ipynb env.json kernel_values.json arguments.pt "
+    "arguments.json given"
+).split()
+"""What of a run folder exists before the run."""
+OWN = frozenset(
+    (
+        *SENT,
+        *"variables.json requests.jsonl place.json mirror.json mirror.log".split(),
+        *"running.lock stopping synced hosts".split(),
+    )
+)
+"""What a run folder here has for itself: no host writes it."""
+FOLDERS = frozenset(["attempts"])
+"""Not returns, checkpoints and profiles: they are large, and are fetched at the end."""
+GROWING = (".log", ".jsonl", ".txt")
+WHOLE = (".json", "/pulse")
+
+
 @dataclass(frozen=True)
 class Hello:
     """First: who this host is, and from where it knows."""
@@ -139,11 +158,25 @@ def decode(line: bytes | str) -> Line:
             data["data"] = base64.b64decode(data["data"], validate=True)
         except (KeyError, TypeError) as error:
             raise ValueError(f"no data in {line!r:.80}") from error
-        path = str(data.get("file"))
-        if path.startswith("/") or ".." in path.split("/"):
-            raise ValueError(f"{path} is not in the run folder")
+        if not is_streamed(str(data.get("file"))):
+            raise ValueError(f"{data.get('file')!r:.80} is not for a host to write")
     made: Line = records.build(kind, data)
     return made
+
+
+def is_streamed(file: str) -> bool:
+    """Whether a stream has this file: both ends ask, because a host could name any.
+
+    No part of its path begins with a dot, as '..' does and what is still being written.
+    """
+    parts = file.split("/")
+    return (
+        file.isprintable()
+        and not any(not part or part.startswith(".") for part in parts)
+        and parts[0] not in OWN
+        and (len(parts) == 1 or parts[0] in FOLDERS)
+        and file.endswith((*GROWING, *WHOLE))
+    )
 
 
 def place_in_union(file: str, node_rank: int) -> str:

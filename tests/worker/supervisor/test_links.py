@@ -193,6 +193,27 @@ def test_a_host_does_not_trust_who_only_pretends_to_lead() -> None:
         assert dialer.problem == "what listens there has not the run's key"
 
 
+def test_of_who_has_proved_nothing_little_is_read(
+    make: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However fast it comes: what is not read takes no memory here."""
+    taken: list[Connection] = []
+
+    def take(end: socket.socket) -> Connection:
+        taken.append(Connection(end))
+        return taken[-1]
+
+    monkeypatch.setattr(links, "Connection", take)
+    listener = make().listener
+    with socket.create_connection(("127.0.0.1", listener.port)) as end:
+        end.sendall(bytes(60_000))
+        deadline = time.monotonic() + 20
+        while not taken or not taken[0].broken:
+            assert listener.accept() == []
+            assert time.monotonic() < deadline
+    assert taken[0].read_bytes == links.MOST_UNKNOWN + 1
+
+
 def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
     """What somebody hears who answers the greeting with this."""
     with socket.create_connection(("127.0.0.1", listener.port)) as end:

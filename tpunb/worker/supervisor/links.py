@@ -22,6 +22,7 @@ import errno
 import hmac
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -90,13 +91,13 @@ class Connection:
     def all_sent(self) -> bool:
         return not self._out
 
-    def read(self) -> list[bytes]:
-        """The lines that have come."""
+    def read(self, most: float = math.inf) -> list[bytes]:
+        """The lines that have come; nothing is read beyond `most` bytes since the beginning."""
         self.flush()
         lines, self._early = self._early, []
-        while not self.broken:
+        while not self.broken and self.read_bytes <= most:
             try:
-                data = self._socket.recv(1 << 16)
+                data = self._socket.recv(int(min(1 << 16, most + 1 - self.read_bytes)))
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
@@ -239,7 +240,7 @@ class Listener:
         known = []
         for entry in list(self._unknown):
             connection, nonce, since = entry
-            lines = connection.read()
+            lines = connection.read(MOST_UNKNOWN)
             if lines:
                 self._unknown.remove(entry)
                 if (proved := self._prove(lines[0], nonce)) is not None:

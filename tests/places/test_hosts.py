@@ -1,0 +1,167 @@
+"""Connections to hosts and what comes from them, with shells of this machine in their place."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tpunb.machine.hosts import split_port
+from tpunb.places import hosts, remote
+from tpunb.places.config import PlaceConfig, SshSettings
+from tpunb.places.errors import HostsError
+from tpunb.places.hosts import HostsPlace
+from tpunb.places.place import HostGone, PlacedRun
+from tpunb.runs import stream
+from tpunb.runs.directory import RunDir
+from tpunb.runs.stream import Append, End
+
+
+class Shells:
+    """A transport whose hosts are shells here; `instead` has the command of some of them."""
+
+    def __init__(self, count: int) -> None:
+        self.hosts = tuple(f"h{number}" for number in range(count))
+        self.instead: dict[int, str] = {}
+
+    def command(self, host: int, remote: str) -> list[str]:
+        return ["sh", "-c", self.instead.get(host, remote)]
+
+    def shell(self, host: int) -> None:
+        return None
+
+    def reorder(self, order: Sequence[int]) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    folder = tmp_path / "here"
+    folder.mkdir(mode=0o700)
+    return RunDir(folder)
+
+
+@pytest.fixture
+def shells() -> Shells:
+    return Shells(2)
+
+
+@pytest.fixture
+def place(run: RunDir, shells: Shells, tmp_path: Path) -> Iterator[HostsPlace]:
+    folders = [tmp_path / name for name in shells.hosts]
+    for folder in folders:
+        folder.mkdir()
+    settings = SshSettings(hosts=shells.hosts)
+    placed = PlacedRun(
+        *(PlaceConfig("pod", "ssh", tmp_path / "places.toml", settings), shells.hosts),
+        *(("fd00::1", "fd00::2"), tuple(map(str, folders)), shlex.quote(sys.executable)),
+        *(8470, "/", "/w"),
+    )
+    place = HostsPlace(run, placed, shells)
+    yield place
+    place.close()
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{folder.name} {name}")
+
+
+def test_what_the_folder_here_has_for_the_whole_run_is_not_fetched(
+    place: HostsPlace, run: RunDir, tmp_path: Path
+) -> None:
+    whole = "spec.json", "script.py", "run.log", "result.json", "place.json", "given/x/spec.json"
+    write(run.path, *whole, "attempts/0/0/stdout.log")
+    for host in ("h0", "h1"):
+        write(tmp_path / host, *whole, "attempts/0/0/stdout.log", "checkpoints/1/.metadata")
+    fetched = {path.relative_to(run.path).as_posix() for path in place.fetch(["*"], run.path)}
+    there = {f"hosts/1/{name}" for name in whole if name != "run.log"}
+    assert fetched == {"checkpoints/1/.metadata", "hosts/1/checkpoints/1/.metadata"} | there
+    for name in (*whole, "attempts/0/0/stdout.log"):
+        assert (run.path / name).read_text() == f"here {name}"
+    assert (run.path / "checkpoints/1/.metadata").read_text() == "h0 checkpoints/1/.metadata"
+
+
+def test_nothing_is_written_through_a_link(place: HostsPlace, run: RunDir, tmp_path: Path) -> None:
+    write(tmp_path / "h0", "checkpoints/last")
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints/last").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="not a regular file"):
+        place.fetch(["checkpoints"], run.path, hosts=[0])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("said", ["", "hello", f"{remote.ARCHIVE.decode()}no archive"])
+def test_a_host_that_sends_no_archive_is_named(
+    place: HostsPlace, run: RunDir, shells: Shells, said: str
+) -> None:
+    shells.instead[0] = f"printf %s {shlex.quote(said)}"
+    with pytest.raises(HostsError, match=r"h0: what it has sent cannot be read"):
+        place.fetch(["checkpoints"], run.path, hosts=[0])
+
+
+def test_an_archive_that_leads_out_of_the_folder_is_refused(
+    place: HostsPlace, run: RunDir, shells: Shells, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "bad.tar", "w") as made:
+        made.addfile(tarfile.TarInfo("../outside"))
+    shells.instead[0] = f"printf %s {shlex.quote(remote.ARCHIVE.decode())}; cat {tmp_path}/bad.tar"
+    with pytest.raises(HostsError, match=r"\.\./outside is not in the run folder"):
+        place.fetch(["checkpoints"], run.path, hosts=[0])
+    assert not (tmp_path / "outside").exists()
+
+
+def test_the_rendezvous_of_an_ipv6_address_is_read_as_it_was_meant(place: HostsPlace) -> None:
+    words = shlex.split(place._node(1, 0, ""))
+    assert split_port(words[words.index("--rendezvous") + 1]) == ("fd00::1", 8470)
+
+
+def test_a_host_that_reads_nothing_holds_up_no_other(
+    place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one host still takes what it needs, the others hear that this process is there."""
+    monkeypatch.setattr(hosts, "ALIVE", 0.01)
+    end = shlex.quote(stream.encode(End(0)).decode())
+    shells.instead = {0: "exec sleep 1000", 1: f"read first; read alive; printf %s {end}"}
+    for host in range(2):
+        place._connect(host, "", b"x" * 1_000_000 * (1 - host) + b"first\n")
+    for said in place.follow([{}, {}]):
+        if said is not None and isinstance(said.line, End):
+            assert said.host == 1
+            break
+    else:
+        pytest.fail("the second host has heard nothing")
+
+
+def test_a_line_without_end_takes_no_memory(
+    place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in it is lost, and what comes after it is not."""
+    taken: list[int] = []
+
+    def decode(line: bytes) -> stream.Line:
+        taken.append(len(line))
+        return stream.decode(line)
+
+    monkeypatch.setattr(hosts, "stream", SimpleNamespace(**{**vars(stream), "decode": decode}))
+    monkeypatch.setattr(hosts, "LONGEST", 100_000)
+    later = shlex.quote(stream.encode(Append("run.log", 0, b"later\n", 1.0)).decode())
+    shells.instead[0] = f"head -c 1000000 /dev/zero; echo; printf %s {later}"
+    place._connect(0, "", b"")
+    place._connections[1] = place._connections[0]
+    lines = []
+    for said in place.follow([{}, {}]):
+        if said is not None:
+            lines.append(said.line)
+            if isinstance(said.line, HostGone):
+                break
+    assert lines[0] == Append("run.log", 0, b"later\n", 1.0)
+    assert max(taken) < 500_000
+    del place._connections[1]
