@@ -69,11 +69,11 @@ def test_only_what_follows_a_call_is_a_return_address(code: str, is_call: bool) 
 @pytest.mark.timeout(3600)
 def test_many_forks_between_mixed_work() -> None:  # `make bench` makes a thousand
     pytest.importorskip("sklearn")
-    command = [sys.executable, "-m", "tests.drivers.forks", "80"]
+    command = [sys.executable, "-m", "tests.drivers.forks", "40"]
     env = {**os.environ, "PJRT_DEVICE": "CPU"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    assert (told["ends"], told["refused"]) == ({"exit 0": 80}, {}), done.stderr
+    assert (told["ends"], told["refused"]) == ({"exit 0": 40}, {}), done.stderr
 
 
 def test_every_library_that_was_measured_is_in_the_docs() -> None:
