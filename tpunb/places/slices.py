@@ -1,8 +1,9 @@
 """TPU slices as GKE's node pools have them: accelerators, topologies, hosts, chips of each.
 
 Topologies with 4 chips on each host (and those of one chip): AI-Hypercomputer/xpk,
-`src/xpk/core/system_characteristics.py` at 02b0c092. Hosts of 8 chips, and 2x2 of v5e: Google's
-page "Plan TPUs in GKE". Labels: both.
+`src/xpk/core/system_characteristics.py` at 02b0c092. Hosts of 8 chips, and 1x1 and 2x2 of v5e: the
+machine types that public modules for GKE clusters create (ct5lp-hightpu-1t, -4t, -8t), which follow
+Google's page "Plan TPUs in GKE". Labels: both.
 """
 
 from __future__ import annotations
