@@ -56,14 +56,14 @@ def make(tmp_path: Path, said: io.BytesIO) -> Iterator[Make]:
 
 
 def spec(**values: object) -> RunSpec:
-    return RunSpec("id", "n", 2, "CPU", "~/work", ("src", "/lib"), (), **values)  # type: ignore[arg-type]
+    return RunSpec("id", "n", 2, "CPU", "~/nets", ("src", "/lib"), (), **values)  # type: ignore[arg-type]
 
 
 def test_the_spec_gets_this_hosts_paths(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     made = make()._localized(spec(hosts=("h0", "h1")), TWO)
-    assert made.cwd == "/home/ann/work"
-    assert made.sys_path[:3] == ("", "/home/ann/work/src", "/lib")
+    assert made.cwd == "/home/ann/nets"
+    assert made.sys_path[:3] == ("", "/home/ann/nets/src", "/lib")
     assert any("site-packages" in entry for entry in made.sys_path)
     assert make().run_dir.read_spec() == made
 

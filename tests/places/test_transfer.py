@@ -97,7 +97,7 @@ def going(root: Path, host: str) -> PlacedRun:
         "pod", "ssh", root / "places.toml", SshSettings(hosts=(host,), files=(".",))
     )
     return PlacedRun(
-        *(place, (host,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/work"), rsync=True
+        *(place, (host,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/nets"), rsync=True
     )
 
 
@@ -108,13 +108,13 @@ class Shell:
         self.hosts = (name,)
 
     def command(self, host: int, remote: str) -> list[str]:
-        raise NotImplementedError  # rsync is all that is called
+        raise AssertionError("rsync is all that is called")
 
     def shell(self, host: int) -> tuple[list[str], str]:
         return ["ssh", "-T"], self.hosts[host]
 
     def reorder(self, order: Sequence[int]) -> None:
-        raise NotImplementedError  # rsync is all that is called
+        raise AssertionError("rsync is all that is called")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_what_rsync_is_called_with(
     monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
     transfer.send_files(Shell(name), going(root, name), print, lambda: False)
     words = (tmp_path / "called").read_text().splitlines()
-    assert words[-1] == f"{target}the runs/work/"
-    assert """--rsync-path=mkdir -p -m 700 "$HOME"'/the runs/work' && rsync""" in words
+    assert words[-1] == f"{target}the runs/nets/"
+    assert """--rsync-path=mkdir -p -m 700 "$HOME"'/the runs/nets' && rsync""" in words
     assert {"--copy-links", "--protect-args"} <= set(words)
 
 
@@ -151,7 +151,7 @@ def blocked(pod: ReachedPod) -> str:
 
 
 def there(pod: ReachedPod, name: str) -> list[Path]:
-    return sorted(pod.folder.glob(f"homes/*/.tpunb/work/project-*/{name}"))
+    return sorted(pod.folder.glob(f"homes/*/.tpunb/projects/project-*/{name}"))
 
 
 def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:

@@ -139,7 +139,7 @@ class HostsTarget(Target):
         """The folder there that stands for `root`."""
         key = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
-        return f"{self.place.host_settings.folder.rstrip('/')}/work/{name}-{key}"
+        return f"{self.place.host_settings.folder.rstrip('/')}/projects/{name}-{key}"
 
     def there(self, path: Path) -> str | None:
         """What stands there for a path here; None for one that does not travel."""
