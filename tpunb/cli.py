@@ -190,7 +190,7 @@ def _doctor(chosen: DoctorOptions) -> int:
 
 
 def _doctor_on(place: str, as_json: bool) -> int:
-    from tpunb.places.doctor import inspect_place
+    from tpunb.places.kinds import inspect_place
 
     report = inspect_place(place, Path.cwd())
     print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
@@ -397,6 +397,9 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
     )
     detach: bool = flag("--detach", help="return once it is started: `tpunb attach` follows it")
     dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
+    yes: bool = flag(
+        "--yes", help="start it without a question, also if it may cost more than ask_above"
+    )
     manifest: bool = flag(
         "--manifest", help="of a place of kind jobset: print the Kubernetes objects, run nothing"
     )
@@ -418,6 +421,7 @@ def _submit(chosen: SubmitOptions) -> int:
         chosen.runs,
         detach=chosen.detach,
         dry_run=chosen.dry_run,
+        yes=chosen.yes,
     )
 
 

@@ -44,6 +44,7 @@ SURFACE = {
         "--no-raise",
         "--bg",
         "--detach",
+        "--yes",
         "--stop-when-done",
         "--idle TIME",
         "--cold",
@@ -125,6 +126,7 @@ def test_defaults() -> None:
         "replicate": False,
         "dry_run": False,
         "no_raise": False,
+        "yes": False,
         "stop_when_done": False,
         "idle": None,
     }

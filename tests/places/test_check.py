@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.pods import ReachedPod, tpu
-from tpunb.places import check, target
+from tpunb.places import check, kinds
 from tpunb.places.config import find_place
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.target import Target
@@ -23,7 +23,7 @@ def asked(pod: ReachedPod) -> check.HostsReport:
 
 
 def found(pod: ReachedPod) -> Target:
-    return target.find_target("pod", pod.project, print, lambda: False)
+    return kinds.find_target("pod", pod.project, print, lambda: False)
 
 
 def test_hosts_say_who_they_are(pod: ReachedPod) -> None:
@@ -170,7 +170,7 @@ def test_cores_are_a_multiple_of_the_hosts(pod: ReachedPod) -> None:
 
 def test_an_interrupt_leaves_the_hosts(pod: ReachedPod) -> None:
     with pytest.raises(TpunbError, match="interrupted before the run began"):
-        target.find_target("pod", pod.project, print, lambda: True)
+        kinds.find_target("pod", pod.project, print, lambda: True)
 
 
 def test_another_clock_is_a_note(pod: ReachedPod) -> None:

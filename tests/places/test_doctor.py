@@ -10,7 +10,8 @@ import pytest
 from tests.drivers.pods import ReachedPod, tpu
 from tpunb.places.check import HostsReport
 from tpunb.places.config import PlaceConfig, SshSettings
-from tpunb.places.doctor import PlaceReport, inspect_place
+from tpunb.places.doctor import ReachReport
+from tpunb.places.kinds import inspect_place
 
 
 def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
@@ -72,6 +73,6 @@ def test_a_single_host_has_nobody_to_reach(pod: ReachedPod, hosts: list[str]) ->
 def test_hosts_of_which_none_answers_are_named() -> None:
     place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
     silent = dict.fromkeys(("h0", "h1"), "Permission denied (publickey).")
-    report = PlaceReport(HostsReport(place, ("h0", "h1"), (None, None), silent))
+    report = ReachReport(HostsReport(place, ("h0", "h1"), (None, None), silent))
     assert report.problems() == list(silent.items())
     assert "problem: h0, h1: Permission denied (publickey)." in report.text()

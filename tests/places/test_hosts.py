@@ -7,7 +7,6 @@ import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,8 @@ from tpunb.places import hosts, remote
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts import HostsPlace
-from tpunb.places.place import HostGone, PlacedRun
+from tpunb.places.hosts_run import HostsRun
+from tpunb.places.place import HostGone
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.stream import Append, End
@@ -57,7 +57,7 @@ def place(run: RunDir, shells: Shells, tmp_path: Path) -> Iterator[HostsPlace]:
     for folder in folders:
         folder.mkdir()
     settings = SshSettings(hosts=shells.hosts)
-    placed = PlacedRun(
+    placed = HostsRun(
         *(PlaceConfig("pod", "ssh", tmp_path / "places.toml", settings), shells.hosts),
         *(("fd00::1", "fd00::2"), tuple(map(str, folders)), shlex.quote(sys.executable)),
         *(8470, "/", "/w"),
@@ -148,9 +148,10 @@ def test_a_line_without_end_takes_no_memory(
 
     def decode(line: bytes) -> stream.Line:
         taken.append(len(line))
-        return stream.decode(line)
+        return whole(line)
 
-    monkeypatch.setattr(hosts, "stream", SimpleNamespace(**{**vars(stream), "decode": decode}))
+    whole = stream.decode
+    monkeypatch.setattr(stream, "decode", decode)
     monkeypatch.setattr(hosts, "LONGEST", 100_000)
     later = shlex.quote(stream.encode(Append("run.log", 0, b"later\n", 1.0)).decode())
     shells.instead[0] = f"head -c 1000000 /dev/zero; echo; printf %s {later}"

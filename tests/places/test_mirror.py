@@ -11,8 +11,9 @@ import pytest
 
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
+from tpunb.places.hosts_run import HostsRun
 from tpunb.places.mirror import Mirror, MirrorProcess
-from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.places.place import Cancelled, HostGone, Place, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Phase, to_line
@@ -28,7 +29,7 @@ class ScriptedPlace(Place):
 
     def __init__(self, run: RunDir, said: Sequence[Said | None], *, detached: bool = False) -> None:
         place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
-        placed = PlacedRun(
+        placed = HostsRun(
             *(place, ("h0", "h1"), ("a", "b"), ("/r", "/r"), "python3", 1, "/", "/w"),
             detached=detached,
         )

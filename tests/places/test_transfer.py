@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.pods import ReachedPod
-from tpunb.places import target, transfer
+from tpunb.places import kinds, transfer
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled, PlacedRun
+from tpunb.places.hosts_run import HostsRun
+from tpunb.places.place import Cancelled
 from tpunb.places.transfer import chosen_files
 from tpunb.places.transport import make_transport
 
@@ -91,12 +92,12 @@ def test_of_rsync_the_reason_is_told(
         transfer.send_files(Shell("h0"), going(root, "h0"), print, lambda: False)
 
 
-def going(root: Path, host: str) -> PlacedRun:
+def going(root: Path, host: str) -> HostsRun:
     """A run on one host that has rsync."""
     place = PlaceConfig(
         "pod", "ssh", root / "places.toml", SshSettings(hosts=(host,), files=(".",))
     )
-    return PlacedRun(
+    return HostsRun(
         *(place, (host,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/nets"), rsync=True
     )
 
@@ -136,7 +137,7 @@ def test_what_rsync_is_called_with(
 
 
 def send(pod: ReachedPod, *, cancelled: bool = False, rsync: bool = False) -> list[str]:
-    found = target.find_target("pod", pod.project, print, lambda: False)
+    found = kinds.find_target("pod", pod.project, print, lambda: False)
     placed = replace(found.placed("run", detached=False), rsync=rsync)
     told: list[str] = []
     transport = make_transport(placed.place)

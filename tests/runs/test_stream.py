@@ -81,3 +81,11 @@ def test_each_file_of_a_host_has_a_place_in_the_union(
     file: str, node_rank: int, place: str
 ) -> None:
     assert stream.place_in_union(file, node_rank) == place
+
+
+def test_a_stream_is_read_from_pieces_with_text_between() -> None:
+    lines: list[Line] = [Append("run.log", 0, b"a\n", 2.0), End(0)]
+    data = b"Warning: x\n" + b"\n".join(stream.encode(line) for line in lines)
+    reader = stream.StreamReader(1 << 20)
+    read = [said for at in range(0, len(data), 7) for said in reader.feed(data[at : at + 7])]
+    assert read == ["Warning: x", lines[0], "", lines[1]]

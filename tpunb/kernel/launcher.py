@@ -30,7 +30,7 @@ from tpunb.utils.errors import TpunbError
 
 if TYPE_CHECKING:
     from tpunb.places.mirror import MirrorProcess
-    from tpunb.places.target import HostsTarget
+    from tpunb.places.target import Target
 
 DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
 """What only one run of a user on a machine can use, by kind. Processors can be shared."""
@@ -269,7 +269,7 @@ class Launcher:
 
     def start_at(
         self,
-        target: HostsTarget,
+        target: Target,
         folder: RunDir,
         spec: RunSpec,
         script: Script,

@@ -221,7 +221,7 @@ class RunRequest:
             timeout=options.timeout,
             hang_timeout=options.hang_timeout,
             retries=options.retries,
-            price=prices.price_of(self.machine) if target is None else None,
+            price=prices.price_of(self.machine) if target is None else target.estimate.price,
             replicate=self.notebook.replicate,
             spmd=None if self.spmd is None else self.cores,
             profile=options.profile,

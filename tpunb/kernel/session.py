@@ -26,7 +26,7 @@ from tpunb.display import front_end
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import calls, device, panel, setup
+from tpunb.kernel import calls, cost, device, panel, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import (
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
-    from tpunb.places.target import HostsTarget, Target
+    from tpunb.places.target import Target
 
 
 @dataclass
@@ -429,21 +429,21 @@ class Session:
 
     def _find_target(
         self, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
-    ) -> HostsTarget:
-        """The place that `--on` names, once its hosts have answered and fit each other."""
+    ) -> Target:
+        """The place that `--on` names, once it was asked whether it can take a run."""
         assert options.on is not None
         if options.stop_when_done:
             raise UsageError(f"{options.written('on')}: --stop-when-done stops this machine only")
-        from tpunb.places.target import find_target
+        from tpunb.places.kinds import find_target
 
         front = front or front_end.current_front_end()
+        show = partial(show_waiting, front)
         try:
-            return find_target(
-                options.on,
-                Path.cwd(),
-                partial(show_waiting, front),
-                lambda: interrupts.count > 0,
-            )
+            target = find_target(options.on, Path.cwd(), show, lambda: interrupts.count > 0)
+            cost.refuse_options(target, options)
+            if not options.dry_run and (told := cost.describe(target, options)):
+                show("; ".join(told))
+            return target
         except BaseException:
             if front.publish is not None:  # the error says it all
                 front.publish({"text/html": "", "text/plain": ""})
@@ -505,6 +505,8 @@ class Session:
         request.raise_for_lint()
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
+        if request.target is not None:
+            cost.confirm(request.target, request.options, cost.ask_in_kernel)
         # Cells get new numbers whenever they run.
         self._lint_told = _without_places(request.notebook.findings)
         snapshot = request.notebook.snapshot
@@ -520,9 +522,6 @@ class Session:
                 files.write_json(folder.kernel_values, request.notebook.values.to_json())
             script, kept_cells = request.notebook.script, kept.kept_snapshot(snapshot)
             if request.target is not None:
-                from tpunb.places.target import HostsTarget
-
-                assert isinstance(request.target, HostsTarget)
                 with suppress(OSError):  # it does without
                     _keep_notebook(snapshot, folder)
                 run: Run | Attached = self.launcher.start_at(
@@ -574,7 +573,7 @@ class Session:
         handle = BackgroundRun(
             run,
             logs=request.shown_ranks,
-            notes=tuple(request.notes(run.spec)),
+            notes=(*cost.describe(request.target, options), *request.notes(run.spec)),
             raises=not options.no_raise,
             bind=bind,
             ended=lambda result: self.launcher.remember(script, result, run.spec),
@@ -587,7 +586,10 @@ class Session:
         self, run: Run, view: RunView, request: RunRequest, interrupts: Interrupts
     ) -> RunResult:
         """Show the run until it has ended. The interrupt key stops it, twice at once."""
-        for note in request.notes(run.spec):
+        for note in (
+            *cost.describe(request.target, request.options),
+            *request.notes(run.spec),
+        ):
             view.show(Note(note))
         seen = 0
         for _ in panel.show_run(run, view):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import pipeline
+from tpunb.kernel import cost, pipeline
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import TRAIN, TrainOptions
 from tpunb.kernel.papermill import parameter, refuse_unknown
@@ -27,9 +27,9 @@ from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import Snapshot
-from tpunb.places import jobset, mirror
+from tpunb.places import jobset, kinds, mirror
 from tpunb.places.config import JobSetSettings, find_place
-from tpunb.places.target import Target, find_target
+from tpunb.places.target import Target
 from tpunb.runs import directory, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -49,6 +49,7 @@ def submit(
     *,
     detach: bool,
     dry_run: bool,
+    yes: bool,
 ) -> int:
     """Run the notebook's train cell, and the prelude above it, at a place.
 
@@ -56,13 +57,18 @@ def submit(
     with `detach`, if it was started.
     """
     snapshot = _load(notebook, cell, parameters)
-    options = replace(_options(snapshot), on=place, detach=detach, dry_run=dry_run)
-    target = find_target(place, Path.cwd(), print, lambda: False)
+    options = _options(snapshot)
+    options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
+    target = kinds.find_target(place, Path.cwd(), print, lambda: False)
+    cost.refuse_options(target, options)
     request = _prepare(snapshot, options, target)
     if dry_run:
         print(pipeline.describe_plan(request))
         return 0
     request.raise_for_lint()
+    for line in cost.describe(target, options):
+        print(line)
+    cost.confirm(target, options, _ask)
     launcher = Launcher()
     with directory.new_run(runs, request.name) as folder:
         run = launcher.start_at(
@@ -83,6 +89,13 @@ def submit(
     finally:
         launcher.close()
     return _status(result)
+
+
+def _ask(prompt: str) -> str:
+    """`input`, where somebody can answer. Raises EOFError elsewhere."""
+    if not sys.stdin.isatty():
+        raise EOFError
+    return input(prompt)
 
 
 def print_manifest(
@@ -272,13 +285,8 @@ def fetch(runs: Path, wanted: str | None, patterns: tuple[str, ...]) -> int:
 
 def fetch_files(run: RunDir, patterns: tuple[str, ...]) -> list[Path]:
     """The same, as paths. Raises TpunbError for a run that is here, and if that fails."""
-    from tpunb.places.place import PlacedRun
-
-    placed = PlacedRun.read(run)
-    if placed is None:
-        raise TpunbError(f"run {run.id} was here: all its files are in {run.path}")
+    place = kinds.open_place(run)
     mirror.ensure(run)
-    place = mirror.open_place(run, placed)
     try:
         return place.fetch(patterns, run.path)
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any
 from tpunb.places import probe
 from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.transport import Answer, Transport, ask_hosts
-from tpunb.runs.spec import Device
+from tpunb.runs.spec import Device, Price
 from tpunb.utils import records
 from tpunb.utils.text import size
 from tpunb.utils.version import package_digest
@@ -50,6 +50,8 @@ class MachineReport:
     memory: int = 0
     digest: str = ""
     """Of tpunb's own files."""
+    price: Price | None = None
+    """Of the slice, or of this machine alone if it is none."""
     error: str = ""
     """Why nothing is known."""
 
@@ -134,6 +136,18 @@ class HostsReport:
     def local_cores(self) -> int:
         """Ranks of each host, where nobody says how many."""
         return self.place.host_settings.cores or self.answered[0][1].machine.cores
+
+    @property
+    def price(self) -> Price | None:
+        """Of all hosts; None if one does not know its own."""
+        prices = [host.machine.price for _, host in self.answered]
+        first = prices[0] if prices else None
+        if first is None or any(host.machine.workers > 1 for _, host in self.answered):
+            return first  # each host knows that of the whole slice
+        if any(price != first for price in prices):
+            return None
+        several = f"{len(prices)} × {first.what}" if len(prices) > 1 else first.what
+        return replace(first, per_hour=first.per_hour * len(prices), what=several)
 
     def rendezvous_port(self) -> int | None:
         """One that is free on host 0, as the next one is, which the ranks' store will have.

@@ -44,6 +44,9 @@ class Settings:
     port: int = PORT
     checkpoints: str = ""
     """A folder that all hosts share, or a URL: where `tpunb.save` writes and `tpunb.load` reads."""
+    ask_above: float | None = None
+    """What a run may cost without a question before it starts: dollars, or hours of a quota; None:
+    any."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ _EXAMPLES = {
     str: '"…"',
     int | None: "4",
     int: "8460",
+    float | None: "20",
     bool: "true",
     Literal["check", "make"]: '"check" or "make"',
 }

@@ -12,12 +12,11 @@ import select
 import shlex
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tpunb.places import check, remote
 from tpunb.places.check import HostsReport, interpreter
-from tpunb.places.config import find_place
+from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
 from tpunb.places.transport import PATIENCE, HostProcess, Transport, make_transport
 from tpunb.runs.spec import count_cores
@@ -31,7 +30,7 @@ _HEADS = (
 
 
 @dataclass(frozen=True)
-class PlaceReport:
+class ReachReport:
     """What was found."""
 
     hosts: HostsReport
@@ -95,17 +94,16 @@ class PlaceReport:
         return "\n".join(lines)
 
 
-def inspect_place(name: str, folder: Path) -> PlaceReport:
+def inspect_hosts(place: PlaceConfig) -> ReachReport:
     """Ask all hosts of a place, and have them try to reach each other. Raises PlaceError."""
-    place = find_place(name, folder)
     transport = make_transport(place)
     report = check.ask(place, transport)
     order = report.order()
     transport.reorder(order)
     report = report.ordered()
     if report.silent or len(report.names) == 1:
-        return PlaceReport(report)
-    return PlaceReport(report, tuple(_unreached(transport, report)))
+        return ReachReport(report)
+    return ReachReport(report, tuple(_unreached(transport, report)))
 
 
 def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str, tuple[int, ...]]]:

@@ -22,7 +22,8 @@ from typing import IO
 
 from tpunb.places import remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.places.hosts_run import HostsRun
+from tpunb.places.place import Cancelled, HostGone, Place, Said
 from tpunb.places.transport import (
     PATIENCE,
     HostProcess,
@@ -35,7 +36,6 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Alive, End, Start, Stop
 from tpunb.utils import files
-from tpunb.utils.files import LineBuffer
 
 ALIVE, GONE = 5.0, 30.0
 """Seconds between two heartbeats to each host, and without one until it takes this process for
@@ -79,7 +79,9 @@ class _Connection:
 class HostsPlace(Place):
     """One connection to each host, with a thread that reads it and one that writes to it."""
 
-    def __init__(self, run: RunDir, placed: PlacedRun, transport: Transport | None = None) -> None:
+    placed: HostsRun
+
+    def __init__(self, run: RunDir, placed: HostsRun, transport: Transport | None = None) -> None:
         super().__init__(run, placed)
         if transport is None:
             transport = make_transport(placed.place)
@@ -144,7 +146,7 @@ class HostsPlace(Place):
 
     def _read(self, host: int, process: HostProcess) -> None:
         """Pass on the lines of a host, in a thread of its own, until its connection ends."""
-        lines = LineBuffer(LONGEST)
+        lines = stream.StreamReader(LONGEST)
         ended = False
         while not ended:
             try:
@@ -153,10 +155,8 @@ class HostsPlace(Place):
                 break
             if not data:
                 break
-            for line in lines.feed(data):
-                try:
-                    said = stream.decode(line)
-                except ValueError:
+            for said in lines.feed(data):
+                if isinstance(said, str):
                     continue  # what a login shell prints
                 ended = ended or isinstance(said, End)
                 self._said.put(Said(host, said))

@@ -23,6 +23,7 @@ import yaml
 from tpunb.machine.machine import Machine
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
+from tpunb.places.place import PlacedRun
 from tpunb.places.target import Target
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, RunSpec
@@ -39,6 +40,14 @@ _FILES = "/etc/tpunb/run"
 _KEY = "/etc/tpunb/key"
 _ENDING = 15.0
 """Seconds after the grace period in which the ranks are ended and the result is written."""
+
+
+@dataclass(frozen=True)
+class JobSetRun(PlacedRun):
+    """A run in a cluster."""
+
+    name: str
+    """Of its objects."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,9 @@ class JobSetTarget(Target):
     def leader(self) -> str:
         """The name of host 0 in the cluster."""
         return f"{self.name}-{JOB}-0-0.{self.name}"
+
+    def placed(self, run_id: str, *, detached: bool) -> JobSetRun:
+        return JobSetRun(self.config, self.name, detached=detached)
 
     @property
     def device(self) -> Device:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.places.errors import HostsError, list_hosts
-from tpunb.places.hosts import HostsPlace
+from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
-from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.places.place import Cancelled, HostGone, Place, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase
@@ -49,11 +49,6 @@ FIRST_LOOK = 15.0
 _MIRROR = (
     "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.places import mirror; mirror.main()"
 )
-
-
-def open_place(run: RunDir, placed: PlacedRun) -> Place:
-    """The place of a run, by its kind."""
-    return HostsPlace(run, placed)
 
 
 class MirrorProcess:
@@ -374,6 +369,7 @@ class Mirror:
             stop=None if stop is None else StopReason(stop.cause, stop.origin),
             spmd=self.spec.spmd,
             resumed_from=self.spec.resumed_from,
+            price=self.spec.price,
             hosts=self.spec.hosts,
             place=self.spec.place,
         )
@@ -414,10 +410,8 @@ def main() -> None:
     lock = run.take_lock()
     if again and state.read_result(run) is not None:
         return
-    placed = PlacedRun.read(run)
-    assert placed is not None
     try:
-        place = open_place(run, placed)
+        place = open_place(run)
     except TpunbError as error:
         run.emit(Note(str(error)))
         print(error, file=sys.stderr)

@@ -1,12 +1,12 @@
-"""What a place does for a run: five calls, and what it cannot do."""
+"""What a place does for a run: five calls."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from tpunb.places.config import PlaceConfig
 from tpunb.runs.directory import RunDir
@@ -14,32 +14,21 @@ from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Line, Stop
 from tpunb.utils import files, records
 
+_Run = TypeVar("_Run", bound="PlacedRun")
+
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """Where a run is: what is needed to find it again from any process."""
+    """Where a run is: what is needed to find it again from any process.
+
+    Each kind of place has its own, with what it needs besides (`kinds.read_run`).
+    """
 
     place: PlaceConfig
-    hosts: tuple[str, ...]
-    """As the place's transport names them, in order of node rank."""
-    addresses: tuple[str, ...]
-    """By which they reach each other."""
-    folders: tuple[str, ...]
-    """The run's folder on each."""
-    python: str
-    """The interpreter there, as a word of a shell."""
-    port: int
-    """Of the rendezvous, on host 0."""
-    root: str
-    """The folder here from which files travel …"""
-    work: str
-    """… and theirs there."""
-    rsync: bool = False
-    """Whether all hosts have it."""
-    detached: bool = False
+    detached: bool = field(default=False, kw_only=True)
     """The run outlives the kernel, and the connections to its hosts."""
-    skews: tuple[float, ...] = ()
-    """By how many seconds each host's clock is ahead of this one's."""
+    skews: tuple[float, ...] = field(default=(), kw_only=True)
+    """By how many seconds each host's clock is ahead of this one's, where that is known."""
 
     def write(self, run: RunDir) -> None:
         """Note it in the run's folder here."""
@@ -47,20 +36,23 @@ class PlacedRun:
         files.write_json(run.place, values)
 
     @classmethod
-    def read(cls, run: RunDir) -> PlacedRun | None:
-        """What is noted there; None for a run on this machine. Raises ValueError."""
+    def read(cls: type[_Run], run: RunDir) -> _Run:
+        """What is noted there of a run at a place of this kind. Raises ValueError."""
         try:
             data: dict[str, Any] = records.read(run.place)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ValueError(str(error)) from None
-        place = PlaceConfig.from_json(data.pop("place"))
-        types: dict[str, Any] = get_type_hints(cls)
-        try:
+            place = PlaceConfig.from_json(data.pop("place"))
+            types: dict[str, Any] = get_type_hints(cls)
             return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
-        except (KeyError, TypeError) as error:
+        except (OSError, KeyError, TypeError) as error:
             raise ValueError(f"not a place's run: {error}") from None
+
+
+def place_of(run: RunDir) -> PlaceConfig | None:
+    """The place of a run; None if it is on this machine. Raises ValueError."""
+    try:
+        return PlaceConfig.from_json(records.read_dict(run.place)["place"])
+    except KeyError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -85,9 +77,6 @@ class Cancelled(Exception):  # noqa: N818 (not an error)
 
 class Place(ABC):
     """One run at a place. Used by one process at a time, the run's mirror."""
-
-    cannot: ClassVar[tuple[str, ...]] = ()
-    """What this kind of place cannot do, in words for the user; 'stop' …"""
 
     def __init__(self, run: RunDir, placed: PlacedRun) -> None:
         self.run = run

@@ -6,6 +6,7 @@ Sent as text, so it stands alone. Standard input: a JSON object with "folder"
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import json
 import os
@@ -33,11 +34,13 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, object]:
     """What tpunb finds out about the TPU; {} where there is no tpunb that can."""
     try:
+        from tpunb.machine import prices
         from tpunb.machine.machine import detect_machine
         from tpunb.utils.version import package_digest
     except ImportError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     here = detect_machine(os.environ)
+    price = prices.price_of(here)
     return {
         "device": here.device,
         "chips": here.chips,
@@ -47,6 +50,7 @@ def machine() -> dict[str, object]:
         "worker": here.worker,
         "workers": here.workers,
         "memory": here.memory,
+        "price": None if price is None else dataclasses.asdict(price),
         "digest": package_digest(),
     }
 

@@ -2,29 +2,83 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from tpunb.machine.machine import Machine
-from tpunb.places import check, environment
-from tpunb.places.check import HostsReport, interpreter
-from tpunb.places.config import PlaceConfig, find_place
-from tpunb.places.errors import HostsError, PlaceError, list_hosts
-from tpunb.places.place import Cancelled, PlacedRun
-from tpunb.places.transport import make_transport
+from tpunb.places.config import PlaceConfig
+from tpunb.places.place import Place, PlacedRun
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import Device
-from tpunb.utils.errors import TpunbError
+from tpunb.runs.spec import Device, Price
+from tpunb.utils.text import duration
 
 _SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What a run at a place will cost or use, as far as that is known before it starts."""
+
+    price: Price | None = None
+    """Of an hour, in dollars or in what a quota is counted in."""
+    unknown: str = ""
+    """Why there is no price."""
+    longest: float | None = None
+    """Seconds after which the place itself ends a run."""
+    left: float | None = None
+    """What is left of a quota, in the price's unit."""
+    until: str = ""
+    """When there is more again."""
+    notes: tuple[str, ...] = ()
+    """What else is to be known before: how long the queue is, …"""
+
+    def most(self, timeout: float | None) -> float | None:
+        """What a run with this `--timeout` can cost or use at most; None if that is not known."""
+        limits = [each for each in (timeout, self.longest) if each is not None]
+        return None if self.price is None or not limits else self.price.cost(min(limits))
+
+    def describe(self, timeout: float | None) -> list[str]:
+        """Lines for the user."""
+        lines = []
+        if self.price is not None:
+            most = self.most(timeout)
+            limit = "without --timeout there is no limit"
+            if most is not None:
+                seconds = min(each for each in (timeout, self.longest) if each is not None)
+                limit = f"at most {self.price.amount(most)}, in {duration(seconds)}"
+            lines.append(f"{self.price}; {limit}")
+        elif self.unknown:
+            lines.append(f"what this costs is not known: {self.unknown}")
+        if self.left is not None and self.price is not None:
+            until = f", until {self.until}" if self.until else ""
+            lines.append(f"left: {self.price.amount(self.left)}{until}")
+        return [*lines, *self.notes]
+
+
 class Target(ABC):
     """A place as far as a run depends on it before it starts."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """What a run there will cost or use; found out when the place was asked."""
+        return Estimate()
+
+    @property
+    def cannot(self) -> Mapping[str, str]:
+        """Options of a train cell that this place cannot honour, as fields, with the reason.
+
+        Also 'stop', which is no option: it is said before the run.
+        """
+        return MappingProxyType({})
+
+    @abstractmethod
+    def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
+        """Where a new run will be. Raises PlaceError where it cannot be."""
 
     @property
     @abstractmethod
@@ -83,162 +137,44 @@ class Target(ABC):
 
     def notes(self, script: str) -> list[str]:
         """What to know before the run."""
+        stop = [self.cannot["stop"]] if "stop" in self.cannot else []
         if self.place.settings.checkpoints or not _SAVES.search(script):
-            return []
-        return self.without_checkpoints()
+            return stop
+        return [*stop, *self.without_checkpoints()]
 
     @abstractmethod
     def without_checkpoints(self) -> list[str]:
         """What to know of a run that saves where not all hosts find it."""
 
 
+class PlaceReport(Protocol):
+    """What `tpunb doctor --on` finds out about a place."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """What forbids a run, by what it is true of (a host's name, …)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+
+    def text(self) -> str:
+        """For a terminal."""
+
+
+Say = Callable[[str], None]
+"""Takes what people are to know while they wait."""
+
+
 @dataclass(frozen=True)
-class HostsTarget(Target):
-    """The hosts of a place, in order of node rank, that have answered and fit each other."""
+class Kind:
+    """What is to be known of a kind of place (`kinds.find_kind`)."""
 
-    report: HostsReport
-    targets: tuple[str, ...]
-    """The hosts as the place's transport names them."""
-    root: Path
-    """The folder here from which files travel."""
-    cwd: Path
-    """The working directory here, which is `root` or below it."""
+    find_target: Callable[[PlaceConfig, Path, Say, Callable[[], bool]], Target]
+    """Ask the place of `places.toml`, as seen from a working directory, what a run needs to know.
 
-    @property
-    def place(self) -> PlaceConfig:
-        return self.report.place
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return self.report.names
-
-    @property
-    def device(self) -> Device:
-        return self.report.device
-
-    @property
-    def local_cores(self) -> int:
-        return self.report.local_cores
-
-    def machine(self, here: Machine) -> Machine:
-        host = self.report.answered[0][1].machine
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=host.device,
-            chips=host.chips,
-            generation="",
-            accelerator_type=host.accelerator_type,
-            workers=len(self.hosts),
-            memory=host.memory or here.memory,
-        )
-
-    @property
-    def work(self) -> str:
-        """The folder there that stands for `root`."""
-        key = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-        name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
-        return f"{self.place.host_settings.folder.rstrip('/')}/projects/{name}-{key}"
-
-    def there(self, path: Path) -> str | None:
-        """What stands there for a path here; None for one that does not travel."""
-        if not path.is_relative_to(self.root):
-            return None
-        inside = path.relative_to(self.root).as_posix()
-        return self.work if inside == "." else f"{self.work}/{inside}"
-
-    def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """The entries of `sys.path` are those that travel: the hosts' own packages come after."""
-        cwd = self.there(self.cwd)
-        own = [self.there(Path(entry or self.cwd).absolute()) for entry in entries]
-        path = dict.fromkeys(
-            entry for entry in (cwd, *own) if entry is not None and "/site-packages" not in entry
-        )
-        return cwd or self.work, tuple(path)
-
-    def resume(self, run: RunDir) -> str:
-        placed = PlacedRun.read(run)
-        shared = "" if placed is None else placed.place.settings.checkpoints
-        if placed is None or not (shared or len(self.hosts) == 1):
-            raise TpunbError(
-                f"the checkpoints of run {run.id} are not where all hosts of "
-                f"{self.place.name} find them: name a folder that they share, or a URL, as "
-                f"`checkpoints` of [places.{self.place.name}], or give one with --resume"
-            )
-        return f"{shared.rstrip('/')}/{run.id}" if shared else f"{placed.folders[0]}/checkpoints"
-
-    def notes(self, script: str) -> list[str]:
-        return [
-            *(f"{host}: {what}" for host, what in self.report.notes()),
-            *super().notes(script),
-        ]
-
-    def without_checkpoints(self) -> list[str]:
-        if len(self.hosts) == 1:
-            return []
-        return [
-            "each host keeps its own checkpoints, and rank 0's are on "
-            f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
-            f"as `checkpoints` of [places.{self.place.name}]"
-        ]
-
-    def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
-        """Where a new run will be. Raises PlaceError where no port is free."""
-        port = self.report.rendezvous_port()
-        if port is None:
-            raise PlaceError(
-                f"ports {self.place.settings.port} and the next ones are all in use on "
-                f"{self.hosts[0]}: name another one as `port` of [places.{self.place.name}]",
-                self.place.file,
-                f"places.{self.place.name}.port",
-            )
-        reports = [host for _, host in self.report.answered]
-        return PlacedRun(
-            self.place,
-            self.targets,
-            tuple(host.address for host in reports),
-            tuple(f"{host.folder}/runs/{run_id}" for host in reports),
-            interpreter(self.place.host_settings),
-            port,
-            str(self.root),
-            self.work,
-            rsync=all(host.rsync for host in reports),
-            detached=detached,
-            skews=tuple(host.skew for host in reports),
-        )
-
-
-def find_target(
-    name: str, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> HostsTarget:
-    """Ask the hosts of a place, make their environment if that is asked for, and compare them.
-
-    `say` takes what it waits for: this may last a minute, and longer with packages to install.
-
-    Raises PlaceError for `places.toml`, HostsError for hosts that do not fit or answer, and
-    TpunbError once `cancelled` says so.
+    Raises TpunbError where it cannot take one, and once the last argument says that nobody waits.
     """
-    place = find_place(name, cwd)
-    say(f"looking for the hosts of place {name}")  # gcloud is asked
-    transport = make_transport(place)
-    targets = transport.hosts
-    hosts = list_hosts([target.rpartition("@")[2] for target in targets])
-    say(f"waiting for the hosts of place {name} to answer: {hosts}")
-    report = check.ask(place, transport, cancelled=cancelled)
-    try:
-        if place.host_settings.environment == "make" and not report.silent and not cancelled():
-            environment.make_environment(transport, report, say, cancelled)
-            say(f"comparing the hosts of place {name}: {hosts}")
-            report = check.ask(place, transport, cancelled=cancelled)
-    except Cancelled:
-        pass
-    if cancelled():
-        raise TpunbError("interrupted before the run began: nothing was started")
-    order = report.order()
-    report = report.ordered()
-    if problems := report.problems():
-        raise HostsError(name, tuple(problems))
-    say(f"the hosts of place {name} have answered: {hosts}")
-    root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
-    return HostsTarget(report, tuple(targets[index] for index in order), root, cwd)
+    run: type[PlacedRun]
+    open_place: Callable[[RunDir, PlacedRun], Place]
+    """The five calls, for a run that is or will be there. Raises TpunbError."""
+    inspect: Callable[[PlaceConfig], PlaceReport]
+    """For `tpunb doctor --on`. Raises PlaceError."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from tpunb.places import remote
 from tpunb.places.check import quote
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled, PlacedRun
+from tpunb.places.hosts_run import HostsRun
+from tpunb.places.place import Cancelled
 from tpunb.places.transport import Answer, Transport, ask_hosts, find_rsync, run_commands
 from tpunb.utils.text import size
 
@@ -60,7 +61,7 @@ def _is_left_out(name: str, rules: Sequence[str]) -> bool:
 
 def send_files(
     transport: Transport,
-    placed: PlacedRun,
+    placed: HostsRun,
     say: Callable[[str], None],
     cancelled: Callable[[], bool],
 ) -> None:
@@ -83,7 +84,7 @@ def send_files(
 
 def _rsync(
     transport: Transport,
-    placed: PlacedRun,
+    placed: HostsRun,
     names: list[str],
     hosts: list[int],
     cancelled: Callable[[], bool],
@@ -111,7 +112,7 @@ def _rsync(
 
 def _raise_for(
     answers: Mapping[int, Answer],
-    placed: PlacedRun,
+    placed: HostsRun,
     cancelled: Callable[[], bool],
     describe: Callable[[Answer], str] = Answer.problem,
 ) -> None:
@@ -127,7 +128,7 @@ def _relative(folder: str) -> str:
 
 
 def _send_changed(
-    transport: Transport, placed: PlacedRun, names: list[str], cancelled: Callable[[], bool]
+    transport: Transport, placed: HostsRun, names: list[str], cancelled: Callable[[], bool]
 ) -> None:
     root = Path(placed.root)
     hosts = range(len(placed.hosts))

@@ -381,7 +381,7 @@ class RunResult(Printable):
 
     @property
     def cost(self) -> float | None:
-        """US dollars for the machine during the run; None if its price is not known.
+        """What the machine cost during the run, in dollars or `price.unit`; None if not known.
 
         `price` says of which machine, and when the price was read.
         """

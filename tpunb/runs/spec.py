@@ -148,26 +148,32 @@ class Price:
     """The price of a machine for all who use it, and when it was looked up."""
 
     per_hour: float
-    """US dollars, for the whole machine."""
+    """In `unit`, for the whole machine."""
     what: str
     """'v5litepod-8 in us-west4, on demand'."""
     date: str
     """The day on which it was read: prices change."""
     source: str
     """Where it was read."""
+    unit: str = "$"
+    """Of what is paid; "$": US dollars; otherwise what a quota is counted in: 'TPU hours'."""
 
     def cost(self, seconds: float) -> float:
-        """US dollars."""
+        """In `unit`."""
         return self.per_hour * seconds / 3600
 
     def describe_cost(self, seconds: float) -> str:
         """'cost: about $0.03 (v5litepod-8 in us-west4, …)'."""
         cost = self.cost(seconds)
-        amount = f"about ${cost:.2f}" if cost >= 0.01 else "less than $0.01"
+        amount = f"about {self.amount(cost)}" if cost >= 0.01 else f"less than {self.amount(0.01)}"
         return f"cost: {amount} ({self})"
 
+    def amount(self, cost: float) -> str:
+        """'$3.50', '3.50 TPU hours'."""
+        return f"${cost:.2f}" if self.unit == "$" else f"{cost:.2f} {self.unit}"
+
     def __str__(self) -> str:
-        return f"{self.what}: ${self.per_hour:.2f} an hour, as of {self.date}"
+        return f"{self.what}: {self.amount(self.per_hour)} an hour, as of {self.date}"
 
 
 @dataclass(frozen=True)

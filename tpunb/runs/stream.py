@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from tpunb.runs.spec import StopCause, StopOrigin
 from tpunb.utils import records
+from tpunb.utils.files import LineBuffer
 
 MERGED = ("run.log", "events.jsonl", "metrics.jsonl")
 """Files of lines that every host has and that are one in the union. An `Append` to one of them
@@ -162,6 +163,26 @@ def decode(line: bytes | str) -> Line:
             raise ValueError(f"{data.get('file')!r:.80} is not for a host to write")
     made: Line = records.build(kind, data)
     return made
+
+
+class StreamReader:
+    """Puts a stream together from pieces of any length, with other text between its lines.
+
+    Where the stream comes again from its start (a log that is followed anew), who merges it leaves
+    out what is there: `Append.at` says where each piece stands.
+    """
+
+    def __init__(self, longest: int) -> None:
+        """`longest`: bytes of a line; what is longer is text."""
+        self._lines = LineBuffer(longest)
+
+    def feed(self, data: bytes) -> Iterator[Line | str]:
+        """The lines that are whole now; as text what is no line of a node's stream."""
+        for line in self._lines.feed(data):
+            try:
+                yield decode(line)
+            except ValueError:
+                yield line.decode("utf-8", "replace")
 
 
 def is_streamed(file: str) -> bool:

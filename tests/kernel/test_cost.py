@@ -1,0 +1,97 @@
+"""When a run at a place is asked about before it starts, and what the answers do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from IPython.core.error import StdinNotImplementedError
+
+from tpunb.kernel import cost
+from tpunb.kernel.options import TrainOptions
+from tpunb.places.config import PlaceConfig, SshSettings
+from tpunb.places.jobset import JobSetTarget
+from tpunb.places.target import Estimate
+from tpunb.runs.spec import Price
+from tpunb.utils.errors import TpunbError
+
+PRICE = Price(10.0, "v6e-16", "2026-11-21", "a catalogue")
+
+
+@dataclass(frozen=True)
+class Target(JobSetTarget):
+    said: Estimate = field(default_factory=Estimate)
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def estimate(self) -> Estimate:
+        return self.said
+
+    @property
+    def cannot(self) -> Mapping[str, str]:
+        return self.limits
+
+
+def target(ask_above: float | None, estimate: Estimate, **limits: str) -> Target:
+    settings = SshSettings(hosts=("h0",), ask_above=ask_above)
+    place = PlaceConfig("pod", "ssh", Path("places.toml"), settings)
+    return Target(place, "run", estimate, limits)
+
+
+class Asked:
+    def __init__(self, answer: str | BaseException) -> None:
+        self.answer = answer
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("ask_above", "estimate", "timeout", "asks"),
+    [
+        (None, Estimate(PRICE), None, False),
+        (20.0, Estimate(PRICE), 7200.0, False),
+        (19.9, Estimate(PRICE), 7200.0, True),
+        (20.0, Estimate(PRICE), None, True),  # it may go on for any time
+        (20.0, Estimate(PRICE, longest=3600.0), None, False),
+        (20.0, Estimate(unknown="no zone"), 60.0, True),
+    ],
+)
+def test_a_question_is_asked_where_it_may_cost_more(
+    ask_above: float | None, estimate: Estimate, timeout: float | None, asks: bool
+) -> None:
+    options = TrainOptions(timeout=timeout)
+    asked = Asked("y")
+    cost.confirm(target(ask_above, estimate), options, asked)
+    assert bool(asked.prompts) is asks
+    cost.confirm(target(ask_above, estimate), replace(options, yes=True), asked)
+    assert len(asked.prompts) == asks
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("", "not started: it may cost more than $20.00 (ask_above of [places.pod])"),
+        ("no", "not started"),
+        (EOFError(), "nobody is there to be asked: `%%tpu_train --yes` starts it"),
+        (StdinNotImplementedError(), "nobody is there to be asked"),
+        (KeyboardInterrupt(), "nothing was started"),
+    ],
+)
+def test_nothing_starts_without_a_yes(answer: str | BaseException, told: str) -> None:
+    with pytest.raises(TpunbError) as raised:
+        cost.confirm(target(20.0, Estimate(PRICE)), TrainOptions(), Asked(answer))
+    assert told in str(raised.value)
+
+
+def test_options_that_a_place_cannot_honour_are_refused() -> None:
+    found = target(None, Estimate(), detach="it always is", stop="nobody can stop it")
+    cost.refuse_options(found, TrainOptions())
+    with pytest.raises(TpunbError, match="%%tpu_train --detach: it always is"):
+        cost.refuse_options(found, TrainOptions(detach=True))

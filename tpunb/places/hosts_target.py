@@ -1,0 +1,192 @@
+"""The hosts of a place that were asked and can take a run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpunb.machine.machine import Machine
+from tpunb.places import check, environment
+from tpunb.places.check import HostsReport, interpreter
+from tpunb.places.config import HostSettings, PlaceConfig
+from tpunb.places.doctor import inspect_hosts
+from tpunb.places.errors import HostsError, PlaceError, list_hosts
+from tpunb.places.hosts import HostsPlace
+from tpunb.places.hosts_run import HostsRun
+from tpunb.places.place import Cancelled, Place, PlacedRun, place_of
+from tpunb.places.target import Estimate, Kind, Target
+from tpunb.places.transport import make_transport
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Device
+from tpunb.utils.errors import TpunbError
+
+
+@dataclass(frozen=True)
+class HostsTarget(Target):
+    """The hosts of a place, in order of node rank, that have answered and fit each other."""
+
+    report: HostsReport
+    targets: tuple[str, ...]
+    """The hosts as the place's transport names them."""
+    root: Path
+    """The folder here from which files travel."""
+    cwd: Path
+    """The working directory here, which is `root` or below it."""
+
+    @property
+    def place(self) -> PlaceConfig:
+        return self.report.place
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self.report.names
+
+    @property
+    def device(self) -> Device:
+        return self.report.device
+
+    @property
+    def local_cores(self) -> int:
+        return self.report.local_cores
+
+    def machine(self, here: Machine) -> Machine:
+        host = self.report.answered[0][1].machine
+        return replace(
+            here,
+            platform=self.place.kind,
+            kind=f"place {self.place.name}",
+            device=host.device,
+            chips=host.chips,
+            generation="",
+            accelerator_type=host.accelerator_type,
+            workers=len(self.hosts),
+            memory=host.memory or here.memory,
+        )
+
+    @property
+    def work(self) -> str:
+        """The folder there that stands for `root`."""
+        key = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
+        return f"{self.place.host_settings.folder.rstrip('/')}/projects/{name}-{key}"
+
+    def there(self, path: Path) -> str | None:
+        """What stands there for a path here; None for one that does not travel."""
+        if not path.is_relative_to(self.root):
+            return None
+        inside = path.relative_to(self.root).as_posix()
+        return self.work if inside == "." else f"{self.work}/{inside}"
+
+    def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The entries of `sys.path` are those that travel: the hosts' own packages come after."""
+        cwd = self.there(self.cwd)
+        own = [self.there(Path(entry or self.cwd).absolute()) for entry in entries]
+        path = dict.fromkeys(
+            entry for entry in (cwd, *own) if entry is not None and "/site-packages" not in entry
+        )
+        return cwd or self.work, tuple(path)
+
+    def resume(self, run: RunDir) -> str:
+        place = place_of(run)
+        shared = "" if place is None else place.settings.checkpoints
+        on_hosts = place is not None and isinstance(place.settings, HostSettings)
+        if not (shared or (on_hosts and len(self.hosts) == 1)):
+            raise TpunbError(
+                f"the checkpoints of run {run.id} are not where all hosts of "
+                f"{self.place.name} find them: name a folder that they share, or a URL, as "
+                f"`checkpoints` of [places.{self.place.name}], or give one with --resume"
+            )
+        if shared:
+            return f"{shared.rstrip('/')}/{run.id}"
+        return f"{HostsRun.read(run).folders[0]}/checkpoints"
+
+    @property
+    def estimate(self) -> Estimate:
+        price = self.report.price
+        known = price is not None or self.device == "CPU"
+        unknown = "" if known else f"the hosts of {self.place.name} do not say what they are"
+        return Estimate(price, unknown)
+
+    def notes(self, script: str) -> list[str]:
+        return [
+            *(f"{host}: {what}" for host, what in self.report.notes()),
+            *super().notes(script),
+        ]
+
+    def without_checkpoints(self) -> list[str]:
+        if len(self.hosts) == 1:
+            return []
+        return [
+            "each host keeps its own checkpoints, and rank 0's are on "
+            f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
+            f"as `checkpoints` of [places.{self.place.name}]"
+        ]
+
+    def placed(self, run_id: str, *, detached: bool) -> HostsRun:
+        port = self.report.rendezvous_port()
+        if port is None:
+            raise PlaceError(
+                f"ports {self.place.settings.port} and the next ones are all in use on "
+                f"{self.hosts[0]}: name another one as `port` of [places.{self.place.name}]",
+                self.place.file,
+                f"places.{self.place.name}.port",
+            )
+        reports = [host for _, host in self.report.answered]
+        return HostsRun(
+            self.place,
+            self.targets,
+            tuple(host.address for host in reports),
+            tuple(f"{host.folder}/runs/{run_id}" for host in reports),
+            interpreter(self.place.host_settings),
+            port,
+            str(self.root),
+            self.work,
+            rsync=all(host.rsync for host in reports),
+            detached=detached,
+            skews=tuple(host.skew for host in reports),
+        )
+
+
+def find_hosts(
+    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
+) -> HostsTarget:
+    """Ask the hosts of a place, make their environment if that is asked for, and compare them.
+
+    Raises PlaceError, HostsError for hosts that do not fit or answer, and TpunbError once
+    `cancelled` says so.
+    """
+    name = place.name
+    say(f"looking for the hosts of place {name}")  # gcloud is asked
+    transport = make_transport(place)
+    targets = transport.hosts
+    hosts = list_hosts([target.rpartition("@")[2] for target in targets])
+    say(f"waiting for the hosts of place {name} to answer: {hosts}")
+    report = check.ask(place, transport, cancelled=cancelled)
+    try:
+        if place.host_settings.environment == "make" and not report.silent and not cancelled():
+            environment.make_environment(transport, report, say, cancelled)
+            say(f"comparing the hosts of place {name}: {hosts}")
+            report = check.ask(place, transport, cancelled=cancelled)
+    except Cancelled:
+        pass
+    if cancelled():
+        raise TpunbError("interrupted before the run began: nothing was started")
+    order = report.order()
+    report = report.ordered()
+    if problems := report.problems():
+        raise HostsError(name, tuple(problems))
+    say(f"the hosts of place {name} have answered: {hosts}")
+    root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
+    return HostsTarget(report, tuple(targets[index] for index in order), root, cwd)
+
+
+def _open_place(run: RunDir, placed: PlacedRun) -> Place:
+    assert isinstance(placed, HostsRun)
+    return HostsPlace(run, placed)
+
+
+KIND = Kind(find_hosts, HostsRun, _open_place, inspect_hosts)
+"""Of places whose hosts are there already."""
