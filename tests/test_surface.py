@@ -103,7 +103,8 @@ def test_public_names_are_frozen_and_completed() -> None:
             "timeout: 'float | str | None' = None, hang_timeout: 'float | str' = 300.0, "
             "grace: 'float | str' = 15.0, retries: 'int' = 0, resume: 'str | None' = None, "
             "raises: 'bool' = True, yes: 'bool' = False, cold: 'bool' = False, "
-            "replay: 'bool' = False, replicate: 'bool' = False, profile: 'str | None' = None) -> 'RunResult'",
+            "replay: 'bool' = False, replicate: 'bool' = False, profile: 'str | None' = None) "
+            "-> 'RunResult'",
         ),
     ],
 )
