@@ -574,6 +574,21 @@ class NodeOptions:
         metavar="S",
         help="hosts wait so long for each other at the start (5m)",
     )
+    linger: float = option(
+        "--linger",
+        type=parse_duration,
+        default=0.0,
+        metavar="S",
+        help="the files of a run that has ended wait so long for who follows it with --follow "
+        "--linger, then go to the log (0)",
+    )
+    alone: float = option(
+        "--alone",
+        type=parse_duration,
+        default=0.0,
+        metavar="S",
+        help="stop the run after S without anybody who follows it so (0: never)",
+    )
 
 
 def _node(chosen: NodeOptions) -> int:

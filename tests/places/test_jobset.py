@@ -107,7 +107,14 @@ def test_a_notebook_becomes_objects_that_jobset_takes(
     validator.validate(made)
     name = made["metadata"]["name"]
     assert [config["kind"], secret["kind"], made["kind"]] == ["ConfigMap", "Secret", "JobSet"]
-    assert config["metadata"] == secret["metadata"] == {"name": name}
+    assert (
+        config["metadata"]
+        == secret["metadata"]
+        == {
+            "name": name,
+            "labels": {"app.kubernetes.io/instance": name},
+        }
+    )
     assert name.startswith("my-nb-1-")
     assert "print('step', lr)  # prüft" in config["data"]["script.py"]
     spec = RunSpec.from_json(json.loads(config["data"]["spec.json"]))
@@ -125,7 +132,7 @@ def test_it_is_what_jobset_s_example_for_v6e_has(
     job, pod = job_of(objects), pod_of(objects)
     assert objects[2]["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     metadata = objects[2]["metadata"]
-    assert metadata["labels"] == {"kueue.x-k8s.io/queue-name": "multislice-queue"}
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "multislice-queue"
     exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
     assert metadata["annotations"] == {exclusive: "cloud.google.com/gke-nodepool"}
     assert objects[2]["spec"]["failurePolicy"] == {"maxRestarts": 4}
@@ -190,7 +197,7 @@ def test_what_the_place_leaves_out_is_not_there(
     validator: jsonschema.Draft202012Validator,
 ) -> None:
     plain = made(place())
-    assert "labels" not in plain[2]["metadata"]
+    assert "kueue.x-k8s.io/queue-name" not in plain[2]["metadata"]["labels"]
     assert "serviceAccountName" not in pod_of(plain)
     full = made(place(namespace="team", service_account="trainer"), grace=30.0)
     validator.validate(full[2])
@@ -249,7 +256,6 @@ def test_a_script_that_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize(
     ("words", "train", "told"),
     [
-        ((), TRAIN, "--manifest | kubectl create"),
         (("--manifest", "--detach"), TRAIN, "neither --detach nor --dry-run"),
         (("--manifest",), TRAIN.replace("train", "train --returns lr"), "--returns"),
         (("--manifest",), TRAIN.replace("train", "train --cores 8", 1), "16 chips"),

@@ -17,13 +17,14 @@ import secrets
 import select
 import signal
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata as installed
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment, hosts
@@ -35,8 +36,8 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.protocol import JoinHosts
 from tpunb.runs.spec import RunSpec, StopCause, StopOrigin
-from tpunb.runs.stream import End, Hello, Line, Start, Stop, decode, encode
-from tpunb.utils import records
+from tpunb.runs.stream import ARCHIVE, End, Hello, Line, Replace, Start, Stop, Taken, decode, encode
+from tpunb.utils import env_vars, records
 from tpunb.utils.errors import SetupError, TpunbError
 from tpunb.utils.files import LineBuffer, LineTail
 from tpunb.utils.version import __version__
@@ -47,6 +48,12 @@ RETRY = 1.0
 """Seconds between two tries to look up host 0, whose name may come later than this host."""
 REFUSED = 2
 """The exit status where nothing was started."""
+ALIVE_WITHIN = 60.0
+"""Seconds without a line after which who follows a pod is gone."""
+LAST_WORDS = 4_000_000
+"""Bytes of a run's files that go to the log of a pod that nobody has followed to the end."""
+LINGER_AT_MOST = 3600.0
+"""Seconds for which a pod waits while its files are fetched."""
 VARIABLES = "variables.json"
 """In the run folder: variables for the ranks, which may be secrets. It is removed once read."""
 PACKAGES = ("torch", "torch_xla")
@@ -70,6 +77,10 @@ class NodeOrder:
     heartbeat: float = 2.0
     lost_after: float = 20.0
     patience: float = 300.0
+    linger: float = 0.0
+    """Seconds for which the files of a run that has ended wait for who follows it."""
+    alone: float = 0.0
+    """Seconds without anybody who follows after which the run is stopped; 0: never."""
     stdin: Input = field(default_factory=lambda: Input(0))
     stdout: IO[bytes] = field(default_factory=lambda: sys.stdout.buffer)
 
@@ -138,6 +149,7 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     """
     output = Output(order.stdout)
     known: Mapping[str, int] = {}
+    presence = _Presence(run)
     try:
         if since == "-":
             known = records.convert(Mapping[str, int], records.parse(order.stdin.line()))
@@ -145,23 +157,47 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
             known = records.convert(Mapping[str, int], records.read(Path(since)))
     except (OSError, ValueError) as error:
         raise TpunbError(f"--since {since}: {error}") from None
-    spec = state.read_spec(run)
-    left = threading.Event()
+    left, taken = threading.Event(), threading.Event()
+    waiting: list[Stop] = []
 
-    def request(stop: Stop | None) -> None:
-        if stop is not None:
-            state.request_stop(run, stop.reason, origin=stop.origin, now=stop.now)
+    def request(stop: Stop | Taken | None) -> None:
+        if isinstance(stop, Taken):
+            presence.take()
+            taken.set()
+        elif stop is not None and not run.spec.exists():
+            waiting.append(stop)
+        elif stop is not None:
+            state.request_stop(run, stop.reason, cause=stop.cause, origin=stop.origin, now=stop.now)
         elif since == "-":  # who began to speak here is gone
             left.set()
 
     def nobody_listens() -> bool:
         return output.closed or left.is_set()
 
-    threading.Thread(target=_pass_on_stops, args=[order.stdin, request], daemon=True).start()
-    _tell_folder(
-        run, known, order, output, lambda: nobody_listens() or not state.run_state(run).active
+    alive = ALIVE_WITHIN if order.linger else 0.0
+    listener = threading.Thread(
+        target=_pass_on_stops, args=[order.stdin, request, alive], daemon=True
     )
-    return 0 if nobody_listens() else _end(run, spec, order, output)
+    listener.start()
+
+    def over() -> bool:
+        presence.note()
+        return nobody_listens() or not state.run_state(run).active
+
+    if order.linger:
+        _wait_for_folder(run, nobody_listens)
+        for stop in waiting:
+            request(stop)
+    if nobody_listens():
+        return 0
+    spec = state.read_spec(run)
+    _tell_folder(run, known, order, output, over)
+    if nobody_listens():
+        return 0
+    code = _end(run, spec, order, output)
+    while order.linger and not taken.wait(1.0) and not nobody_listens():
+        presence.note()  # files are fetched meanwhile
+    return code
 
 
 def _tell_folder(
@@ -193,6 +229,41 @@ def _tell_folder(
         time.sleep(LOOK)
 
 
+def _wait_for_folder(run: RunDir, over: Callable[[], bool]) -> None:
+    """Until the run has begun: whoever follows a pod may be there before it."""
+    while not over() and not (run.spec.exists() and (run.lock.exists() or run.result.exists())):
+        time.sleep(LOOK)
+
+
+class _Presence:
+    """Of those who follow a run in its folder, for a node that lingers or must not be alone."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._seen = run.path / ".followed"
+        self._taken = run.path / ".taken"
+
+    def note(self) -> None:
+        """Somebody follows, now."""
+        with contextlib.suppress(OSError):
+            self._seen.touch()
+
+    def take(self) -> None:
+        """Who has followed has everything."""
+        with contextlib.suppress(OSError):
+            self._taken.touch()
+
+    @property
+    def taken(self) -> bool:
+        return self._taken.exists()
+
+    def age(self) -> float:
+        """Seconds since somebody followed; infinite if nobody did."""
+        try:
+            return time.time() - self._seen.stat().st_mtime
+        except OSError:
+            return float("inf")
+
+
 def _end(run: RunDir, spec: RunSpec, order: NodeOrder, output: Output, broken: str = "") -> int:
     result = state.read_result(run)
     if result is None:
@@ -208,15 +279,13 @@ def _end(run: RunDir, spec: RunSpec, order: NodeOrder, output: Output, broken: s
     return code
 
 
-def _pass_on_stops(
-    stdin: Input, stop: Callable[[Stop | None], None], alive_within: float = 0.0
-) -> None:
-    """In a thread: each stop that is asked for, and None once nobody can ask any more."""
+def _pass_on_stops(stdin: Input, stop: Callable[[Any], None], alive_within: float = 0.0) -> None:
+    """In a thread: each Stop and Taken that comes, and None once nobody can ask any more."""
     with contextlib.suppress(OSError):  # there is none
         while line := stdin.line(alive_within):
             with contextlib.suppress(ValueError):  # not for this version
                 said = decode(line)
-                if isinstance(said, Stop):
+                if isinstance(said, (Stop, Taken)):
                     stop(said)
     stop(None)
 
@@ -276,13 +345,69 @@ class Node:
             )
             listener.start()
         over = self._detached_is_over if order.detach else self._is_over
+        if order.alone:
+            threading.Thread(target=self._stop_when_alone, daemon=True).start()
         _tell_folder(self.run_dir, {}, order, self._output, over)
         if self._let_go.is_set():
             supervisor.detach()
             return 0
         broken = supervisor.broken
         supervisor.close()
-        return _end(self.run_dir, spec, order, self._output, broken)
+        code = _end(self.run_dir, spec, order, self._output, broken)
+        if order.linger:
+            self._keep_elsewhere(env.get(env_vars.CHECKPOINTS, ""), identity.node_rank)
+            self._linger()
+        return code
+
+    def _stop_when_alone(self) -> None:
+        """In a thread: the kernel that must be there may be gone without a word."""
+        presence = _Presence(self.run_dir)
+        began = time.monotonic()
+        while min(time.monotonic() - began, presence.age()) < self._order.alone:
+            time.sleep(1.0)
+        self._on_stop(Stop(StopCause.KERNEL_GONE, "nobody follows the run any more"))
+
+    def _keep_elsewhere(self, url: str, node_rank: int) -> None:
+        """Copy the run's files to where it saves, for who comes when this pod is gone."""
+        if "://" not in url:
+            return
+        from tpunb.places import bucket
+
+        try:
+            bucket.put_folder(self.run_dir, url, node_rank)
+        except Exception as error:  # whatever a file system of fsspec's raises
+            text = f"tpunb: the run's files were not copied to {url}: {error}\n"
+            self._output.write(text.encode())
+
+    def _linger(self) -> None:
+        """Until who follows has everything; what nobody has taken goes to the log."""
+        presence = _Presence(self.run_dir)
+        began = time.monotonic()
+        while not presence.taken:
+            waited = time.monotonic() - began
+            followed = presence.age() < ALIVE_WITHIN
+            if waited > LINGER_AT_MOST or (waited > self._order.linger and not followed):
+                self._say_last_words()
+                return
+            time.sleep(LOOK)
+
+    def _say_last_words(self) -> None:
+        """The run's files as lines of a stream, as many as fit: the result first."""
+        lines = [
+            encode(said)
+            for said in FolderStream(self.run_dir).read(last=True)
+            if not isinstance(said, Replace) or not said.file.endswith("/pulse")
+        ]
+        room, fits = LAST_WORDS, set()
+        for number, line in sorted(enumerate(lines), key=lambda each: len(each[1])):
+            room -= len(line)
+            if room >= 0:
+                fits.add(number)
+        for number, line in enumerate(lines):  # the result is the last one
+            if number in fits:
+                self._output.write(line)
+        result = state.read_result(self.run_dir)
+        self._output.send(End(1 if result is None else result.returncode or 0))
 
     def _is_over(self) -> bool:
         assert self._supervisor is not None
@@ -417,8 +542,10 @@ class Node:
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGHUP, terminate)
 
-    def _on_stop(self, stop: Stop | None) -> None:
+    def _on_stop(self, stop: Stop | Taken | None) -> None:
         """None: whoever started the run has gone."""
+        if isinstance(stop, Taken):
+            return  # it goes at its end anyway
         assert self._supervisor is not None
         if stop is None:
             if self._order.detach:
@@ -466,7 +593,10 @@ def _bring_files(source: Path, folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for file in source.iterdir():
-            if file.is_file():
+            if file.name == ARCHIVE:
+                with tarfile.open(file) as archive:
+                    archive.extractall(folder, filter="data")
+            elif file.is_file():
                 (folder / file.name).touch(0o600)
                 (folder / file.name).write_bytes(file.read_bytes())
     except OSError as error:

@@ -112,6 +112,10 @@ class JobSetSettings(Settings):
     """Of Kubernetes, for who reads and writes a bucket."""
     restarts: int = 0
     """How often JobSet starts all pods again after one has failed."""
+    context: str = ""
+    """Of kubectl; '': the one that it uses now."""
+    wait: float = 3600.0
+    """Seconds that a run may wait for its pods to begin before it is given up."""
 
     @property
     def slice(self) -> Slice:
@@ -150,6 +154,7 @@ _EXAMPLES = {
     int | None: "4",
     int: "8460",
     float | None: "20",
+    float: "3600",
     bool: "true",
     Literal["check", "make"]: '"check" or "make"',
 }
@@ -349,6 +354,8 @@ def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:
         return "image", ": an image's name has no spaces"
     if settings.restarts < 0:
         return "restarts", ": write 0 or more"
+    if settings.wait <= 0:
+        return "wait", ": write seconds, more than 0"
     return None
 
 

@@ -11,11 +11,15 @@ v6e (jobset.x-k8s.io/v1alpha2, v0.12) and of what xpk 1.16 writes.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
+import secrets
+import tarfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -23,10 +27,13 @@ import yaml
 from tpunb.machine.machine import Machine
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
-from tpunb.places.place import PlacedRun
-from tpunb.places.target import Target
+from tpunb.places.hosts_run import HostsRun
+from tpunb.places.kubectl import CONTAINER, INSTANCE
+from tpunb.places.place import place_of
+from tpunb.places.target import Estimate, Target
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, RunSpec
+from tpunb.runs.stream import ARCHIVE
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import size
 
@@ -38,16 +45,19 @@ _LONGEST = 63
 """Characters of a pod's name, which its host name is made of (RFC 1123)."""
 _FILES = "/etc/tpunb/run"
 _KEY = "/etc/tpunb/key"
+_MORE = ("kernel_values.json", "arguments.pt", "arguments.json", "given")
 _ENDING = 15.0
 """Seconds after the grace period in which the ranks are ended and the result is written."""
 
 
 @dataclass(frozen=True)
-class JobSetRun(PlacedRun):
+class JobSetRun(HostsRun):
     """A run in a cluster."""
 
-    name: str
+    name: str = field(kw_only=True)
     """Of its objects."""
+    restart: int = field(default=0, kw_only=True)
+    """How often JobSet had started all pods again when they were followed last."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,10 @@ class JobSetTarget(Target):
     """A slice that a cluster gives: nothing is asked, all of it is in `places.toml`."""
 
     config: PlaceConfig
-    name: str
-    """Of the run's JobSet."""
+    name: str = ""
+    """Of the run's JobSet, once it has one."""
+    asked: Estimate = field(default_factory=Estimate)
+    """What the cluster has said of prices and queues."""
 
     @property
     def place(self) -> PlaceConfig:
@@ -78,7 +90,19 @@ class JobSetTarget(Target):
         return f"{self.name}-{JOB}-0-0.{self.name}"
 
     def placed(self, run_id: str, *, detached: bool) -> JobSetRun:
-        return JobSetRun(self.config, self.name, detached=detached)
+        title = re.sub(r"^\d+-\d+-", "", run_id)
+        name = f"{name_run(title, self.config, more=5)}-{secrets.token_hex(2)}"
+        folders = (f"runs/{run_id}",) * len(self.hosts)
+        return JobSetRun(
+            *(self.config, self.hosts, self.hosts, folders, "python3"),
+            *(self.settings.port, "", "."),
+            name=name,
+            detached=detached,
+        )
+
+    @property
+    def estimate(self) -> Estimate:
+        return self.asked
 
     @property
     def device(self) -> Device:
@@ -106,6 +130,9 @@ class JobSetTarget(Target):
         return ".", ()
 
     def resume(self, run: RunDir) -> str:
+        place = place_of(run)
+        if place is not None and "://" in place.settings.checkpoints:
+            return f"{place.settings.checkpoints.rstrip('/')}/{run.id}"
         raise TpunbError(
             f"--resume: where run {run.id} has its checkpoints is not known to the pods of "
             f"{self.place.name}: give their URL"
@@ -118,28 +145,40 @@ class JobSetTarget(Target):
         ]
 
 
-def name_run(name: str, place: PlaceConfig) -> str:
-    """A name for the JobSet of a new run: its pods' names begin with it."""
+def name_run(name: str, place: PlaceConfig, more: int = 0) -> str:
+    """A name for the JobSet of a new run: its pods' names begin with it.
+
+    `more`: characters that come behind it.
+    """
     assert isinstance(place.settings, JobSetSettings)
     last = f"-{JOB}-0-{place.settings.slice.hosts - 1}-12345"
     now = time.strftime("-%Y%m%d-%H%M%S")
     short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
     if not short[0].isalpha():  # it becomes a Service's name, which begins with a letter
         short = f"run-{short}"
-    return short[: _LONGEST - len(last) - len(now)].rstrip("-") + now
+    return short[: _LONGEST - len(last) - len(now) - more].rstrip("-") + now
 
 
 def write_manifest(
-    target: JobSetTarget, spec: RunSpec, script: str, variables: Mapping[str, str], key: str
+    target: JobSetTarget,
+    spec: RunSpec,
+    script: str,
+    variables: Mapping[str, str],
+    key: str,
+    *,
+    more: RunDir | None = None,
+    followed: Sequence[str] = (),
 ) -> str:
     """The objects of a run, in YAML, for `kubectl create`.
 
     `variables`: for the ranks; they may be secrets. `key`: of the run, in hexadecimal digits.
-    Raises PlaceError if the script is too large.
+    `more`: the run's folder, if other files of it travel as well. `followed`: more words for
+    `tpunb node`, of a run that is followed. Raises PlaceError if that is too large.
     """
     files = {"script.py": script, "spec.json": json.dumps(spec.to_json())}
-    secrets = {"key": key, "variables.json": json.dumps(dict(variables))}
-    for kind, values in (("ConfigMap", files), ("Secret", secrets)):
+    secret = {"key": key, "variables.json": json.dumps(dict(variables))}
+    binary = {} if more is None else _pack_more(more)
+    for kind, values in (("ConfigMap", {**files, **binary}), ("Secret", secret)):
         total = sum(len(value.encode()) for value in values.values())
         if total > MOST_FILES:
             raise PlaceError(
@@ -150,28 +189,50 @@ def write_manifest(
                 f"places.{target.place.name}",
             )
     objects = [
-        _object(target, "v1", "ConfigMap", immutable=True, data=files),
-        _object(target, "v1", "Secret", immutable=True, type="Opaque", stringData=secrets),
-        _jobset(target, spec),
+        _object(
+            target,
+            "v1",
+            "ConfigMap",
+            immutable=True,
+            data=files,
+            **({"binaryData": binary} if binary else {}),
+        ),
+        _object(target, "v1", "Secret", immutable=True, type="Opaque", stringData=secret),
+        _jobset(target, spec, followed),
     ]
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 
 def _object(target: JobSetTarget, version: str, kind: str, **values: Any) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": target.name}
+    metadata: dict[str, Any] = {"name": target.name, "labels": {INSTANCE: target.name}}
     if target.settings.namespace:
         metadata["namespace"] = target.settings.namespace
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **values}
 
 
-def _jobset(target: JobSetTarget, spec: RunSpec) -> dict[str, Any]:
+def _pack_more(run: RunDir) -> dict[str, str]:
+    """Files that a run reads besides its script, as one archive; {} if there is none."""
+    names = [name for name in _MORE if (run.path / name).exists()]
+    if not names:
+        return {}
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz", dereference=True) as archive:
+        for name in names:
+            archive.add(run.path / name, name)
+    return {ARCHIVE: base64.b64encode(data.getvalue()).decode()}
+
+
+def _jobset(target: JobSetTarget, spec: RunSpec, followed: Sequence[str]) -> dict[str, Any]:
     settings, own = target.settings, target.settings.slice
     job = {
         "parallelism": own.hosts,
         "completions": own.hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,  # the set starts again, never a pod alone
-        "template": {"spec": _pod(target, spec)},
+        "template": {
+            "metadata": {"labels": {INSTANCE: target.name}},
+            "spec": _pod(target, spec, followed),
+        },
     }
     made = _object(
         target,
@@ -183,7 +244,7 @@ def _jobset(target: JobSetTarget, spec: RunSpec) -> dict[str, Any]:
         },
     )
     if settings.queue:
-        made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": settings.queue}
+        made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = settings.queue
     if own.hosts > 1:  # one slice is one node pool
         made["metadata"]["annotations"] = {
             "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
@@ -191,15 +252,15 @@ def _jobset(target: JobSetTarget, spec: RunSpec) -> dict[str, Any]:
     return made
 
 
-def _pod(target: JobSetTarget, spec: RunSpec) -> dict[str, Any]:
+def _pod(target: JobSetTarget, spec: RunSpec, followed: Sequence[str]) -> dict[str, Any]:
     settings, own = target.settings, target.settings.slice
     node = [
         "--run", f"runs/{spec.id}", "--files", _FILES, "--key-file", f"{_KEY}/key",
         "--nnodes", str(own.hosts), "--rendezvous", f"{target.leader}:{settings.port}",
-        "--address", "$(POD_IP)",
+        "--address", "$(POD_IP)", *followed,
     ]  # fmt: skip
     container = {
-        "name": "tpunb",
+        "name": CONTAINER,
         "image": settings.image,
         "command": ["tpunb", "node"],
         "args": node,

@@ -15,6 +15,8 @@ from tpunb.utils.errors import TpunbError
 def find_kind(kind: str) -> Kind:
     """What is to be known of a kind: a key of `config.KINDS`."""
     match kind:
+        case "jobset":
+            from tpunb.places.gke import KIND
         case _:
             from tpunb.places.hosts_target import KIND
     return KIND

@@ -45,6 +45,10 @@ class Merge:
         self._lines: list[tuple[float, int, int, int, bytes]] = []
         """Of run.log, a heap by time: with a number, the host, and the offset of their end."""
         self._count = 0
+        self._earlier: list[dict[str, int]] = [{} for _ in spec.hosts]
+        """How long each host's files here were when the place had started it again."""
+        self._first_attempt = 0
+        """Of the attempts since then, in the union."""
         self._started: dict[int, set[int]] = {}
         """Which hosts have started their ranks, by attempt."""
         self._told: set[object] = set()
@@ -64,6 +68,9 @@ class Merge:
             offsets = records.convert(tuple[Mapping[str, int], ...], kept["offsets"])
             if len(offsets) == len(self._spec.hosts):
                 self.offsets = [dict(each) for each in offsets]
+                earlier = records.convert(tuple[Mapping[str, int], ...], kept["earlier"])
+                self._earlier = [dict(each) for each in earlier]
+                self._first_attempt = records.convert(int, kept["first_attempt"])
         except (KeyError, ValueError):  # nothing was noted: everything comes again
             lengths = {}
         log = self._run.log.name
@@ -84,8 +91,35 @@ class Merge:
             for offsets, written in zip(self.offsets, self._written, strict=True)
         ]
         with contextlib.suppress(OSError):  # a full disk: then more comes again
-            kept = {"offsets": offsets, "lengths": lengths}
+            kept = {
+                "offsets": offsets,
+                "lengths": lengths,
+                "earlier": self._earlier,
+                "first_attempt": self._first_attempt,
+            }
             files.write_json(self._run.path / OFFSETS, kept)
+
+    def restart(self) -> None:
+        """What the hosts send from now on begins anew, and comes after what is here."""
+        self.flush(float("inf"))
+        for host, offsets in enumerate(self.offsets):
+            for file, length in offsets.items():
+                earlier = self._earlier[host].get(file, 0)
+                self._earlier[host][file] = earlier + length
+            offsets.clear()
+        self._written = [0] * len(self._written)
+        attempts = [int(each.name) for each in self._run.path.glob("attempts/[0-9]*")]
+        self._first_attempt = max(attempts, default=self._first_attempt - 1) + 1
+        self._started.clear()
+        self._told.clear()
+        self.save_offsets()
+
+    def _renumbered(self, file: str) -> str:
+        """A file of a host with the number that its attempt has in the union."""
+        parts = file.split("/")
+        if parts[0] == "attempts" and len(parts) > 2 and parts[1].isdecimal():
+            parts[1] = str(int(parts[1]) + self._first_attempt)
+        return "/".join(parts)
 
     def add(self, host: int, line: Append | Replace, now: float) -> None:
         """Take in what a host has sent; `now` in seconds since the epoch."""
@@ -102,7 +136,7 @@ class Merge:
             self.problem = self.problem or f"{error.strerror or error} ({line.file})"
 
     def _write(self, host: int, line: Append | Replace, now: float) -> None:
-        place = self._run.path / place_in_union(line.file, host)
+        place = self._run.path / place_in_union(self._renumbered(line.file), host)
         if line.file in MERGED and isinstance(line, Append):
             if line.file == self._run.log.name:
                 self._count += 1
@@ -123,7 +157,9 @@ class Merge:
             return
         fd = files.open_file(place, os.O_WRONLY | os.O_CREAT)
         try:
-            os.pwrite(fd, line.data, line.at)
+            new = place != self._run.path / place_in_union(line.file, host)
+            earlier = 0 if new else self._earlier[host].get(line.file, 0)
+            os.pwrite(fd, line.data, earlier + line.at)
         finally:
             os.close(fd)
 
@@ -139,15 +175,16 @@ class Merge:
         """What the run's followers here are to know of an event of one host."""
         name = self._spec.hosts[host]
         match event:
-            case RanksStarted(attempt):
+            case RanksStarted(own):
+                attempt = own + self._first_attempt
                 started = self._started.setdefault(attempt, set())
                 started.add(host)
                 if len(started) < len(self._spec.hosts):
                     return None
                 # Their pids say nothing here.
-                return replace(event, pids=(0,) * self._spec.world_size)
-            case RankEnded():
-                return event
+                return replace(event, attempt=attempt, pids=(0,) * self._spec.world_size)
+            case RankEnded(own):
+                return replace(event, attempt=own + self._first_attempt)
             case Stopping(step):
                 return self._once(("stopping", step), event)
             case Note(text):

@@ -27,7 +27,7 @@ from typing import Any
 from tpunb.places.errors import HostsError, list_hosts
 from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
-from tpunb.places.place import Cancelled, HostGone, Place, Said
+from tpunb.places.place import Cancelled, HostGone, Place, Restarted, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase
@@ -286,8 +286,15 @@ class Mirror:
                 if message and returncode:
                     self._refused[host] = message
                     self._stop_others(f"{name}: {message}")
-            case HostGone(reason):
+            case Restarted():
+                self._merge.restart()
+                self._ended.clear()
+                self._gone.clear()
+                self._refused.clear()
+            case HostGone(reason, final):
                 self._gone[host] = reason
+                if final:
+                    self._ended.add(host)
                 text = f"the connection to {name} has ended: {reason}"
                 self.run.emit(Note(text))
                 if not self.place.placed.detached:

@@ -60,6 +60,13 @@ class HostGone:
     """The connection to a host has ended before its last line."""
 
     reason: str
+    final: bool = False
+    """The host itself is gone: nothing of the run goes on there."""
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The place has started all hosts again, with empty folders: their files begin anew."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Said:
 
     host: int
     """Its node rank."""
-    line: Line | HostGone
+    line: Line | HostGone | Restarted
 
 
 class Cancelled(Exception):  # noqa: N818 (not an error)

@@ -20,7 +20,7 @@ from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase, Stopping
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopOrigin
+from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils import files
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import date_and_time
@@ -92,14 +92,21 @@ def _active_state(run: RunDir) -> RunState:
 
 
 def request_stop(
-    run: RunDir, reason: str, *, origin: StopOrigin | None = None, now: bool = False
+    run: RunDir,
+    reason: str,
+    *,
+    cause: StopCause = StopCause.USER,
+    origin: StopOrigin | None = None,
+    now: bool = False,
 ) -> None:
     """Ask the supervisor to stop the run; with `now`: without a grace period.
+
+    `cause`: that a user wants it, or that the kernel of a run at a place is gone.
 
     Haste is for who has seen that the run is being stopped: two who ask in the same moment both
     leave it time to save.
     """
-    request = {"do": "stop", "reason": reason, "origin": origin, "now": now}
+    request = {"do": "stop", "cause": cause, "reason": reason, "origin": origin, "now": now}
     files.append_text(run.requests, json.dumps(request) + "\n")
 
 

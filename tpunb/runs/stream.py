@@ -37,6 +37,8 @@ SENT = (
     "arguments.json given"
 ).split()
 """What of a run folder exists before the run."""
+ARCHIVE = "more.tar.gz"
+"""Of `tpunb node --files`: those of them that are no text."""
 OWN = frozenset(
     (
         *SENT,
@@ -126,6 +128,11 @@ class Alive:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """Whoever follows has everything that it wants: a host that lingers may go."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Stop the run on all hosts; any host may be told."""
 
@@ -136,7 +143,7 @@ class Stop:
     """Skip the grace period, or what is left of it."""
 
 
-Line = Hello | Append | Replace | End | Start | Stop | Alive
+Line = Hello | Append | Replace | End | Start | Stop | Alive | Taken
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 

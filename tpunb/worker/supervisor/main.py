@@ -157,9 +157,10 @@ class QueuedRun:
         for line in self._requests.read():
             request = _stop_request(line)
             if request is not None:
+                gone = request.get("cause") == StopCause.KERNEL_GONE
                 yield StopRun(
                     str(self.dir.path),
-                    StopCause.USER,
+                    StopCause.KERNEL_GONE if gone else StopCause.USER,
                     str(request.get("reason", "")),
                     _origin(request.get("origin")),
                     now=bool(request.get("now")),

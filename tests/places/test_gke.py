@@ -1,0 +1,309 @@
+"""A run in a cluster: why its pods do not begin, where its files are when they are gone."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.nodes import until
+from tests.fakes.cluster import Cluster
+from tests.support import script_of
+from tpunb.places import gke, kinds, kubectl
+from tpunb.places.errors import PlaceError
+from tpunb.places.gke import GkePlace
+from tpunb.places.jobset import JobSetTarget
+from tpunb.places.mirror import Mirror
+from tpunb.places.place import Cancelled, Said
+from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunSpec, RunState
+from tpunb.runs.stream import Stop
+from tpunb.utils.errors import TpunbError
+
+HUSH = {"TOKEN": "hush"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gke, "AGAIN", 0.2)
+    monkeypatch.setattr(gke, "NO_IMAGE", 0.5)
+    with Cluster(tmp_path / "cluster") as made:
+        for name, value in made.environment().items():
+            monkeypatch.setenv(name, value)
+        write_place(tmp_path)
+        yield made
+        until(lambda: not made.left())
+
+
+def write_place(folder: Path, **values: object) -> None:
+    """The place `gke`: two pods."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    known = {"kind": "jobset", "accelerator": "v6e", "topology": "2x4", "image": "image:1"}
+    lines = [
+        f"{key} = {json.dumps(value)}" for key, value in {**known, "port": port, **values}.items()
+    ]
+    (folder / "places.toml").write_text("\n".join(["[places.gke]", *lines]))
+
+
+def target() -> JobSetTarget:
+    found = kinds.find_target("gke", Path.cwd(), print, lambda: False)
+    assert isinstance(found, JobSetTarget)
+    return found
+
+
+def place(
+    train: str = "print('rank', __import__('os').environ['RANK'])", *, detached: bool = True
+) -> GkePlace:
+    """That of a new run, which is not started yet."""
+    found = target()
+    script = script_of((), train)
+    run = directory.create_run(Path("runs"), "nb")
+    run.script.write_text(script.text)
+    run.write_spec(
+        RunSpec(run.id, "nb", 8, "TPU", ".", (), script.blocks, hosts=found.hosts, place="gke")
+    )
+    found.placed(run.id, detached=detached).write(run)
+    made = kinds.open_place(run)
+    assert isinstance(made, GkePlace)
+    return made
+
+
+def again(made: GkePlace) -> GkePlace:
+    """The same, for another process."""
+    opened = kinds.open_place(made.run)
+    assert isinstance(opened, GkePlace)
+    return opened
+
+
+def objects(cluster: Cluster) -> list[str]:
+    kinds_ = ("JobSet", "ConfigMap", "Secret")
+    return [kind for kind in kinds_ for _ in cluster.objects(kind)]
+
+
+def mirrored(made: GkePlace, *, found: bool = True) -> RunResult:
+    """The result in the folder here once the place was followed to the end."""
+    mirror = Mirror(made.run, made, stays=True, again=found)
+    if found or mirror.begin({}):
+        mirror.follow()
+    made.close()
+    result = made.run.read_result()
+    assert result is not None
+    return result
+
+
+def quota(cluster: Cluster, folder: Path) -> None:
+    cluster.set_queue("team", quota=16, used=12)
+    write_place(folder, queue="team", wait=1.0)
+
+
+def no_node(cluster: Cluster, folder: Path) -> None:
+    cluster.nodes = False
+    write_place(folder, wait=1.0)
+
+
+def no_image(cluster: Cluster, folder: Path) -> None:
+    cluster.images = set()
+
+
+def no_secret(cluster: Cluster, folder: Path) -> None:
+    cluster.denied.add("create secrets")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (quota, r"no room in 1 s .*: waiting in queue team: .*insufficient unused quota"),
+        (
+            no_node,
+            r"no room in 1 s .*: no node for node-0, node-1 yet: .*Insufficient google.com/tpu",
+        ),
+        (no_image, r"node-0: its image cannot be pulled: .*image:1.*\. It is `image` of"),
+        (no_secret, r"`kubectl create` failed: .*secrets is forbidden"),
+    ],
+)
+def test_what_keeps_a_run_from_starting_is_told_and_nothing_is_left(
+    cluster: Cluster, tmp_path: Path, fault: Callable[[Cluster, Path], None], told: str
+) -> None:
+    fault(cluster, tmp_path)
+    said: list[str] = []
+    with pytest.raises(PlaceError, match=told):
+        place().start({}, said.append, lambda: False)
+    assert objects(cluster) == []
+    if fault is not no_secret:
+        assert said[0].startswith("creating JobSet nb-")
+        assert said[-1] in told or len(said) > 1
+
+
+def test_an_interrupt_while_it_waits_deletes_everything(cluster: Cluster) -> None:
+    cluster.nodes = False
+    said: list[str] = []
+    with pytest.raises(Cancelled):
+        place().start(HUSH, said.append, lambda: len(said) > 1)
+    assert objects(cluster) == []
+
+
+def test_what_cannot_be_deleted_is_said_with_the_command(cluster: Cluster) -> None:
+    made = place()
+    cluster.nodes = False
+    said: list[str] = []
+
+    def cancelled() -> bool:
+        cluster.unreachable = len(said) > 1
+        return cluster.unreachable
+
+    with pytest.raises(Cancelled):
+        made.start({}, said.append, cancelled)
+    [note] = [event for event in made.run.read_events() if isinstance(event, Note)]
+    assert "may still be there, and start or cost" in note.text
+    assert f"kubectl delete jobset,configmap,secret -l {kubectl.INSTANCE}=" in note.text
+    cluster.unreachable = False
+    made._cluster.delete(made.placed.name)
+
+
+def test_a_stop_before_the_pods_have_begun_deletes_everything(cluster: Cluster) -> None:
+    """By a process that has found the run, as its own start is over."""
+    made = place()
+    cluster.nodes = False
+    with pytest.raises(RuntimeError):
+        made.start({}, raising_at("no node"), lambda: False)
+    assert objects(cluster) == []
+    made._cluster.create(manifest(made))
+    followed = made.follow([{}, {}])
+    until(lambda: next(followed) is None and "no node" in phases(made.run))
+    made.stop(Stop(reason="enough"))
+    said = [each for each in followed if each is not None]
+    assert [(each.host, each.line.returncode) for each in said] == [(0, 1), (1, 1)]
+    made.close()
+    assert objects(cluster) == []
+
+
+def raising_at(text: str) -> Callable[[str], None]:
+    def say(told: str) -> None:
+        if text in told:
+            raise RuntimeError(told)
+
+    return say
+
+
+def manifest(made: GkePlace) -> str:
+    from tpunb.places.jobset import write_manifest
+
+    target = JobSetTarget(made.placed.place, made.placed.name)
+    spec = made.run.read_spec()
+    script = made.run.script.read_text()
+    return write_manifest(target, spec, script, {}, "ab" * 32, followed=["--linger", "60s"])
+
+
+def phases(run: RunDir) -> str:
+    return "\n".join(getattr(event, "text", "") for event in run.read_events())
+
+
+@pytest.mark.slow
+def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gke, "LINGER", 0.1)
+    made = place()
+    made.start(HUSH, print, lambda: False)
+    until(lambda: phase(cluster) == "Completed")
+    result = mirrored(again(made))
+    assert result.state is RunState.SUCCEEDED
+    assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
+    assert objects(cluster) == []
+    assert b"hush" not in b"".join(p.read_bytes() for p in made.run.path.rglob("*") if p.is_file())
+
+
+@pytest.mark.slow
+def test_what_a_deleted_pod_had_is_in_the_bucket(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gke, "LINGER", 0.1)
+    write_place(tmp_path, checkpoints=f"file://{tmp_path}/bucket")
+    made = place()
+    url = target().checkpoints(made.run.id)
+    made.start({"TPUNB_CHECKPOINTS": str(url)}, print, lambda: False)
+    until(lambda: phase(cluster) == "Completed")
+    made._cluster.delete(made.placed.name)
+    until(lambda: not cluster.pods())
+    found = again(made)
+    assert mirrored(found).state is RunState.SUCCEEDED
+    assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
+    names = {
+        path.relative_to(made.run.path).as_posix() for path in found.fetch(["*"], made.run.path)
+    }
+    assert "attempts/0/0/stdout.log" not in names  # the stream has it
+
+
+@pytest.mark.slow
+def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -> None:
+    made = place("import time\ntime.sleep(600)")
+    made.start({}, print, lambda: False)
+    lines: list[Said] = []
+    for said in made.follow([{}, {}]):
+        if said is not None:
+            lines.append(said)
+        if len(made._connections) == 2 and objects(cluster):
+            made._cluster.delete(made.placed.name)
+    made.close()
+    gone = [said.line for said in lines if said.line.__class__.__name__ in ("HostGone", "End")]
+    assert len(gone) == 2
+
+
+def phase(cluster: Cluster) -> str:
+    [jobset] = cluster.objects("JobSet")
+    return str(jobset["status"].get("terminalState", ""))
+
+
+def log(run: RunDir) -> list[str]:
+    lines = run.log.read_text().splitlines()
+    return [line.partition("] ")[2] for line in lines if "[tpunb]" not in line]
+
+
+def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.set_queue("team", quota=16, used=12)
+    write_place(tmp_path, queue="team")
+    assert target().estimate.describe(None) == [
+        "what this costs is not known: the cluster has no such node now",
+        "queue team: 2 waiting; 12 of its 16 chips are in use, and this run needs 8",
+    ]
+    cluster.add_node("tpu-v6e-slice", "2x4", "us-east5-b")
+    assert target().estimate.most(3600.0) == pytest.approx(8 * 2.7)
+    cluster.denied.add("get nodes")
+    assert "you may not ask" in target().estimate.unknown
+    write_place(tmp_path, queue="nobody")
+    with pytest.raises(PlaceError, match="has no queue 'nobody'"):
+        target()
+
+
+def test_the_doctor_says_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
+    report = kinds.inspect_place("gke", Path.cwd())
+    assert report.problems() == []
+    assert "ready: %%tpu_train --on gke runs on v6e-8, 2 pods of 4 chips" in report.text()
+    cluster.denied |= {"create pods/exec", "create secrets"}
+    report = kinds.inspect_place("gke", Path.cwd())
+    assert report.problems() == [("permissions", "denied: create secrets, create pods/exec")]
+    cluster._objects.pop(("CustomResourceDefinition", "jobsets.jobset.x-k8s.io"))
+    assert "JobSet is not installed" in kinds.inspect_place("gke", Path.cwd()).text()
+    cluster.unreachable = True
+    [(what, told)] = kinds.inspect_place("gke", Path.cwd()).problems()
+    assert (what, "i/o timeout" in told) == ("cluster", True)
+
+
+def test_without_kubectl_its_page_is_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(TpunbError, match="there is no `kubectl` here"):
+        target()

@@ -1,0 +1,64 @@
+"""The files of a run that a pod has copied to where it saves: they outlive it.
+
+<checkpoints>/<run id>          what tpunb.save wrote
+<checkpoints>/<run id>.run/K    the run folder of host K
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tpunb.places.errors import PlaceError
+from tpunb.runs.directory import RunDir
+
+_LEFT = frozenset(["variables.json", "checkpoints", "given"])
+
+
+def put_folder(run: RunDir, url: str, node_rank: int) -> None:
+    """Copy a host's run folder to where its run saves. Raises what its file system raises."""
+    from fsspec.core import url_to_fs
+
+    system, root = url_to_fs(f"{url.rstrip('/')}.run/{node_rank}")
+    for path in sorted(run.path.rglob("*")):
+        inside = path.relative_to(run.path)
+        if inside.parts[0] in _LEFT or inside.name.startswith(".") or path.is_symlink():
+            continue
+        if path.is_file():
+            there = f"{root}/{inside.as_posix()}"
+            system.makedirs(os.path.dirname(there), exist_ok=True)
+            system.put_file(str(path), there)
+
+
+def get_files(url: str, node_rank: int, patterns: Sequence[str], into: Path) -> list[Path]:
+    """Copy the files of a host that match into a folder here; [] where there are none.
+
+    A pattern is a file's path or a folder's, with `*` for anything. Raises PlaceError where the
+    URL cannot be read.
+    """
+    try:
+        return list(_get_files(f"{url.rstrip('/')}.run/{node_rank}", patterns, into))
+    except ImportError as error:
+        raise PlaceError(f"{url} cannot be read here: {error}") from None
+    except Exception as error:  # whatever a file system of fsspec's raises
+        raise PlaceError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _get_files(url: str, patterns: Sequence[str], into: Path) -> Iterator[Path]:
+    from fsspec.core import url_to_fs
+
+    system, root = url_to_fs(url)
+    if not system.exists(root):
+        return
+    for found in system.find(root):
+        name = str(found).removeprefix(root).strip("/")
+        parts = name.split("/")
+        folders = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        if ".." in parts or not any(fnmatch.fnmatch(f, p) for f in folders for p in patterns):
+            continue
+        path = into / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        system.get_file(found, str(path))
+        yield path
