@@ -25,6 +25,7 @@ from tests.fakes.cluster import Cluster
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
+from tpunb.runs.returns import collect_returns
 from tpunb.runs.spec import RunState, StopCause
 
 pytestmark = pytest.mark.slow
@@ -300,6 +301,6 @@ def test_values_come_back_and_a_restart_goes_on_from_the_checkpoint(tmp_path: Pa
         out = finished(project.start(train, "--returns value"))
         result = project.result()
         assert result.state is RunState.SUCCEEDED, out
-        assert result.returns == {"value": 2.0}
+        assert collect_returns(result, project.run.read_spec()).returns == {"value": 2.0}
         assert {path.name for path in project.run.path.glob("attempts/*")} == {"0", "1"}
         project.await_nothing_left()
