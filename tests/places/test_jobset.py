@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import nbformat
 import pytest
 import yaml
@@ -17,6 +19,7 @@ from nbformat import v4
 
 from tests.drivers.nodes import ROOT, TORCHLESS
 from tpunb import cli
+from tpunb.kernel import node
 from tpunb.places import jobset
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
@@ -167,30 +170,86 @@ def test_each_pod_is_a_node_that_host_0_has_a_name_for(
     assert [each["name"] for each in container["env"]] == ["POD_IP"]
 
 
+DOCUMENTED = [
+    # JobSet, site/static/examples/tpu-multislice: v5e (2x4) and v6e (4x4).
+    ("v5e", "2x4", None, "tpu-v5-lite-podslice", 2, 4),
+    ("v6e", "4x4", None, "tpu-v6e-slice", 4, 4),
+    # GKE's "Deploy TPU workloads": all chips of a v5e host of 8.
+    ("v5e", "2x4", 8, "tpu-v5-lite-podslice", 1, 8),
+    ("v6e", "1x1", None, "tpu-v6e-slice", 1, 1),
+    # JobSets and Jobs that are published: one host and 4 hosts of v5p.
+    ("v5p", "2x2x1", None, "tpu-v5p-slice", 1, 4),
+    ("v5p", "2x2x4", None, "tpu-v5p-slice", 4, 4),
+    # Google's microbenchmarks for tpu7x, and xpk's golden manifest for tpu7x-128.
+    ("tpu7x", "2x2x1", None, "tpu7x", 1, 4),
+    ("tpu7x", "4x4x4", None, "tpu7x", 16, 4),
+]
+"""Accelerator, topology, chips of each host if one chooses; then what the example has: label, pods,
+google.com/tpu of each."""
+
+
 @pytest.mark.parametrize(
-    ("accelerator", "topology", "label", "hosts", "chips"),
-    [
-        ("v5e", "4x4", "tpu-v5-lite-podslice", 4, 4),
-        ("v5p", "2x2x4", "tpu-v5p-slice", 4, 4),
-        ("v6e", "1x1", "tpu-v6e-slice", 1, 1),
-        ("tpu7x", "2x2x2", "tpu7x", 2, 4),
-    ],
+    ("accelerator", "topology", "asked", "label", "hosts", "chips"), DOCUMENTED
 )
-def test_every_accelerator(
+def test_every_accelerator_is_asked_for_as_in_published_examples(
     validator: jsonschema.Draft202012Validator,
     accelerator: str,
     topology: str,
+    asked: int | None,
     label: str,
     hosts: int,
     chips: int,
 ) -> None:
-    objects = made(place(accelerator=accelerator, topology=topology))
+    objects = made(place(accelerator=accelerator, topology=topology, chips_per_host=asked))
     validator.validate(objects[2])
     job, pod = job_of(objects), pod_of(objects)
     assert (job["parallelism"], job["completions"]) == (hosts, hosts)
-    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"] == label
-    assert pod["containers"][0]["resources"]["limits"]["google.com/tpu"] == chips
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": label,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    resources = pod["containers"][0]["resources"]
+    assert resources["requests"] == resources["limits"] == {"google.com/tpu": chips}
     assert ("annotations" in objects[2]["metadata"]) == (hosts > 1)
+
+
+def test_kubernetes_takes_the_other_objects_and_the_pods(run_with_more: RunDir) -> None:
+    """By its own schemas, in which a misspelt field is an error."""
+    config = place(namespace="team", service_account="trainer")
+    target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
+    spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
+    text = jobset.write_manifest(target, spec, "1\n", {"A": "b"}, "ab", more=run_with_more)
+    objects = list(yaml.safe_load_all(text))
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod_of(objects)}
+    for each in (*objects[:2], pod):
+        kubernetes_validate.validate(each, "1.31", strict=True)
+    objects[1]["stringdata"] = objects[1].pop("stringData")
+    with pytest.raises(kubernetes_validate.ValidationError, match="stringdata"):
+        kubernetes_validate.validate(objects[1], "1.31", strict=True)
+
+
+def test_what_is_no_text_travels_as_an_archive(run_with_more: RunDir, tmp_path: Path) -> None:
+    config = place()
+    target = jobset.JobSetTarget(config, "nb")
+    spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
+    text = jobset.write_manifest(target, spec, "1\n", {}, "ab", more=run_with_more)
+    binary = next(iter(yaml.safe_load_all(text)))["binaryData"]
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    for name, data in binary.items():
+        (mounted / name).write_bytes(base64.b64decode(data))
+    node._bring_files(mounted, tmp_path / "there")
+    assert (tmp_path / "there/arguments.pt").read_bytes() == b"\x00"
+    assert (tmp_path / "there/given/a/spec.json").read_text() == "{}"
+
+
+@pytest.fixture
+def run_with_more(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    (run.path / "given/a").mkdir(parents=True)
+    (run.path / "given/a/spec.json").write_text("{}")
+    (run.path / "arguments.pt").write_bytes(b"\x00")
+    return run
 
 
 def test_what_the_place_leaves_out_is_not_there(
