@@ -123,11 +123,28 @@ class JobSetSettings(Settings):
         return find_slice(self.accelerator, self.topology, self.chips_per_host)
 
 
+@dataclass(frozen=True)
+class ColabSettings(Settings):
+    """`kind = "colab"`: a session of Google Colab, by its own command line."""
+
+    accelerator: Literal["", "v5e1", "v6e1", "cpu"] = ""
+    """One chip, or "cpu" for a rehearsal there."""
+    auth: Literal["", "oauth2", "adc"] = ""
+    """How `colab` finds your account (its `--auth`); "": as it does by itself."""
+    packages: tuple[str, ...] = ()
+    """Installed in each session before the run, as pip names them."""
+    files: tuple[str, ...] = ()
+    """Files and folders that travel, as those of `kind = "ssh"`."""
+    keep: bool = False
+    """Whether the session stays when its run has ended: it costs until it is stopped."""
+
+
 KINDS: Mapping[str, type[Settings]] = {
     "ssh": SshSettings,
     "gcloud-tpu": GcloudTpuSettings,
     "gcloud-mig": GcloudMigSettings,
     "jobset": JobSetSettings,
+    "colab": ColabSettings,
 }
 _NEEDED = {
     "ssh": {"hosts": 'hosts = ["10.0.0.2", "10.0.0.3"]'},
@@ -138,6 +155,7 @@ _NEEDED = {
         "topology": 'topology = "4x4"',
         "image": 'image = "us-docker.pkg.dev/my-project/my-repository/tpunb"',
     },
+    "colab": {"accelerator": 'accelerator = "v5e1"'},
 }
 """What cannot be left out, with an example."""
 _WHOLE = {
@@ -157,6 +175,8 @@ _EXAMPLES = {
     float: "3600",
     bool: "true",
     Literal["check", "make"]: '"check" or "make"',
+    Literal["", "v5e1", "v6e1", "cpu"]: '"v5e1", "v6e1" or "cpu"',
+    Literal["", "oauth2", "adc"]: '"oauth2" or "adc"',
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")

@@ -267,7 +267,7 @@ class HostsPlace(Place):
                 raise HostsError(self.placed.place.name, tuple(problems), "nothing was fetched")
             for host, archive in archives.items():
                 try:
-                    fetched += _extract(archive, into, host)
+                    fetched += extract(archive, into, host)
                 except (ValueError, tarfile.TarError) as error:
                     told = (answers[host].host, f"what it has sent cannot be read: {error}")
                     raise HostsError(
@@ -276,7 +276,7 @@ class HostsPlace(Place):
         return fetched
 
 
-def _extract(archive: IO[bytes], into: Path, host: int) -> list[Path]:
+def extract(archive: IO[bytes], into: Path, host: int) -> list[Path]:
     """Files of a host's run folder into the one here. Raises ValueError and TarError."""
     archive.seek(0)
     start = archive.read(1 << 20).find(remote.ARCHIVE)

@@ -17,6 +17,8 @@ def find_kind(kind: str) -> Kind:
     match kind:
         case "jobset":
             from tpunb.places.gke import KIND
+        case "colab":
+            from tpunb.places.colab import KIND
         case _:
             from tpunb.places.hosts_target import KIND
     return KIND

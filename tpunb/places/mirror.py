@@ -312,6 +312,7 @@ class Mirror:
         result = self._whole_result()
         if self.spec.returns and 0 not in self._gone:
             self._fetch_returns()
+        self.place.finish(lambda text: self.run.emit(Note(text)))
         problem = self._merge.problem
         if problem:
             self.run.emit(Note(f"this copy of the run is not complete: {problem}"))

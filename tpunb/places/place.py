@@ -130,6 +130,12 @@ class Place(ABC):
     def let_go(self) -> None:
         """The kernel has ended: a run that is not detached is to end with it."""
 
+    def finish(self, say: Callable[[str], None]) -> None:  # noqa: B027 (most have nothing to do)
+        """The run has ended: bring what would be lost there, and give back what was taken for it.
+
+        `say` tells people what could not be brought or given back. Raises nothing.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """End every connection."""
