@@ -62,7 +62,7 @@ class FakeColab:
         try:
             found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
         except FileNotFoundError:
-            return {"sessions": {}, "faults": {}, "balance": 83.2}
+            return {"sessions": {}, "faults": {}, "env": {}, "balance": 83.2}
         return found
 
     # For tests
@@ -83,6 +83,11 @@ class FakeColab:
         with self._state() as state:
             kept = {**state["faults"], **faults}
             state["faults"] = {name: how for name, how in kept.items() if how is not None}
+
+    def put(self, **env: str) -> None:
+        """Variables of sessions that start from now on."""
+        with self._state() as state:
+            state["env"].update(env)
 
     def lose(self, name: str) -> None:
         """Colab takes the machine back."""
@@ -317,6 +322,18 @@ class FakeColab:
                 case "status" if content["execution_state"] == "idle":
                     return 0
 
+    def _python(self, name: str) -> str:
+        """An interpreter of the session's own."""
+        made = self.folder / "python"
+        with open(self.folder / "making", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                make_python(self.folder / "new-python")
+                (self.folder / "new-python").rename(made)
+        own = self.content(name).parents[1] / "python"
+        shutil.copytree(made, own, symlinks=True, copy_function=os.link)
+        return str(own / "bin" / "python")
+
     def _client(self, name: str) -> Any:
         """Connected to the session's kernel, which the first one starts."""
         from jupyter_client.blocking.client import BlockingKernelClient
@@ -328,15 +345,16 @@ class FakeColab:
             home = self.content(name).parent / "home"
             home.mkdir(exist_ok=True)
             # Not the account's home, and no variable of who calls.
-            kept = ("LANG", "TPUNB_TEST", "TPUNB_ROOT", "PYTHONPATH")
+            kept = ("LANG", "TPUNB_TEST")
             env = {key: os.environ[key] for key in kept if key in os.environ}
             env |= {
                 "HOME": str(home),
                 "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
                 "UV_OFFLINE": "1",
+                **self._read()["env"],
                 MARK: f"{self.folder}/{name}",
             }
-            python = make_python(self.content(name).parents[1] / "python")
+            python = self._python(name)
             with open(self.content(name).parents[1] / "kernel.log", "ab") as log:
                 subprocess.Popen(
                     [python, "-m", "ipykernel_launcher", "-f", made],
@@ -354,7 +372,7 @@ class FakeColab:
         return client
 
 
-def make_python(folder: Path) -> str:
+def make_python(folder: Path) -> None:
     """An interpreter with the packages of this one, except tpunb: links, made in no time."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (own,) = folder.glob("lib/python3*/site-packages")
@@ -368,7 +386,6 @@ def make_python(folder: Path) -> str:
                 shutil.copytree(entry, own / entry.name)
             else:
                 (own / entry.name).symlink_to(entry)
-    return str(folder / "bin" / "python")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ import time
 import zlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,16 @@ from typing import Any
 from tpunb.machine.machine import Machine
 from tpunb.places import colab_session, environment, transfer
 from tpunb.places.check import own_versions
-from tpunb.places.colab_tool import ColabError, ColabTool, Usage, find_tool, last_words
+from tpunb.places.colab_tool import (
+    ENDING,
+    ColabError,
+    ColabTool,
+    Session,
+    Usage,
+    end,
+    find_tool,
+    last_words,
+)
 from tpunb.places.config import ColabSettings, PlaceConfig
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts import extract
@@ -79,6 +88,8 @@ class ColabRun(PlacedRun):
     """Its name. The run's folder in /content is called so as well."""
     root: str
     """The folder here from which files travel."""
+    endpoint: str = ""
+    """Colab's own name for the session, once there is one."""
 
 
 def _settings(place: PlaceConfig) -> ColabSettings:
@@ -190,6 +201,9 @@ class ColabPlace(Place):
         self._name = placed.session
         self._hello: Line | None = None
         self._cell: _Cell | None = None
+        """The one that tells of the run."""
+        self._ended = False
+        """The run has, and this has followed it: the kernel is free."""
         self._stops = 0
         self._large: list[str] = []
         """What the run has left there that was not followed."""
@@ -204,20 +218,18 @@ class ColabPlace(Place):
         say: Callable[[str], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        before = self._tool.usage()
-        if cancelled():
-            raise Cancelled
         say(f"waiting for Colab to give a session with {self._settings.accelerator}")
         try:
             self._tool.new(self._name, self._settings.accelerator)
         except ColabError as error:
             raise ColabError(f"{error}{self._release()}", error.why) from None
         try:
+            self._note_session()
             if cancelled():
                 raise Cancelled
-            self._note_price(before)
             self._begin(variables, say, cancelled)
         except BaseException as error:
+            self.close()
             kept = self._release()
             if kept and isinstance(error, TpunbError):
                 raise PlaceError(f"{error}{kept}") from None
@@ -225,16 +237,20 @@ class ColabPlace(Place):
                 say(kept.lstrip("; "))
             raise
 
-    def _note_price(self, before: Usage | None) -> None:
-        """What the session uses an hour: by how much the account's rate has grown."""
-        after = self._tool.usage()
-        if before is None or after is None or after.rate <= before.rate:
-            return
-        today = date.today().isoformat()
+    def _note_session(self) -> None:
+        """What Colab calls it, by which it is known if `colab` forgets its name; what it costs."""
+        sessions = self._tool.sessions()
+        for session in sessions:
+            if session.name == self._name:
+                self.placed = replace(self.placed, endpoint=session.endpoint)
+                self.placed.write(self.run)
+        usage = self._tool.usage()
+        if usage is None or not usage.rate or len(sessions) > 1:
+            return  # Colab says the rate of all sessions together
         what = f"{self._settings.accelerator} of Colab"
-        price = Price(round(after.rate - before.rate, 2), what, today, SOURCE, UNITS)
+        price = Price(usage.rate, what, date.today().isoformat(), SOURCE, UNITS)
         self.run.write_spec(replace(self.run.read_spec(), price=price))
-        self.run.emit(Note(f"{price}; left: {after.balance:.2f} {UNITS}"))
+        self.run.emit(Note(f"{price}; left: {usage.balance:.2f} {UNITS}"))
 
     def _begin(
         self,
@@ -242,27 +258,24 @@ class ColabPlace(Place):
         say: Callable[[str], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        say("looking at the session")
-        found = self._ask("look", INSTALLING, cancelled)
-        self._compare(records.convert(Mapping[str, str], found["versions"]))
         say("uploading the run, and tpunb")
-        start = stream.encode(Start(secrets.token_hex(32), dict(variables)))
-        self._upload(self._bundle(), "bundle.tar", cancelled)
-        self._upload(start, "start.json", cancelled)
+        self._tool.upload(self._name, self._bundle(variables), f"{self._name}.tar", cancelled)
         packages = list(self._settings.packages)
-        say(f"installing {', '.join([*packages, 'tpunb'])} in the session")
-        begun = self._ask(
-            "begin", INSTALLING, cancelled, packages=packages, wheel=environment.WHEEL
-        )
+        say(f"installing {', '.join([*packages, 'tpunb'])} in the session, and starting")
+        follower = secrets.token_hex(8)
+        order = {"packages": packages, "wheel": environment.WHEEL, "follower": follower}
+        self._cell = _Cell(self._tool, self._name, "begin", {**order, "seconds": TURN})
+        begun = self._answer(self._cell, INSTALLING, cancelled)
+        self._compare(records.convert(Mapping[str, str], begun["versions"]), begun)
         if "error" in begun:
             raise HostsError(self.placed.place.name, ((HOST, str(begun["error"])),))
         self._hello = stream.decode(str(begun["hello"]))
 
-    def _compare(self, theirs: Mapping[str, str]) -> None:
-        """Whether the session has what a run needs; `packages` may bring it. Raises HostsError."""
+    def _compare(self, theirs: Mapping[str, str], begun: Mapping[str, Any]) -> None:
+        """Whether the session has what a run needs. Raises HostsError."""
         mine = own_versions()
-        if not self._settings.packages and not all(theirs[name] for name in ("torch", "torch_xla")):
-            missing = " and ".join(name for name in ("torch", "torch_xla") if not theirs[name])
+        if "missing" in begun:
+            missing = " and ".join(map(str, begun["missing"]))
             wanted = f'packages = ["torch=={mine["torch"]}", "torch_xla[tpu]=={mine["torch_xla"]}"]'
             raise HostsError(
                 self.placed.place.name,
@@ -276,75 +289,71 @@ class ColabPlace(Place):
         if differ:
             self.run.emit(Note(f"the session has other packages: {'; '.join(differ)}"))
 
-    def _bundle(self) -> bytes:
-        """The run's folder, tpunb, and the files that travel, as an archive."""
+    def _bundle(self, variables: Mapping[str, str]) -> bytes:
+        """The run's folder and variables, tpunb, and the files that travel, as an archive."""
         data = io.BytesIO()
         root = Path(self.placed.root)
         with tarfile.open(fileobj=data, mode="w", dereference=True) as archive:
             for name in stream.SENT:
                 if (self.run.path / name).exists():
                     archive.add(self.run.path / name, f"run/{name}")
-            wheel = environment.build_wheel()
-            member = tarfile.TarInfo(environment.WHEEL)
-            member.size = len(wheel)
-            archive.addfile(member, io.BytesIO(wheel))
+            start = stream.encode(Start(secrets.token_hex(32), dict(variables)))
+            for name, content in (
+                ("start.json", start),
+                (environment.WHEEL, environment.build_wheel()),
+            ):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
             for name in transfer.chosen_files(root, self._settings.files):
                 archive.add(root / name, f"files/{name}")
         return data.getvalue()
 
-    def _upload(
-        self, data: bytes, name: str, cancelled: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._tool.upload(self._name, data, f"{self._name}/{name}", cancelled)
+    def _upload(self, data: bytes, name: str) -> None:
+        self._tool.upload(self._name, data, f"{self._name}/{name}")
 
-    def _ask(
-        self, verb: str, patience: float, cancelled: Callable[[], bool], **order: Any
+    def _answer(
+        self, cell: _Cell, patience: float, cancelled: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """What the session says to one thing. Raises ColabError and Cancelled."""
-        cell = _Cell(self._tool, self._name, verb, order)
+        """What a cell says first. Raises ColabError and Cancelled."""
         deadline = time.monotonic() + patience
-        try:
-            while True:
-                if cancelled():
-                    raise Cancelled
-                said = cell.next(LOOK)
-                if said is not None:
-                    return said
-                if cell.over or time.monotonic() > deadline:
-                    raise ColabError(f"the session does not answer: {cell.reason()}")
-        finally:
-            cell.close()
+        while (said := cell.next(LOOK)) is None:
+            if cancelled():
+                raise Cancelled
+            if cell.over or time.monotonic() > deadline:
+                raise ColabError(f"the session does not answer: {cell.reason()}")
+        return said
 
     # Following
 
     def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
         if self._hello is not None:
             yield Said(0, self._hello)
-        first = self._hello is not None
-        tries = 0
+        tries, alone = 0, False
         while True:
-            # Who followed before may still be in the kernel's one cell: its name is overwritten.
-            follower = secrets.token_hex(8)
             problem = ""
-            if not first:
+            if self._cell is None:
+                follower = secrets.token_hex(8)
                 try:
-                    self._upload(follower.encode(), "follower.txt")
+                    if not alone:
+                        # Who followed before may still be in the kernel's one cell.
+                        self._upload(follower.encode(), "follower.txt")
+                    order = {"since": dict(since[0]), "follower": follower, "seconds": TURN}
+                    self._cell = _Cell(self._tool, self._name, "follow", order)
                 except ColabError as error:
                     problem = str(error)
-            first = True
-            if not problem:
-                turn = _Turn(self._tool, self._name, follower, since[0])
-                self._cell = turn.cell
-                try:
-                    for said in turn.lines():
-                        tries = 0 if said is not None else tries
-                        yield None if said is None else Said(0, said)
-                finally:
-                    turn.cell.close()
+            alone = False
+            if self._cell is not None:
+                turn = _Turn(self._cell)
+                for said in turn.lines():
+                    tries = 0 if said is not None else tries
+                    yield None if said is None else Said(0, said)
+                self.close()
                 if turn.ended:
-                    self._large = turn.large
+                    self._large, self._ended = turn.large, True
                     return
                 if turn.again:
+                    alone = True
                     continue
                 problem = turn.problem
             if lost := self._why_lost():
@@ -354,7 +363,6 @@ class ColabPlace(Place):
             if tries == len(AGAIN):
                 yield Said(0, HostGone(f"{problem} (session {self._name})"))
                 return
-            first = False
             due = time.monotonic() + AGAIN[tries]
             tries += 1
             while time.monotonic() < due:
@@ -364,11 +372,16 @@ class ColabPlace(Place):
     def _why_lost(self) -> str:
         """Why there is nothing to be followed any more; '' where that is not known."""
         try:
-            if self._name in self._tool.sessions():
+            if self._is_there():
                 return ""
         except ColabError:
             return ""
         return f"Colab has taken the session back: {self._name} is not among `colab sessions`"
+
+    def _is_there(self) -> bool:
+        """Whether the session is allocated. Raises ColabError."""
+        own = (self._name, self.placed.endpoint)
+        return any(own[0] == each.name or own[1] == each.endpoint for each in self._tool.sessions())
 
     def stop(self, request: Stop) -> None:
         if self._gone:
@@ -395,14 +408,15 @@ class ColabPlace(Place):
         """A request to stop has said it: no connection keeps the run alive."""
 
     def close(self) -> None:
-        if self._cell is not None:
-            self._cell.close()
+        cell, self._cell = self._cell, None
+        if cell is not None:
+            cell.close()
 
     # The end
 
     def state(self) -> RunState | None:
         try:
-            if self._name not in self._tool.sessions():
+            if not self._is_there():
                 return RunState.LOST
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder, "result.json")
@@ -415,50 +429,54 @@ class ColabPlace(Place):
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
         """Raises ColabError where there is no session any more, and HostsError."""
-        if self._name not in self._tool.sessions():
+        name = f"pack-{secrets.token_hex(4)}"
+        order = {"name": name, "patterns": list(patterns)}
+        if not self._ended and not self._is_there():
             raise ColabError(
                 f"session {self._name} was given back: what its run has left was fetched when it "
                 f"ended, and is in {self.run.path}"
             )
-        name = f"pack-{secrets.token_hex(4)}"
-        order = {"name": name, "patterns": list(patterns)}
-        if self.run.is_running() and self._cell is None:
-            # Somebody else follows, in the kernel's one cell.
-            self._upload((json.dumps(order) + "\n").encode(), f"{name}.json")
-        else:
-            self._ask("packed", PACKING, lambda: False, **order)
         with tempfile.TemporaryDirectory(dir=into) as folder:
-            parts = self._wait_for_parts(name, Path(folder, "parts.json"))
+            if self.run.is_running() and not self._ended:
+                # Somebody else follows, in the kernel's one cell.
+                self._upload((json.dumps(order) + "\n").encode(), f"{name}.json")
+                made = self._wait_for_parts(name, Path(folder, "parts.json"))
+            else:
+                cell = _Cell(self._tool, self._name, "packed", order)
+                try:
+                    made = self._answer(cell, PACKING)
+                finally:
+                    cell.close()
+            if made.get("error"):
+                told = (HOST, str(made["error"]))
+                raise HostsError(self.placed.place.name, (told,), "nothing was fetched")
             with tempfile.TemporaryFile(dir=into) as archive:
-                for number in range(parts):
+                for number in range(int(made["parts"])):
+                    if "data" in made:
+                        archive.write(b64decode(made["data"]))
+                        break
                     part = Path(folder, "part")
                     self._tool.download(self._name, f"{self._name}/{name}/part-{number}", part)
                     archive.write(part.read_bytes())
                 try:
                     return extract(archive, into, 0)
                 except (ValueError, tarfile.TarError) as error:
-                    told = f"what it has sent cannot be read: {error}"
+                    told = (HOST, f"what it has sent cannot be read: {error}")
                     raise HostsError(
-                        self.placed.place.name, ((HOST, told),), "not all was fetched"
+                        self.placed.place.name, (told,), "not all was fetched"
                     ) from None
 
-    def _wait_for_parts(self, name: str, file: Path) -> int:
-        """How many there are, once they are. Raises ColabError, and HostsError."""
+    def _wait_for_parts(self, name: str, file: Path) -> dict[str, Any]:
+        """What `pack` says, once it does. Raises ColabError."""
         deadline = time.monotonic() + PACKING
         while True:
             try:
                 self._tool.download(self._name, f"{self._name}/{name}/parts.json", file)
-                break
+                return records.read_dict(file)
             except ColabError:
                 if time.monotonic() > deadline or self._why_lost():
                     raise
                 time.sleep(1.0)
-        made = records.read_dict(file)
-        if made.get("error"):
-            raise HostsError(
-                self.placed.place.name, ((HOST, str(made["error"])),), "nothing was fetched"
-            )
-        return int(made["parts"])
 
     def finish(self, say: Callable[[str], None]) -> None:
         if self._gone:
@@ -483,7 +501,7 @@ class ColabPlace(Place):
         """Give the session back; '' if that is certain, or what to do about it."""
         try:
             self._tool.stop(self._name)
-            if self._name not in self._tool.sessions():
+            if not self._is_there():
                 self._gone = True
                 return ""
             why = "it is still among `colab sessions`"
@@ -491,7 +509,8 @@ class ColabPlace(Place):
             why = str(error)
         return (
             f"; session {self._name} may still be allocated, and cost, because it could not be "
-            f"given back ({why}): `colab stop -s {self._name}`"
+            f"given back ({why}): `colab stop -s {self._name}`, or Runtime, Manage sessions at "
+            "https://colab.research.google.com"
         )
 
 
@@ -510,6 +529,8 @@ class _Cell:
         self._last = ""
         self.over = False
         """It says nothing more."""
+        self.said_last = False
+        """It ends by itself."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -548,15 +569,18 @@ class _Cell:
 
     def close(self) -> None:
         """End `colab exec`, whatever the cell does."""
+        if not self.over and not self.said_last:
+            end(self._process.pid, self._process.wait)
+        else:
+            self._process.wait(ENDING)
         self._process.close()
 
 
 class _Turn:
     """One cell that follows: what it says, and how it has ended."""
 
-    def __init__(self, tool: ColabTool, name: str, follower: str, since: Mapping[str, int]) -> None:
-        order = {"since": dict(since), "follower": follower, "seconds": TURN}
-        self.cell = _Cell(tool, name, "follow", order)
+    def __init__(self, cell: _Cell) -> None:
+        self.cell = cell
         self.ended = False
         """The run has, and everything was said."""
         self.again = False
@@ -582,6 +606,7 @@ class _Turn:
                 continue
             heard = time.monotonic()
             if "over" in said:
+                self.cell.said_last = True
                 self.large = [str(name) for name in said.get("large", ())]
                 if said.get("error"):
                     last = True
@@ -611,8 +636,7 @@ class ColabReport:
     tool: str | None
     """Where `colab` is."""
     version: str
-    sessions: Mapping[str, str]
-    """Hardware by name."""
+    sessions: Sequence[Session]
     usage: Usage | None
     problem: str
     """Why the account is not reached; '' if it is."""
@@ -626,7 +650,7 @@ class ColabReport:
             "kind": self.place.kind,
             "tool": self.tool,
             "version": self.version,
-            "sessions": dict(self.sessions),
+            "sessions": [asdict(session) for session in self.sessions],
             "compute_units": None if self.usage is None else self.usage.balance,
             "compute_units_an_hour": None if self.usage is None else self.usage.rate,
             "problems": [{"host": host, "message": what} for host, what in self.problems()],
@@ -639,7 +663,7 @@ class ColabReport:
             lines.append(f"{self.tool}, {self.version or 'of an unknown version'}")
         if self.problem:
             return "\n".join([*lines, f"problem: {self.problem}"])
-        lines += [f"session {name}: {hardware}" for name, hardware in self.sessions.items()]
+        lines += [f"session {each.name}: {each.hardware}" for each in self.sessions]
         if not self.sessions:
             lines.append("no session is allocated")
         if self.usage is not None:
@@ -654,7 +678,7 @@ def inspect_colab(place: PlaceConfig) -> ColabReport:
     """Whether `colab` is there and logged in, and which sessions there are."""
     tool = ColabTool(_settings(place).auth)
     version, problem, usage = "", "", None
-    sessions: Mapping[str, str] = {}
+    sessions: Sequence[Session] = ()
     try:
         version = tool.version()
         sessions = tool.sessions()

@@ -4,18 +4,16 @@ What it says is a line each that begins with `MARK`. Paths are relative to the k
 directory, which `colab exec` has made /content; people upload and download there, and files whose
 names begin with a dot are refused. Standard library only.
 
-    look     versions, and a folder for the run
-    begin    install tpunb, and start `tpunb node`, which outlives the kernel's cell
+    begin    install tpunb, start `tpunb node`, which outlives the kernel's cell, and follow
     follow   tell what the run folder says; a kernel runs one cell at a time, so what comes
              meanwhile (stops, wishes for files, another follower) comes as files in the folder
-    pack     put files of the run folder together, in parts that `colab download` can bring
+    packed   put files of the run folder together, in parts that `colab download` can bring
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import glob
 import json
 import os
 import platform
@@ -38,6 +36,8 @@ MOST = 16_000_000
 """Bytes that one cell says: `colab` keeps them all in memory, and in its history."""
 PART = 32_000_000
 """Bytes of one download, which Jupyter reads into memory as a whole."""
+SMALL = 400_000
+"""Bytes that are said instead of downloaded."""
 LARGE = ("checkpoints", "profile")
 """What a run leaves in its folder and no stream has, but for `returns`."""
 TAIL = 2000
@@ -49,36 +49,45 @@ def say(**values: object) -> None:
     print(MARK + json.dumps(values), flush=True)
 
 
-def look(folder: str) -> None:
-    """Make the folder, and say what is here."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "torch_xla", "libtpu"):
+def versions() -> dict[str, str]:
+    """Of Python, and of what a run needs besides tpunb; '' for what is not installed."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "torch_xla"):
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            versions[package] = ""
-    chips = bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
-    say(versions=versions, chips=chips, time=time.time())
+            found[package] = ""
+    return found
 
 
-def begin(folder: str, packages: list[str], wheel: str) -> None:
-    """Unpack what was uploaded, install it, and start the run; says `hello` or `error`."""
+def begin(folder: str, packages: list[str], wheel: str, follower: str, seconds: float) -> None:
+    """Install what was uploaded, start the run, and follow it; first says `hello` or `error`."""
     os.umask(0o077)
+    here = versions()
+    missing = [package for package, version in here.items() if not version]
+    if missing and not packages:
+        say(versions=here, missing=missing)
+        return
     content = os.getcwd()
+    os.makedirs(folder, exist_ok=True)
     folder = os.path.abspath(folder)
     run = os.path.join(folder, "run")
-    with tarfile.open(os.path.join(folder, "bundle.tar")) as archive:
+    with tarfile.open(f"{folder}.tar") as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
         else:
             archive.extractall(folder)
+    start = os.path.join(folder, "start.json")
+    with open(start, "rb") as file:
+        first = file.read()
+    os.unlink(start)  # it may hold secrets, and so does what it came in
+    os.unlink(f"{folder}.tar")
     files = os.path.join(folder, "files")
     if os.path.isdir(files):
         shutil.copytree(files, content, dirs_exist_ok=True)
     problem = install([*packages, os.path.join(folder, wheel)])
     if problem:
-        say(error=f"the packages cannot be installed: {problem}")
+        say(versions=here, error=f"the packages cannot be installed: {problem}")
         return
     with open(os.path.join(run, "spec.json"), encoding="utf-8") as file:
         spec = json.load(file)
@@ -86,10 +95,6 @@ def begin(folder: str, packages: list[str], wheel: str) -> None:
     os.makedirs(spec["cwd"], exist_ok=True)
     with open(os.path.join(run, "spec.json"), "w", encoding="utf-8") as file:
         json.dump(spec, file)
-    start = os.path.join(folder, "start.json")
-    with open(start, "rb") as file:
-        first = file.read()
-    os.unlink(start)  # it may hold secrets
     node = [
         sys.executable, "-m", "tpunb", "node", "--run", run, "--nnodes", "1", "--node-rank", "0",
         "--key-file", "-", "--stream", "--detach",
@@ -99,9 +104,10 @@ def begin(folder: str, packages: list[str], wheel: str) -> None:
     if done.returncode:
         told = [json.loads(line).get("message", "") for line in lines[-1:]]
         errors = done.stderr.decode("utf-8", "replace").strip()[-TAIL:]
-        say(error=told[0] if told and told[0] else errors)
-    else:
-        say(hello=lines[0])
+        say(versions=here, error=told[0] if told and told[0] else errors)
+        return
+    say(versions=versions(), hello=lines[0])
+    follow(folder, {}, follower, seconds)
 
 
 def install(packages: list[str]) -> str:
@@ -220,12 +226,16 @@ def take_requests(folder: str, process: Any) -> None:
 
 
 def packed(folder: str, name: str, patterns: list[str]) -> None:
-    """The same, for who waits for it."""
-    pack(folder, name, patterns)
-    say(packed=name)
+    """The same for who waits for it: one small part is said at once."""
+    kept = pack(folder, name, patterns)
+    part = os.path.join(os.path.abspath(folder), name, "part-0")
+    if kept["parts"] == 1 and os.path.getsize(part) <= SMALL:
+        with open(part, "rb") as file:
+            kept["data"] = base64.b64encode(file.read()).decode()
+    say(**kept)
 
 
-def pack(folder: str, name: str, patterns: list[str]) -> None:
+def pack(folder: str, name: str, patterns: list[str]) -> dict[str, Any]:
     """Files of the run folder that match, in FOLDER/NAME: `part-0`, …, and last `parts.json`."""
     folder = os.path.abspath(folder)
     made = os.path.join(folder, name)
@@ -240,7 +250,8 @@ def pack(folder: str, name: str, patterns: list[str]) -> None:
             part.write(data)
         count += 1
     errors = process.communicate()[1].decode("utf-8", "replace").strip()[-TAIL:]
-    kept = {"parts": count, "error": errors if process.returncode else ""}
+    kept: dict[str, Any] = {"parts": count, "error": errors if process.returncode else ""}
     with open(os.path.join(made, "parts.json.part"), "w", encoding="utf-8") as file:
         json.dump(kept, file)
     os.rename(os.path.join(made, "parts.json.part"), os.path.join(made, "parts.json"))
+    return kept

@@ -2,14 +2,17 @@
 
 It is never imported: it needs packages and a Python of its own. It logs in by itself and keeps its
 own credentials. What it prints may have them (the address of a request has the session's token), so
-of what it says only a line is shown, without what follows a `?`.
+of what it says only a line is shown, without what follows a `?`. It is interrupted, not killed: it
+writes the list of its sessions in place, and one that is cut short forgets them all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +31,9 @@ tried four times."""
 LONGEST = 30 * 24 * 3600
 """Seconds for `--timeout` of `colab exec`: after it the real one waits on in a busy loop."""
 _QUERY = re.compile(r"(https?://[^\s?#'\"]+)[?#][^\s'\"]+")
-_SESSION = re.compile(r"\[(?P<name>[^\]]+)\] \S+ \| Hardware: (?P<hardware>\S+) \| ")
+ENDING = 15.0
+"""Seconds that it has to end by itself."""
+_SESSION = re.compile(r"\[([^\]]+)\] (\S+) \| Hardware: (\S+) \| ")
 _USAGE = re.compile(
     r"^Current balance: (?P<balance>[\d.]+) compute units$\s^Usage rate: (?P<rate>[\d.]+)/hr$", re.M
 )
@@ -40,6 +45,18 @@ class ColabError(PlaceError):
     def __init__(self, reason: str, why: str = "") -> None:
         super().__init__(reason)
         self.why = why
+
+
+@dataclass(frozen=True)
+class Session:
+    """One that the account has."""
+
+    name: str
+    """'?' if it was not allocated by `colab` on this machine, or `colab` has forgotten it."""
+    endpoint: str
+    """Colab's own name for it."""
+    hardware: str
+    """'V5E1', 'CPU', …"""
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,7 @@ class ColabTool:
                 except subprocess.TimeoutExpired:
                     given_up = cancelled()
                     if given_up or time.monotonic() > deadline:
+                        end(process.pid, lambda seconds: _wait(process, seconds))
                         process.kill()
                         process.communicate()
                         if given_up:
@@ -113,22 +131,19 @@ class ColabTool:
         """'Version: 0.7.5', as `colab` says it."""
         return last_words(self.run("version", timeout=QUICK))
 
-    def sessions(self) -> dict[str, str]:
-        """The account's sessions: their hardware by name, '?' for those of other machines.
-
-        Raises ColabError, also where nobody is logged in.
-        """
+    def sessions(self) -> list[Session]:
+        """The account's sessions. Raises ColabError, also where nobody is logged in."""
         try:
             text = self.run("sessions", timeout=QUICK)
         except ColabError as error:
             if not error.why:
                 raise
+            asked = " ".join(self.command("sessions"))
             raise ColabError(
-                f"{error}. `{' '.join(self.command('sessions'))}` in a terminal logs in, or says "
-                "what is wrong",
+                f"{str(error).rstrip('.')}. `{asked}` in a terminal logs in, or says what is wrong",
                 error.why,
             ) from None
-        return {found["name"]: found["hardware"] for found in _SESSION.finditer(text)}
+        return [Session(*found.groups()) for found in _SESSION.finditer(text)]
 
     def usage(self) -> Usage | None:
         """Compute units; None if `colab` does not say."""
@@ -169,6 +184,18 @@ class ColabTool:
         process.send(code.encode())
         process.close_input()
         return process
+
+
+def end(pid: int, wait: Callable[[float], object]) -> None:
+    """Have a call end by itself, if it does in time."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGINT)
+    wait(ENDING)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=seconds)
 
 
 def last_words(text: str) -> str:

@@ -1,0 +1,305 @@
+"""Runs in sessions of the stand-in for Colab, whose ranks are plain Python where torch is not what
+matters: what a place does, and what is left when something fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.colab import ColabProject, colab_project
+from tests.drivers.kernel import until
+from tests.fakes.colab import TOKEN
+from tpunb.places import colab
+from tpunb.places.colab import ColabPlace, ColabRun, ColabTarget
+from tpunb.places.config import ColabSettings, PlaceConfig, find_place
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import FailureKind, RunSpec, RunState
+from tpunb.utils.errors import TpunbError
+
+BEGUN = "import time\nprint('begun', flush=True)\n"
+GO_ON = f"{BEGUN}time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def _project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ColabProject]:
+    with colab_project(tmp_path_factory.mktemp("colab")) as made:
+        made.without_torch()
+        yield made
+
+
+@pytest.fixture
+def project(_project: ColabProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[ColabProject]:
+    """A place `colab`, of which nothing may be left."""
+    for name, value in _project.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(_project.project)
+    yield _project
+    faults = ("login", "new", "upload", "download", "stop", "usage", "exec")
+    _project.colab.fail(**dict.fromkeys(faults))
+    _project.set_place()
+    assert _project.colab.sessions == {}
+
+
+def submit(project: ColabProject, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tpunb", "submit", "nb.ipynb", "--on", "colab", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def begun(project: ColabProject, known: set[str]) -> RunDir:
+    """A run that was not known before, once its ranks have begun."""
+
+    def found() -> RunDir | None:
+        for run in list_runs(project.project / "runs"):
+            if run.id not in known and run.log.exists() and "begun" in run.log.read_text():
+                return run
+        return None
+
+    made: RunDir = until(found, "ranks that have begun")
+    return made
+
+
+def runs(project: ColabProject) -> set[str]:
+    return {run.id for run in list_runs(project.project / "runs")}
+
+
+def result_of(run: RunDir) -> RunResult:
+    result: RunResult | None = until(run.read_result, "a result")
+    assert result is not None
+    return result
+
+
+def last(project: ColabProject) -> RunResult:
+    return result_of(list_runs(project.project / "runs")[-1])
+
+
+def test_what_is_decided_before_there_is_a_session(tmp_path: Path) -> None:
+    config = PlaceConfig("c", "colab", tmp_path / "places.toml", ColabSettings(accelerator="v5e1"))
+    target = ColabTarget(config, tmp_path, tmp_path / "sub", None)
+    assert (target.hosts, target.device, target.choose_cores(None)) == (("colab",), "TPU", 1)
+    with pytest.raises(ValueError, match="2 cores: place c has 1 chips"):
+        target.choose_cores(2)
+    there = target.paths(["", str(tmp_path), "/elsewhere", str(tmp_path / "site-packages")])
+    assert there == ("sub", (".", ".."))
+    assert target.placed("r1", detached=True) == ColabRun(
+        config, "tpunb-r1", str(tmp_path), detached=True
+    )
+    with pytest.raises(TpunbError, match="a new session has no checkpoints of run"):
+        target.resume(RunDir(tmp_path))
+    assert target.estimate.describe(None) == [
+        "what this costs is not known: Colab says how many compute units an hour a session uses "
+        "once there is one"
+    ]
+
+
+@pytest.mark.long
+def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) -> None:
+    (project.project / "helper.py").write_text("WORD = 'helped'")
+    project.set_place(files=["helper.py"])
+    train = (
+        "import helper, os\n"
+        "saved = os.path.join(os.environ['TPUNB_RUN'], 'checkpoints')\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    os.makedirs(saved)\n"
+        "    open(os.path.join(saved, 'last'), 'w').write('saved')\n"
+        "print(helper.WORD, os.environ['SESAME'], os.path.basename(os.getcwd()))"
+    )
+    project.notebook(train, "--env SESAME=sesame-7")
+    done = project.tpunb("submit", "nb.ipynb", "--on", "colab")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "83.20 compute units are left" in done.stdout
+    assert "cpu of Colab: 0.08 compute units an hour" in done.stdout
+    result = last(project)
+    assert (result.state, result.hosts, result.place) == (RunState.SUCCEEDED, ("colab",), "colab")
+    assert result.price is not None
+    assert (result.price.per_hour, result.price.unit) == (0.08, "compute units")
+    run = RunDir(result.dir)
+    assert "helped sesame-7 content" in run.log.read_text()
+    assert (run.checkpoints / "last").read_text() == "saved"
+    fetched = project.tpunb("fetch", run.id)
+    assert "was given back: what its run has left was fetched when it ended" in fetched.stderr
+
+
+@pytest.mark.long
+def test_credentials_are_colabs_own(project: ColabProject) -> None:
+    project.notebook("print('hello')", "--env SESAME=sesame-7")
+    project.colab.fail(stop=503)
+    done = project.tpunb("submit", "nb.ipynb", "--on", "colab")
+    run = list_runs(project.project / "runs")[-1]
+    written = "".join(
+        path.read_text(errors="replace") for path in run.path.rglob("*") if path.is_file()
+    )
+    said = done.stdout + done.stderr
+    assert "may still be allocated, and cost" in said
+    assert f"`colab stop -s tpunb-{run.id}`" in said
+    for secret in (TOKEN, "ya29", "runtime-proxy-token"):
+        assert secret not in written + said
+    assert not any("sesame-7" in word for words in project.colab.calls for word in words)
+    content = project.colab.content(f"tpunb-{run.id}")
+    assert not list(content.rglob("start.json"))
+    assert not list(content.glob("*.tar"))
+    project.colab.close()
+
+
+@pytest.mark.slow
+def test_a_cut_is_followed_again_and_stop_works(
+    project: ColabProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "for n in range(5):\n    print('line', n, flush=True)\n"
+    project.notebook(f"{lines}{GO_ON}")
+    known = runs(project)
+    process = submit(project)
+    run = begun(project, known)
+    project.colab.fail(exec="cut")
+    until(lambda: "upload" in [words[0] for words in project.colab.calls[-3:]], "another try")
+    project.colab.fail(exec=None)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(240) == 1
+    assert process.stdout is not None
+    process.stdout.close()
+    result = result_of(run)
+    assert result.state is RunState.INTERRUPTED
+    assert "interrupted in the terminal" in result.reason
+    for number in range(5):
+        assert run.log.read_text().count(f"line {number}\n") >= 1
+    once = [line for line in run.log.read_text().splitlines() if line.endswith("line 3")]
+    assert len(once) == len(set(once)), once
+
+
+@pytest.mark.long
+def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
+    project.notebook(GO_ON)
+    known = runs(project)
+    process = submit(project)
+    run = begun(project, known)
+    project.colab.fail(exec="cut")
+    project.colab.lose(f"tpunb-{run.id}")
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 1
+    result = result_of(run)
+    assert result.state is RunState.FAILED
+    (failure,) = result.failures
+    assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "colab")
+    assert "Colab has taken the session back" in said
+
+
+@pytest.mark.long
+def test_a_detached_run_is_found_again(project: ColabProject) -> None:
+    """The mirror is killed in between; the run has ended meanwhile."""
+    project.notebook(f"import os\n{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
+    done = project.tpunb("submit", "nb.ipynb", "--on", "colab", "--detach")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = until(lambda: list_runs(project.project / "runs")[-1], "a run")
+    until(lambda: run.log.exists() and "begun" in run.log.read_text(), "ranks that have begun")
+    (mirror,) = _mirrors(run)
+    os.kill(mirror, signal.SIGKILL)
+    until(lambda: not run.is_running(), "the mirror's end")
+    assert state.read_result(run) is None
+    (project.colab.content(f"tpunb-{run.id}") / "go").touch()
+    attached = project.tpunb("attach", run.id)
+    assert attached.returncode == 0, attached.stdout + attached.stderr
+    assert result_of(run).state is RunState.SUCCEEDED
+    project.wait_until_released()
+
+
+def _mirrors(run: RunDir) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(run.path).encode() in words and b"mirror" in b" ".join(words):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.long
+def test_a_kernel_that_is_lost_ends_its_run(project: ColabProject) -> None:
+    project.notebook(GO_ON)
+    known = runs(project)
+    process = submit(project)
+    run = begun(project, known)
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+    result = result_of(run)
+    assert (result.state, result.reason) == (RunState.INTERRUPTED, "the kernel has ended")
+    project.wait_until_released()
+    until(lambda: not run.is_running(), "the mirror's end")
+
+
+SPEC = RunSpec("nb", "colab", 2, "CPU", ".", (), (), hosts=("colab",), place="colab")
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ({"new": 412}, "Allocation refused"),
+        ({"new": 400}, "Backend rejected accelerator"),
+        ({"new": 503}, "Service Unavailable"),
+        ({"upload": 503}, "`colab upload` failed"),
+        ({"exec": "lost"}, "the session does not answer"),
+        ({"new": 503, "stop": 503, "login": True}, "may still be allocated, and cost"),
+    ],
+    ids=["too-many", "quota", "service", "upload", "lost-at-once", "nothing-works"],
+)
+def test_what_cannot_be_started_is_refused_and_nothing_is_left(
+    project: ColabProject, tmp_path: Path, fault: dict[str, object], says: str
+) -> None:
+    run = RunDir(tmp_path)
+    run.write_spec(SPEC)
+    config = find_place("colab", project.project)
+    place = ColabPlace(run, ColabRun(config, "tpunb-refused", str(project.project)))
+    project.colab.fail(**fault)
+    with pytest.raises(TpunbError, match=says) as refused:
+        place.start({}, lambda text: None, lambda: False)
+    assert TOKEN not in str(refused.value)
+
+
+@pytest.mark.long
+def test_who_interrupts_the_start_has_no_session_left(project: ColabProject) -> None:
+    project.notebook("print('never')")
+    project.colab.fail(new=2)
+    asked = len(project.colab.calls)
+    process = submit(project)
+    until(lambda: [w[0] for w in project.colab.calls[asked:]][-1:] == ["new"], "an allocation")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert last(project).state is RunState.INTERRUPTED
+    assert [words[0] for words in project.colab.calls[asked:]].count("stop") == 1
+
+
+def test_doctor(project: ColabProject) -> None:
+    config = PlaceConfig("c", "colab", Path("places.toml"), ColabSettings(accelerator="v6e1"))
+    report = colab.inspect_colab(config)
+    assert report.text().splitlines() == [
+        "place c (colab, places.toml)",
+        f"{project.folder}/bin/colab, Version: 0.7.5",
+        "no session is allocated",
+        "83.20 compute units left, 0.00 an hour are used now",
+        "ready: %%tpu_train --on c asks for v6e1",
+    ]
+    assert report.problems() == []
+    assert json.loads(json.dumps(report.to_json()))["compute_units"] == 83.2
+    project.colab.fail(login=True)
+    lost = colab.inspect_colab(config)
+    assert "problem: `colab sessions` failed: Aborted." in lost.text()
+    assert [host for host, _ in lost.problems()] == ["colab"]
