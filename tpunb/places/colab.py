@@ -459,7 +459,7 @@ class ColabPlace(Place):
                     self._tool.download(self._name, f"{self._name}/{name}/part-{number}", part)
                     archive.write(part.read_bytes())
                 try:
-                    return extract(archive, into, 0)
+                    return extract(archive, into, 0, self.run.read_spec().ranks_on(0))
                 except (ValueError, tarfile.TarError) as error:
                     told = (HOST, f"what it has sent cannot be read: {error}")
                     raise HostsError(

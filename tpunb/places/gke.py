@@ -425,6 +425,7 @@ class GkePlace(HostsPlace):
                 f"(gs://…) as `checkpoints` of [places.{self.placed.place.name}] for later runs"
             )
         fetched = []
+        spec = self.run.read_spec()
         with tempfile.TemporaryDirectory(dir=into) as folder:
             for host in chosen:
                 part = Path(folder, str(host))
@@ -432,7 +433,7 @@ class GkePlace(HostsPlace):
                     name = path.relative_to(part).as_posix()
                     if name.split("/")[0] in stream.OWN or stream.is_streamed(name):
                         continue  # what the folder here has for the whole run
-                    there = into / stream.place_in_union(name, host)
+                    there = into / stream.place_in_union(name, host, spec.ranks_on(host))
                     there.parent.mkdir(parents=True, exist_ok=True)
                     fetched.append(path.replace(there))
         return fetched

@@ -136,7 +136,9 @@ class Merge:
             self.problem = self.problem or f"{error.strerror or error} ({line.file})"
 
     def _write(self, host: int, line: Append | Replace, now: float) -> None:
-        place = self._run.path / place_in_union(self._renumbered(line.file), host)
+        own = self._spec.ranks_on(host)
+        file = self._renumbered(line.file)
+        place = self._run.path / place_in_union(file, host, own)
         if line.file in MERGED and isinstance(line, Append):
             if line.file == self._run.log.name:
                 self._count += 1
@@ -157,8 +159,7 @@ class Merge:
             return
         fd = files.open_file(place, os.O_WRONLY | os.O_CREAT)
         try:
-            new = place != self._run.path / place_in_union(line.file, host)
-            earlier = 0 if new else self._earlier[host].get(line.file, 0)
+            earlier = 0 if file != line.file else self._earlier[host].get(line.file, 0)
             os.pwrite(fd, line.data, earlier + line.at)
         finally:
             os.close(fd)
