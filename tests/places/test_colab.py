@@ -27,6 +27,13 @@ from tpunb.runs.spec import FailureKind, RunSpec, RunState
 from tpunb.utils.errors import TpunbError
 
 BEGUN = "import time\nprint('begun', flush=True)\n"
+SAVE = """
+import os
+saved = os.path.join(os.environ["TPUNB_RUN"], "checkpoints")
+if os.environ["RANK"] == "0":
+    os.makedirs(saved)
+    open(os.path.join(saved, "last"), "w").write("saved")
+"""
 GO_ON = f"{BEGUN}time.sleep(600)"
 
 
@@ -110,15 +117,8 @@ def test_what_is_decided_before_there_is_a_session(tmp_path: Path) -> None:
 def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) -> None:
     (project.project / "helper.py").write_text("WORD = 'helped'")
     project.set_place(files=["helper.py"])
-    train = (
-        "import helper, os\n"
-        "saved = os.path.join(os.environ['TPUNB_RUN'], 'checkpoints')\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    os.makedirs(saved)\n"
-        "    open(os.path.join(saved, 'last'), 'w').write('saved')\n"
-        "print(helper.WORD, os.environ['SESAME'], os.path.basename(os.getcwd()))"
-    )
-    project.notebook(train, "--env SESAME=sesame-7")
+    look = "print(helper.WORD, os.environ['SESAME'], os.path.basename(os.getcwd()))"
+    project.notebook(f"{SAVE}import helper\n{look}", "--env SESAME=sesame-7")
     done = project.tpunb("submit", "nb.ipynb", "--on", "colab")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "83.20 compute units are left" in done.stdout
@@ -200,11 +200,16 @@ def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
 @pytest.mark.long
 def test_a_detached_run_is_found_again(project: ColabProject) -> None:
     """The mirror is killed in between; the run has ended meanwhile."""
-    project.notebook(f"import os\n{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
+    project.notebook(f"{SAVE}{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
     done = project.tpunb("submit", "nb.ipynb", "--on", "colab", "--detach")
     assert done.returncode == 0, done.stdout + done.stderr
     run = until(lambda: list_runs(project.project / "runs")[-1], "a run")
     until(lambda: run.log.exists() and "begun" in run.log.read_text(), "ranks that have begun")
+    fetched = project.tpunb(
+        "fetch", run.id, "--files", "checkpoints"
+    )  # while another process follows
+    assert fetched.returncode == 0, fetched.stderr
+    assert (run.checkpoints / "last").read_text() == "saved"
     (mirror,) = _mirrors(run)
     os.kill(mirror, signal.SIGKILL)
     until(lambda: not run.is_running(), "the mirror's end")

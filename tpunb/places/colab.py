@@ -67,8 +67,9 @@ ACCELERATORS = {"v5e1": "v5litepod-1", "v6e1": "v6e-1"}
 """By Colab's names, as the runtime calls them."""
 TURN = 600.0
 """Seconds of one cell that follows."""
-SILENT = 60.0
-"""Seconds without a word of it until it is taken for cut: `colab exec` does not notice."""
+SILENT, FIRST = 60.0, 180.0
+"""Seconds without a word of it, and until its first one, after which it is taken for cut: `colab
+exec` does not notice."""
 AGAIN = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 120.0)
 """Seconds until the next try to follow."""
 LOOK = 0.1
@@ -361,7 +362,11 @@ class ColabPlace(Place):
                 yield Said(0, HostGone(lost, final=True))
                 return
             if tries == len(AGAIN):
-                yield Said(0, HostGone(f"{problem} (session {self._name})"))
+                goes_on = (
+                    f"; session {self._name} may go on, and costs: `tpunb attach {self.run.id}` "
+                    f"follows it again, `colab stop -s {self._name}` ends it"
+                )
+                yield Said(0, HostGone(f"{problem}{goes_on * self.placed.detached}"))
                 return
             due = time.monotonic() + AGAIN[tries]
             tries += 1
@@ -485,10 +490,11 @@ class ColabPlace(Place):
             try:
                 self.fetch(self._large, self.run.path)
             except (TpunbError, OSError) as error:
+                wanted = " ".join(f"--files {name}" for name in self._large)
                 say(
                     f"{' and '.join(self._large)} could not be fetched ({error}), so session "
-                    f"{self._name} stays, and costs: `tpunb fetch {self.run.id} "
-                    f"{' '.join(self._large)}`, then `colab stop -s {self._name}`"
+                    f"{self._name} stays, and costs: `tpunb fetch {self.run.id} {wanted}`, then "
+                    f"`colab stop -s {self._name}`"
                 )
                 return
         if self._settings.keep:
@@ -599,8 +605,9 @@ class _Turn:
                 if self.cell.over:
                     self.problem = self.cell.reason()
                     return
-                if time.monotonic() - heard > SILENT:
-                    self.problem = f"the session has said nothing for {SILENT:g} s"
+                patience = SILENT if number else FIRST
+                if time.monotonic() - heard > patience:
+                    self.problem = f"the session has said nothing for {patience:g} s"
                     return
                 yield None
                 continue
