@@ -359,6 +359,8 @@ class Session:
                 "the working directory of this notebook's kernel was removed, and a run works in "
                 "it: change to another one with `%cd FOLDER`"
             ) from None
+        if options.on is None and (place := os.environ.get(env_vars.ON)):
+            options = replace(options, on=place)
         requested, target = dict(options.env), None
         here = self.machine(requested)
         if options.on is not None:
