@@ -74,12 +74,16 @@ class NotebookFailure:
 
 
 def execute(
-    notebook: Path, output: Path, parameters: Mapping[str, Any], kernel: str | None = None
+    notebook: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    kernel: str | None = None,
+    **options: Any,
 ) -> NotebookFailure | None:
     """Run all cells with these parameters; why that failed, or None.
 
-    `kernel`: its name; by default `kernel_name` chooses it. Raises TpunbError for a folder that
-    cannot be written.
+    `kernel`: its name; by default what `_kernel_name` says. `options`: nbclient's.
+    Raises TpunbError for a folder that cannot be written.
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -98,6 +102,7 @@ def execute(
             # ipykernel 7.4 warns of its own TCP sockets, which are this machine's. What it calls
             # an error is shown.
             extra_arguments=["--IPKernelApp.log_level=40"],
+            **options,
         )
     except KeyboardInterrupt:
         # nbclient's task ends with the kernel, and nobody asks for its exception.

@@ -46,7 +46,7 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.runs import directory, last_run, listing, returns, state
+from tpunb.runs import directory, last_run, listing, returns, state, tensorboard
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -195,7 +195,7 @@ class Session:
         if not options.no_warm and not setup.missing_xla():
             self.launcher.warm(self._run_environment(self.machine()))
             # nbconvert takes two seconds to import; by the first train cell it is there.
-            threading.Thread(target=_preload, name="tpunb-warm-up", daemon=True).start()
+            threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
         self._show_environment(options)
         self._ahead = options.ahead
         if options.keep_running:
@@ -283,6 +283,8 @@ class Session:
 
     def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`: from the options and the cell's body to the result."""
+        if env_vars.SWEEP in os.environ:  # a trial is over when its runs are
+            options = replace(options, detach=False)
         with counted_interrupts() as interrupts:
             front = front_end.current_front_end()
             request = self.prepare(options, cell, interrupts, front)
@@ -752,9 +754,10 @@ def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
             files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))
 
 
-def _preload() -> None:
+def preload() -> None:
     """Import and read what the first train cell needs of the kernel, also if it fails."""
     importlib.import_module("tpunb.kernel.pipeline")
     importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()
     importlib.import_module("tpunb.diagnostics.failure.rules").rules()
+    tensorboard.import_writer()

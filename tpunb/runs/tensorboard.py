@@ -8,6 +8,7 @@ wait for each other's values and because importing tensorboardX takes long.
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import threading
 import time
@@ -68,6 +69,15 @@ class TensorBoardWriter:
             self.problem = f"{type(error).__name__}: {error}"
 
 
+def import_writer() -> None:
+    """Import tensorboardX, which takes a second or two, and leave the environment as it was."""
+    known = _SET_BY_IMPORT in os.environ
+    importlib.import_module("tensorboardX.event_file_writer")
+    importlib.import_module("tensorboardX.summary")
+    if not known:
+        os.environ.pop(_SET_BY_IMPORT, None)
+
+
 def _is_locked(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,11 +94,9 @@ class _EventFile:
     """
 
     def __init__(self, run: RunDir, ranks: int) -> None:
-        known = _SET_BY_IMPORT in os.environ
+        import_writer()
         from tensorboardX.event_file_writer import EventsWriter
 
-        if not known:
-            os.environ.pop(_SET_BY_IMPORT, None)
         self._series = MetricSeries(ranks, keep=False)
         self._file: Any = EventsWriter(str(run.path / PREFIX))
         self._write_parameters(parameters(run))
