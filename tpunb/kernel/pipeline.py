@@ -30,6 +30,7 @@ from tpunb.notebook.convert.launches import with_call
 from tpunb.notebook.lint.findings import Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
+from tpunb.notebook.trial_cells import defer_parameters
 from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import cpus, env_vars
@@ -102,6 +103,8 @@ def prepare_notebook(
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
     if isinstance(cell, LaunchCall):
         snapshot = with_call(snapshot, cell)
+    if env_vars.SWEEP in os.environ:
+        snapshot = defer_parameters(snapshot)
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
     if replay:
         script, values = convert(snapshot, got, left=left), None

@@ -28,6 +28,7 @@ from tpunb.kernel import papermill
 from tpunb.kernel.launcher import fingerprint_of
 from tpunb.kernel.supervisor import LentSupervisor
 from tpunb.machine import environment, machine
+from tpunb.notebook.trial_cells import note_kept
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.utils import env_vars, processes
@@ -151,6 +152,8 @@ def _become_papermill(
                     order["parameters"],
                     kernel_manager_class=_kernel_manager(worker, pid),
                 )
+            with suppress(OSError):
+                note_kept(Path(order["output"]))
             error = "" if failure is None else failure.headline
         except TpunbError as refused:
             error = str(refused).partition("\n")[0]

@@ -34,6 +34,7 @@ from typing import Any
 
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.trial_cells import for_trials
 from tpunb.runs import metrics, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
@@ -293,7 +294,9 @@ def open_sweep(runs: Path, spec: SweepSpec, *, again: bool) -> SweepDir:
         (path / "trials").mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
         # The notebook first: with sweep.json the sweep is there.
-        files.atomic_write(path / Path(spec.notebook).name, Path(spec.notebook).read_bytes())
+        text = Path(spec.notebook).read_text(encoding="utf-8-sig")
+        copy = for_trials(text, spec.notebook).encode("utf-8", "replace")
+        files.atomic_write(path / Path(spec.notebook).name, copy)
         files.write_json(path / "sweep.json", asdict(replace(spec, again=number)))
     except OSError as error:
         raise TpunbError(f"cannot make {path}: {error.strerror}") from error
