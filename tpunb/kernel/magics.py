@@ -29,6 +29,7 @@ from tpunb.kernel.options import (
 from tpunb.kernel.session import Session
 from tpunb.runs import directory, listing, logs
 from tpunb.runs.result import RunResult
+from tpunb.sweeps.study import Study
 from tpunb.utils import terminal
 
 _Options = TypeVar("_Options")
@@ -111,7 +112,9 @@ class TpuMagics(Magics):
         data.run(chosen, print)
 
     @_cell(options.TRAIN)
-    def tpu_train(self, chosen: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
+    def tpu_train(
+        self, chosen: TrainOptions, cell: str
+    ) -> RunResult | BackgroundRun | Study | None:
         return self.session.train(chosen, cell)
 
     @_cell(options.DEBUG)

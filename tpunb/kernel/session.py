@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
     from tpunb.places.target import HostsTarget, Target
+    from tpunb.sweeps.study import Study
 
 
 @dataclass
@@ -160,6 +162,8 @@ class Session:
             env.pop("PJRT_DEVICE", None)
         if debug.switched_spmd_on():
             env.pop(VARIABLE, None)
+        if not tensorboard.SET_BEFORE:  # a thread may be importing tensorboardX now
+            env.pop(tensorboard.SET_BY_IMPORT, None)
         return env
 
     def _user_chose_device(self) -> bool:
@@ -281,11 +285,15 @@ class Session:
 
     # %%tpu_train
 
-    def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
+    def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | Study | None:
         """`%%tpu_train`: from the options and the cell's body to the result."""
         if env_vars.SWEEP in os.environ:  # a trial is over when its runs are
             options = replace(options, detach=False)
         with counted_interrupts() as interrupts:
+            if options.grid:
+                from tpunb.kernel.cell_sweep import run_grid
+
+                return run_grid(self, options, cell, interrupts)
             front = front_end.current_front_end()
             request = self.prepare(options, cell, interrupts, front)
             if options.dry_run:
@@ -341,11 +349,12 @@ class Session:
         cell: str | LaunchCall,
         interrupts: Interrupts | None = None,
         front: FrontEnd | None = None,
+        parameters: Mapping[str, object] = MappingProxyType({}),
     ) -> RunRequest:
         """Decide everything about a run, and check what can be checked before it starts.
 
         `front` shows what it waits for while hosts elsewhere are asked; an interrupt gives up on
-        them.
+        them. `parameters`: values of a trial of `--grid`.
 
         Raises UsageError, and TpunbError for a notebook or a machine that cannot run it.
         """
@@ -393,6 +402,7 @@ class Session:
             returned=self.returned,
             replicate=options.replicate,
             replay=options.replay,
+            parameters=parameters,
         )
         held = {name.name for name in notebook.values.names} if notebook.values else set()
         if refusal := assigned.refusal(notebook.script, options.returns, held):

@@ -57,6 +57,22 @@ def defer_parameters(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, cells=moved)
 
 
+def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
+    """The same with a cell that assigns parameters, as papermill would have injected it.
+
+    It stands below the last cell above the train cell that assigns one of them, or lower.
+    """
+    assert snapshot.train is not None
+    names = statements.bound_names(ast.parse(source))
+    above = [cell for cell in parse_cells(snapshot) if cell.index < snapshot.train]
+    assigning = [cell.index for cell in above if statements.bound_names(cell.tree) & names]
+    at = max(assigning, default=-1) + 1
+    cells = list(snapshot.cells)
+    cells.insert(at, Cell(at, "code", source, tags=(INJECTED,)))
+    moved = tuple(replace(cell, index=index) for index, cell in enumerate(cells))
+    return defer_parameters(replace(snapshot, cells=moved, train=snapshot.train + 1))
+
+
 def _mentions(cell: Cell, names: set[str]) -> bool:
     if cell.kind != "code":
         return False

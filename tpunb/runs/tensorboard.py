@@ -24,9 +24,11 @@ from tpunb.utils import files
 
 PREFIX = "events"
 """tensorboardX makes 'events.out.tfevents.1700000000.host' of it."""
-_SET_BY_IMPORT = "CRC32C_SW_MODE"
+SET_BY_IMPORT = "CRC32C_SW_MODE"
 """A variable that tensorboardX 2.6 sets when it is imported. Left in the kernel's environment, it
 would make preludes stale that were kept before."""
+SET_BEFORE = SET_BY_IMPORT in os.environ
+"""Whether the kernel had it before this."""
 EVERY = 1.0
 """Seconds between two writes to the file."""
 
@@ -71,11 +73,10 @@ class TensorBoardWriter:
 
 def import_writer() -> None:
     """Import tensorboardX, which takes a second or two, and leave the environment as it was."""
-    known = _SET_BY_IMPORT in os.environ
     importlib.import_module("tensorboardX.event_file_writer")
     importlib.import_module("tensorboardX.summary")
-    if not known:
-        os.environ.pop(_SET_BY_IMPORT, None)
+    if not SET_BEFORE:
+        os.environ.pop(SET_BY_IMPORT, None)
 
 
 def _is_locked(lock: IO[str]) -> bool:

@@ -5,6 +5,7 @@ Imported when a figure is made: raises MissingPackageError without matplotlib.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -175,12 +176,16 @@ def _importance(table: SweepTable, names: Sequence[str]) -> Mapping[str, float]:
         study.add_trial(
             optuna.trial.create_trial(params=given, distributions=spaces, value=table.value(trial))
         )
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    evaluator: Any
+    if importlib.util.find_spec("sklearn") is None:
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    else:
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     return optuna.importance.get_param_importances(study, evaluator=evaluator)
 
 
 def _bars(axis: Any, important: Mapping[str, float]) -> None:
     names = sorted(important, key=lambda name: important[name])
     axis.barh(names, [important[name] for name in names], color="C0")
-    axis.set_xlabel("importance for the best trials (PED-ANOVA)")
+    axis.set_xlabel("importance: share of what the parameters explain")
     axis.spines[["top", "right"]].set_visible(False)

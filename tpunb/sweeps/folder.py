@@ -276,10 +276,10 @@ class SweepDir:
         )
 
 
-def open_sweep(runs: Path, spec: SweepSpec, *, again: bool) -> SweepDir:
+def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -> SweepDir:
     """The folder of this sweep: the one that was begun, or a new one; `again`: a new one.
 
-    Raises TpunbError if it cannot be written.
+    `copy`: keep the notebook's file there. Raises TpunbError if it cannot be written.
     """
     stem = re.sub(r"[^\w.-]+", "-", Path(spec.notebook).stem).strip("-.")[:60] or "sweep"
     name = f"{stem}-{spec.digest()}"
@@ -294,9 +294,10 @@ def open_sweep(runs: Path, spec: SweepSpec, *, again: bool) -> SweepDir:
         (path / "trials").mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
         # The notebook first: with sweep.json the sweep is there.
-        text = Path(spec.notebook).read_text(encoding="utf-8-sig")
-        copy = for_trials(text, spec.notebook).encode("utf-8", "replace")
-        files.atomic_write(path / Path(spec.notebook).name, copy)
+        if copy:
+            text = Path(spec.notebook).read_text(encoding="utf-8-sig")
+            made = for_trials(text, spec.notebook).encode("utf-8", "replace")
+            files.atomic_write(path / Path(spec.notebook).name, made)
         files.write_json(path / "sweep.json", asdict(replace(spec, again=number)))
     except OSError as error:
         raise TpunbError(f"cannot make {path}: {error.strerror}") from error

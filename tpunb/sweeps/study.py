@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +262,8 @@ class Study(Printable):
     @property
     def trials(self) -> list[Trial]:
         """Every trial that was begun, by number."""
-        return list(self._folder.read_trials().values())
+        table = self._table()
+        return [replace(trial, value=table.value(trial)) for trial in table.trials.values()]
 
     @property
     def best(self) -> Trial | None:
@@ -270,7 +271,9 @@ class Study(Printable):
 
         `.parameters`, `.value`, `.step`, `.run` (the run's id), `.result()` (its RunResult).
         """
-        return self._table().best
+        table = self._table()
+        best = table.best
+        return None if best is None else replace(best, value=table.value(best))
 
     def table(self) -> pd.DataFrame:
         """A row for each trial, by number, the best first.
