@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from tpunb.kernel.launcher import Run
+from tpunb.kernel.session import Interrupts, Session, counted_interrupts
 from tpunb.notebook.convert import statements
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.runs.spec import RunState, StopCause, StopOrigin
@@ -30,18 +31,22 @@ from tpunb.utils.literals import literal
 if TYPE_CHECKING:
     from tpunb.kernel.options import TrainOptions
     from tpunb.kernel.pipeline import RunRequest
-    from tpunb.kernel.session import Interrupts, Session
 
 _ALONE = ("background", "detach", "dry_run", "stop_when_done")
 """Options of one run that a grid does not have."""
 
 
-def run_grid(session: Session, options: TrainOptions, cell: str, interrupts: Interrupts) -> Study:
+def run_grid(session: Session, options: TrainOptions, cell: str) -> Study:
     """Run the cell once for each combination, as far as that has not been done.
 
     Raises UsageError for names that the notebook does not have and values of another type; and
     what a run of the cell raises before it starts. A trial that fails is in the table.
     """
+    with counted_interrupts() as interrupts:
+        return _run_grid(session, options, cell, interrupts)
+
+
+def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: Interrupts) -> Study:
     for name in _ALONE:
         if getattr(options, name):
             raise UsageError(f"%%tpu_train --grid: not with --{name.replace('_', '-')}")

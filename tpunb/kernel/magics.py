@@ -15,6 +15,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import formatters, front_end
 from tpunb.kernel import completion, options
 from tpunb.kernel.background import BackgroundRun
+from tpunb.kernel.cell_sweep import run_grid
 from tpunb.kernel.options import (
     AttachOptions,
     DebugOptions,
@@ -115,6 +116,8 @@ class TpuMagics(Magics):
     def tpu_train(
         self, chosen: TrainOptions, cell: str
     ) -> RunResult | BackgroundRun | Study | None:
+        if chosen.grid:
+            return run_grid(self.session, chosen, cell)
         return self.session.train(chosen, cell)
 
     @_cell(options.DEBUG)
