@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
     from tpunb.places.target import HostsTarget, Target
-    from tpunb.sweeps.study import Study
 
 
 @dataclass
@@ -285,15 +284,11 @@ class Session:
 
     # %%tpu_train
 
-    def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | Study | None:
+    def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`: from the options and the cell's body to the result."""
         if env_vars.SWEEP in os.environ:  # a trial is over when its runs are
             options = replace(options, detach=False)
         with counted_interrupts() as interrupts:
-            if options.grid:
-                from tpunb.kernel.cell_sweep import run_grid
-
-                return run_grid(self, options, cell, interrupts)
             front = front_end.current_front_end()
             request = self.prepare(options, cell, interrupts, front)
             if options.dry_run:
