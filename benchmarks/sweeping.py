@@ -39,7 +39,12 @@ import papermill
 
 for number, lr in enumerate(map(float, sys.argv[2:])):
     papermill.execute_notebook(
-        sys.argv[1], f"loop-{number}.ipynb", {"lr": lr}, kernel_name="python3", progress_bar=False
+        sys.argv[1],
+        f"loop-{number}.ipynb",
+        {"lr": lr},
+        kernel_name="python3",
+        language="python",
+        progress_bar=False,
     )"""
 
 
