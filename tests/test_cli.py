@@ -26,8 +26,8 @@ from tests.kernel.test_options import shown_options
 from tests.runs.test_listing import made
 from tpunb import __version__, cli
 from tpunb.errors import TpunbError
-from tpunb.kernel import papermill
 from tpunb.kernel.papermill import run_notebook
+from tpunb.notebook.parameters import refuse_unknown
 from tpunb.runs import listing
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import files, terminal
@@ -48,6 +48,22 @@ SURFACE = {
         "--detach",
         "--dry-run",
         "--manifest",
+    ],
+    "sweep": [
+        "--runs DIR",
+        "NB.ipynb",
+        "--grid NAME=V,V",
+        "--space NAME=LOW..HIGH[:log]",
+        "--random N",
+        "--search N",
+        "--metric NAME",
+        "--maximize",
+        "--jobs N",
+        "--on PLACE",
+        "--cores N|all",
+        "--timeout TIME",
+        "--retries N",
+        "--again",
     ],
     "attach": ["--runs DIR", "RUN", "--ranks all|none|LIST"],
     "fetch": ["--runs DIR", "RUN", "--files PATTERN"],
@@ -390,7 +406,7 @@ def test_a_parameter_that_changes_nothing_is_refused(
 @pytest.mark.parametrize("name", ["lr", "seed"])
 def test_parameters_that_a_cell_uses(tmp_path: Path, name: str) -> None:
     given = write(tmp_path / "nb.ipynb", "%time\nprint(seed)", "x = (", parameters="lr = 1")
-    papermill.refuse_unknown(given, {name: "1"})
+    refuse_unknown(given, {name: "1"})
 
 
 class TestRun:

@@ -22,6 +22,7 @@ PAGES = [
     "docs/watching.md",
     "docs/training.md",
     "docs/debugging.md",
+    "docs/sweeps.md",
 ]
 
 

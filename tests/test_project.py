@@ -32,7 +32,7 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"]]
-    for extra in ("xla", "kaggle", "migrate", "demo"):
+    for extra in ("xla", "kaggle", "migrate", "search", "demo"):
         wanted += extras[extra]
     assert sorted(last["pip"][:-1]) == sorted(wanted)
 
@@ -40,7 +40,7 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 def test_the_installed_environment_satisfies_every_requirement(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
-    for extra in ("xla", "kaggle", "migrate", "demo"):
+    for extra in ("xla", "kaggle", "migrate", "search", "demo"):
         wanted += extras[extra]
     for requirement in map(Requirement, wanted):
         if requirement.marker is not None and not requirement.marker.evaluate():

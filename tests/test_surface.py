@@ -28,6 +28,7 @@ SURFACE = [
     "runs",
     "save",
     "scaling",
+    "sweep",
     "track",
 ]
 TRAINING = [

@@ -6,7 +6,8 @@
 
 In cells: `tpunb.log(step, loss=loss)`, `tpunb.track(loader)`, `tpunb.save(state, step)` and
 `tpunb.load()`, and the helpers of `tpunb.training`. A run without a magic, also in a loop:
-`tpunb.launch(train, args=(0.1,))`. After a run: `tpunb.last_run`; to compare
+`tpunb.launch(train, args=(0.1,))`; a whole notebook with many parameters:
+`tpunb.sweep("train.ipynb", grid={"lr": [0.1, 0.01]})`. After a run: `tpunb.last_run`; to compare
 several: `tpunb.runs()`, `tpunb.plot()` and `tpunb.scaling()`. For the log of any run:
 `tpunb.diagnose(text)`.
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tpunb.runs.callbacks import on_log
     from tpunb.runs.compare import plot, runs
     from tpunb.runs.result import RunResult
+    from tpunb.sweeps.study import sweep
     from tpunb.training.checkpoint.api import load, save
     from tpunb.training.log import log
     from tpunb.training.track import track
@@ -47,6 +49,7 @@ __all__ = [
     "runs",
     "save",
     "scaling",
+    "sweep",
     "track",
 ]
 
@@ -61,6 +64,7 @@ _MODULES = {
     "runs": "runs.compare",
     "save": "training.checkpoint.api",
     "scaling": "kernel.scaling",
+    "sweep": "sweeps.study",
     "track": "training.track",
 }
 """The module of each name. Loaded on first use: `import tpunb` must feel instant."""

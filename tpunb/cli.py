@@ -101,6 +101,12 @@ def make_parser() -> argparse.ArgumentParser:
         _submit,
         "run a notebook's train cell at a place of places.toml, and follow it",
     )
+    add(
+        "sweep",
+        SweepOptions,
+        _sweep,
+        "run a notebook with many combinations of parameters, and compare them",
+    )
     add("attach", AttachCommandOptions, _attach, "follow a run, wherever it is, to its end")
     add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it was on")
     add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
@@ -423,6 +429,107 @@ def _submit(chosen: SubmitOptions) -> int:
         dry_run=chosen.dry_run,
         yes=chosen.yes,
     )
+
+
+def _values(text: str) -> tuple[str, str]:
+    from tpunb.sweeps.space import assignment
+
+    try:
+        return assignment(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class SweepOptions(_RunsFolder):
+    """Options of `tpunb sweep`."""
+
+    notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
+    grid: tuple[tuple[str, str], ...] = option(
+        "--grid",
+        type=_values,
+        repeatable=True,
+        metavar="NAME=V,V",
+        help="try all combinations of these values, e.g. lr=1e-3,1e-4 or seed=0..4 (repeatable)",
+    )
+    space: tuple[tuple[str, str], ...] = option(
+        "--space",
+        type=_values,
+        repeatable=True,
+        metavar="NAME=LOW..HIGH[:log]",
+        help="draw numbers from this range, whole ones if both ends are (repeatable)",
+    )
+    random: int | None = option(
+        "--random", type=parse_count, metavar="N", help="run N trials with values that are drawn"
+    )
+    search: int | None = option(
+        "--search",
+        type=parse_count,
+        metavar="N",
+        help="run N trials that Optuna proposes; stops hopeless ones early (tpunb[search])",
+    )
+    metric: str | None = option(
+        "--metric", metavar="NAME", help="sort by this metric of tpunb.log; its best value counts"
+    )
+    maximize: bool = flag(
+        "--maximize", help="more of it is better (default: as its name says, else less is)"
+    )
+    jobs: int = option(
+        "--jobs",
+        type=parse_count,
+        default=1,
+        metavar="N",
+        help="trials beside each other, as memory allows (default: 1; on one TPU always)",
+    )
+    on: str | None = option("--on", metavar="PLACE", help="run them at a place of places.toml")
+    cores: Cores | None = option(
+        "--cores", type=cores, metavar="N|all", help="ranks of all runs, whatever the cells say"
+    )
+    timeout: float | None = option(
+        "--timeout",
+        type=parse_duration,
+        metavar="TIME",
+        help="stop a trial after this long: 90 or 90s, 5m, 9h (default: no limit)",
+    )
+    retries: int = option(
+        "--retries",
+        type=parse_count,
+        default=0,
+        metavar="N",
+        help="run a trial that failed again up to N times (default: 0)",
+    )
+    again: bool = flag("--again", help="run all trials again, also those that ran before")
+
+
+def _sweep(chosen: SweepOptions) -> int:
+    """1 if a trial has failed, or no trial is complete."""
+    from tpunb.notebook import parameters
+    from tpunb.notebook.files import load_cells
+    from tpunb.sweeps import space as spaces
+    from tpunb.sweeps.folder import TrialState
+    from tpunb.sweeps.study import SweepOrder, run_sweep
+
+    known = parameters.defaults(load_cells(chosen.notebook))
+    space = spaces.from_python(dict(chosen.grid), dict(chosen.space), known)
+    order = SweepOrder(
+        chosen.notebook,
+        space,
+        known,
+        random=chosen.random,
+        search=chosen.search,
+        metric=chosen.metric,
+        maximize=chosen.maximize or None,
+        jobs=max(chosen.jobs, 1),
+        on=chosen.on,
+        cores=None if chosen.cores is None else str(chosen.cores),
+        timeout=chosen.timeout,
+        retries=chosen.retries,
+        again=chosen.again,
+    )
+    study = run_sweep(order, chosen.runs)
+    print(f"sweep: {study.dir}")
+    states = {trial.state for trial in study.trials}
+    return 0 if states <= {TrialState.COMPLETE, TrialState.PRUNED} and states else 1
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def serve() -> None:
         if processes.fork_orphan(fork, tell) == 0:
             orders.close()
             processes.die_with_adopter(parent)
-            _Runner(order, OrderChannel(sockets[0]) if sockets else None, reports).main()
+            several = order.node_rank is not None and sockets
+            _Runner(order, OrderChannel(sockets[0]) if several else None, reports).main()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for each in sockets:
             each.close()
@@ -212,8 +213,10 @@ class _Runner:
             )
             script = self.run.script.read_text(encoding="utf-8")
             block = next(block for block in self.spec.blocks if block.role == "train")
-            lines = script.splitlines()[block.first - 1 : block.last]
-            exec(compile("\n".join(lines), "cell", "exec"), {"__name__": "__main__"})
+            names: dict[str, object] = {"__name__": "__main__"}
+            for each in [block] if self.decisions is not None else self.spec.blocks:
+                lines = script.splitlines()[each.first - 1 : each.last]
+                exec(compile("\n".join(lines), "cell", "exec"), names)
             code = 0
         except SystemExit as error:
             code = int(error.code or 0)

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 pytestmark = pytest.mark.long  # each is a kernel with a training
 
@@ -41,7 +43,24 @@ def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> Non
     assert "lint:" not in "".join(printed)
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # twelve runs
+def test_a_sweep_of_twelve_trials(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "sweeps", tmp_path / "sweeps")
+    shutil.copy(ROOT / "15_sweep.ipynb", tmp_path)
+    client = NotebookClient(
+        nbformat.read(tmp_path / "15_sweep.ipynb", 4),
+        timeout=800,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    table, figure, last = [cell.outputs[-1] for cell in client.execute().cells[2:]]
+    assert "12 trials: 12 complete" in table.data["text/plain"]
+    assert "<table>" in table.data["text/html"]
+    assert figure.data["image/png"]
+    assert re.fullmatch(r"12 trials; best: .* accuracy 0\.9\d+\n", last.text)
+
+
+@pytest.mark.parametrize("name", [*SHOWS, "15_sweep", "sweeps/digits"])
 def test_a_notebook_is_saved_without_outputs(name: str) -> None:
     cells = json.loads((ROOT / f"{name}.ipynb").read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

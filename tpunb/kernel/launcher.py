@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from tpunb.kernel.supervisor import SupervisorProcess
+from tpunb.kernel.supervisor import BorrowedSupervisor, SupervisorProcess
 from tpunb.machine import environment
 from tpunb.notebook.convert import handed
 from tpunb.notebook.models import Script, Snapshot
@@ -176,6 +176,7 @@ class Launcher:
         """No later run can use them; their runs in the background still go on."""
         self._mirrors: list[MirrorProcess] = []
         """Of runs at places, which end with this process."""
+        self._borrows = True
         self._fingerprint: object = None
         self._replicate: dict[str, str] = {}
 
@@ -185,7 +186,7 @@ class Launcher:
         One that was started for another interpreter, other packages or other variables that
         are read at import is retired first.
         """
-        fingerprint = _fingerprint(env)
+        fingerprint = fingerprint_of(env)
         supervisor = self.supervisor
         if supervisor is not None:
             supervisor.poll()
@@ -193,7 +194,8 @@ class Launcher:
                 self.retire()
                 supervisor = None
         if supervisor is None:
-            supervisor = SupervisorProcess(environment.fork_server_environment(env))
+            borrowed = BorrowedSupervisor.find(fingerprint) if self._borrows else None
+            supervisor = borrowed or SupervisorProcess(environment.fork_server_environment(env))
             self.supervisor, self._fingerprint = supervisor, fingerprint
         return supervisor
 
@@ -207,6 +209,7 @@ class Launcher:
     def retire(self) -> None:
         """End the supervisor and all below it; one that has a run in the background, after it."""
         supervisor, self.supervisor = self.supervisor, None
+        self._borrows = False
         if supervisor is not None:
             self._retired.append(supervisor)
         for supervisor in list(self._retired):
@@ -333,7 +336,7 @@ def _prelude(script: Script) -> str:
     return "".join(script.source(block) for block in script.blocks if block.role == "prelude")
 
 
-def _fingerprint(env: Mapping[str, str]) -> object:
+def fingerprint_of(env: Mapping[str, str]) -> str:
     """What a fork server cannot change any more: interpreter, packages, variables."""
     packages = [
         _installed(folder, Path(folder).stat().st_mtime_ns)

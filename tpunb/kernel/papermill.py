@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import json
 import logging
 import os
@@ -13,11 +11,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpunb.kernel.options import Cores
-from tpunb.notebook.convert import statements
+from tpunb.notebook.parameters import parameter, refuse_unknown
 from tpunb.runs import directory, logs, metrics, state
 from tpunb.runs.spec import RunState
 from tpunb.utils import env_vars
@@ -47,17 +46,45 @@ def run_notebook(
             env_vars.RAN: ran.name,
             env_vars.CORES: None if cores is None else str(cores),
         }
-        with _environment(variables), _watched(Path(ran.name)):
-            executed = _execute(notebook, output, parameters, kernel)
+        values = {name: parameter(text) for name, text in parameters.items()}
+        with environment(variables), _watched(Path(ran.name)):
+            failure = execute(notebook, output, values, kernel)
         folders = [directory.RunDir(line) for line in ran.read().splitlines()]
-    if executed and not folders:
+    if failure is not None:
+        print(f"tpunb: {failure}", file=sys.stderr)
+    elif not folders:
         print(f"tpunb: {notebook}: no cell ran %%tpu_train", file=sys.stderr)
     succeeded = [_report(folder) for folder in folders]
-    return 0 if executed and folders and all(succeeded) else 1
+    return 0 if failure is None and folders and all(succeeded) else 1
 
 
-def _execute(notebook: Path, output: Path, parameters: Mapping[str, str], kernel: str) -> bool:
-    """Run all cells; False if one failed, which was printed."""
+@dataclass(frozen=True)
+class NotebookFailure:
+    """Why not all cells of a notebook ran."""
+
+    where: str
+    """The notebook, and the cell if one failed."""
+    reason: str
+    """Its traceback, or what papermill says."""
+    headline: str
+    """The same in a line."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+def execute(
+    notebook: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    kernel: str | None = None,
+    **options: Any,
+) -> NotebookFailure | None:
+    """Run all cells with these parameters; why that failed, or None.
+
+    `kernel`: its name; by default what `_kernel_name` says. `options`: nbclient's.
+    Raises TpunbError for a folder that cannot be written.
+    """
     import papermill
     from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillException, PapermillExecutionError
@@ -67,27 +94,36 @@ def _execute(notebook: Path, output: Path, parameters: Mapping[str, str], kernel
         papermill.execute_notebook(
             notebook,
             output,
-            parameters={name: parameter(text) for name, text in parameters.items()},
-            kernel_name=kernel,
+            parameters=dict(parameters),
+            kernel_name=kernel or _kernel_name(notebook),
             language="python",
             progress_bar=False,
             log_output=False,
             # ipykernel 7.4 warns of its own TCP sockets, which are this machine's. What it calls
             # an error is shown.
             extra_arguments=["--IPKernelApp.log_level=40"],
+            **options,
         )
     except KeyboardInterrupt:
         # nbclient's task ends with the kernel, and nobody asks for its exception.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise
     except PapermillExecutionError as error:
-        where = f"{notebook}, cell [{error.exec_count}]"
-        print(f"tpunb: {where}: {_reason(error, output)}", file=sys.stderr)
-        return False
+        cell = f"cell [{error.exec_count}]"
+        reason = _reason(error, output)
+        said = f"{error.ename}: {error.evalue}" if error.traceback else reason
+        headline, _, _ = said.strip().partition("\n")
+        return NotebookFailure(f"{notebook}, {cell}", reason, f"{cell}: {headline}")
     except (PapermillException, DeadKernelError) as error:
-        print(f"tpunb: {notebook}: {str(error).strip()}", file=sys.stderr)
-        return False
-    return True
+        reason = str(error).strip()
+        return NotebookFailure(str(notebook), reason, reason.partition("\n")[0])
+    return None
+
+
+def warm_up() -> None:
+    """Import what running a notebook needs."""
+    import papermill.execute  # noqa: F401
+    from nbclient.exceptions import DeadKernelError  # noqa: F401
 
 
 def _report(folder: directory.RunDir) -> bool:
@@ -164,41 +200,6 @@ def _kernel_name(notebook: Path) -> str:
     return name if name in KernelSpecManager().find_kernel_specs() else "python3"
 
 
-def refuse_unknown(notebook: Path, parameters: Mapping[str, str]) -> None:
-    """Raise TpunbError for a parameter that changes nothing: no cell would use its value.
-
-    papermill puts the values below the cell tagged `parameters`, or above all cells. A name that
-    another cell reads and none assigns is one, too.
-    """
-    from tpunb.notebook.files import load_cells
-    from tpunb.notebook.lint.walk import parse_cells
-    from tpunb.notebook.models import Snapshot
-
-    cells = load_cells(notebook)
-    tagged = {cell.index for cell in cells if "parameters" in cell.tags}
-    injected = {cell.index for cell in cells if "injected-parameters" in cell.tags}
-    parsed = parse_cells(Snapshot(cells, None, str(notebook), "the notebook file"))
-    known: set[str] = set()
-    assigned: set[str] = set()
-    read: set[str] = set()
-    for cell in parsed:
-        if cell.index in tagged:
-            known |= statements.bound_names(cell.tree)
-        elif cell.index not in injected:
-            assigned |= statements.bound_names(cell.tree)
-            read |= set(re.findall(r"[^\W\d]\w*", "\n".join(cell.lines)))
-    for name in parameters:
-        if name in known or (name in read and name not in assigned):
-            continue
-        nearest = difflib.get_close_matches(name, sorted(known), 1, 0.6)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        if not tagged:
-            hint = ": no cell of it is tagged `parameters`; tag the one that assigns the defaults"
-        elif not hint:
-            hint = f"; its parameters are: {', '.join(sorted(known)) or 'none'}"
-        raise TpunbError(f"-p {name}: {notebook} has no such parameter{hint}")
-
-
 def _make_folder(output: Path) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -206,16 +207,8 @@ def _make_folder(output: Path) -> None:
         raise TpunbError(f"cannot write {output}: {error.strerror}") from error
 
 
-def parameter(text: str) -> Any:
-    """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
 @contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """Variables for the notebook's kernel, which inherits this process's environment."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)

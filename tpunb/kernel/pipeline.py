@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tpunb.kernel.held import HeldNames, read_kernel
@@ -30,6 +31,7 @@ from tpunb.notebook.convert.launches import with_call
 from tpunb.notebook.lint.findings import Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
+from tpunb.notebook.trial_cells import defer_parameters, with_parameters
 from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import cpus, env_vars
@@ -90,18 +92,25 @@ def prepare_notebook(
     returned: Returned,
     replicate: bool,
     replay: bool,
+    parameters: Mapping[str, object] = MappingProxyType({}),
 ) -> PreparedNotebook:
     """Capture, convert and lint. Raises NotebookError and ConversionError.
 
     `cell` is the train cell's body, or a call of `tpunb.launch` in the cell that is running;
     `notebook` the path that the user gave; `returned` what the kernel has got from its runs;
     `replicate`: every rank runs the prelude, whatever it does; `replay`: nothing else comes from
-    the kernel.
+    the kernel. `parameters` are values of a trial, for names that the kernel has too.
     """
     body = None if isinstance(cell, LaunchCall) else cell
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
     if isinstance(cell, LaunchCall):
         snapshot = with_call(snapshot, cell)
+    if env_vars.SWEEP in os.environ:
+        snapshot = defer_parameters(snapshot)
+    if parameters:
+        lines = [f"{name} = {value!r}" for name, value in parameters.items()]
+        snapshot = with_parameters(snapshot, "\n".join(lines))
+        user_ns = {**user_ns, **parameters}
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
     if replay:
         script, values = convert(snapshot, got, left=left), None

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
@@ -46,7 +47,7 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.runs import directory, last_run, listing, returns, state
+from tpunb.runs import directory, last_run, listing, returns, state, tensorboard
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -160,6 +161,8 @@ class Session:
             env.pop("PJRT_DEVICE", None)
         if debug.switched_spmd_on():
             env.pop(VARIABLE, None)
+        if not tensorboard.SET_BEFORE:  # a thread may be importing tensorboardX now
+            env.pop(tensorboard.SET_BY_IMPORT, None)
         return env
 
     def _user_chose_device(self) -> bool:
@@ -195,7 +198,7 @@ class Session:
         if not options.no_warm and not setup.missing_xla():
             self.launcher.warm(self._run_environment(self.machine()))
             # nbconvert takes two seconds to import; by the first train cell it is there.
-            threading.Thread(target=_preload, name="tpunb-warm-up", daemon=True).start()
+            threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
         self._show_environment(options)
         self._ahead = options.ahead
         if options.keep_running:
@@ -283,6 +286,8 @@ class Session:
 
     def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`: from the options and the cell's body to the result."""
+        if env_vars.SWEEP in os.environ:  # a trial is over when its runs are
+            options = replace(options, detach=False)
         with counted_interrupts() as interrupts:
             front = front_end.current_front_end()
             request = self.prepare(options, cell, interrupts, front)
@@ -339,11 +344,12 @@ class Session:
         cell: str | LaunchCall,
         interrupts: Interrupts | None = None,
         front: FrontEnd | None = None,
+        parameters: Mapping[str, object] = MappingProxyType({}),
     ) -> RunRequest:
         """Decide everything about a run, and check what can be checked before it starts.
 
         `front` shows what it waits for while hosts elsewhere are asked; an interrupt gives up on
-        them.
+        them. `parameters`: values of a trial of `--grid`.
 
         Raises UsageError, and TpunbError for a notebook or a machine that cannot run it.
         """
@@ -359,6 +365,8 @@ class Session:
                 "the working directory of this notebook's kernel was removed, and a run works in "
                 "it: change to another one with `%cd FOLDER`"
             ) from None
+        if options.on is None and (place := os.environ.get(env_vars.ON)):
+            options = replace(options, on=place)
         requested, target = dict(options.env), None
         here = self.machine(requested)
         if options.on is not None:
@@ -389,6 +397,7 @@ class Session:
             returned=self.returned,
             replicate=options.replicate,
             replay=options.replay,
+            parameters=parameters,
         )
         held = {name.name for name in notebook.values.names} if notebook.values else set()
         if refusal := assigned.refusal(notebook.script, options.returns, held):
@@ -752,9 +761,10 @@ def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
             files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))
 
 
-def _preload() -> None:
+def preload() -> None:
     """Import and read what the first train cell needs of the kernel, also if it fails."""
     importlib.import_module("tpunb.kernel.pipeline")
     importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()
     importlib.import_module("tpunb.diagnostics.failure.rules").rules()
+    tensorboard.import_writer()

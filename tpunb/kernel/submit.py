@@ -17,7 +17,6 @@ from tpunb.display.run_view import RunView
 from tpunb.kernel import cost, pipeline
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import TRAIN, TrainOptions
-from tpunb.kernel.papermill import parameter, refuse_unknown
 from tpunb.machine import environment, machine
 from tpunb.machine.machine import Machine
 from tpunb.notebook.convert import assigned, handed, kept
@@ -27,6 +26,7 @@ from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import Snapshot
+from tpunb.notebook.parameters import parameter, refuse_unknown
 from tpunb.places import jobset, kinds, mirror
 from tpunb.places.config import JobSetSettings, find_place
 from tpunb.places.target import Target

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import IO, cast
 
 from tpunb.runs import protocol
 from tpunb.runs.protocol import (
@@ -28,8 +29,8 @@ from tpunb.runs.protocol import (
     StopRun,
 )
 from tpunb.runs.spec import StopCause, StopOrigin
-from tpunb.utils import cpus, env_vars, processes
-from tpunb.utils.files import PACKAGE_ROOT
+from tpunb.utils import cpus, env_vars, processes, records
+from tpunb.utils.files import PACKAGE_ROOT, write_json
 
 _SUPERVISOR = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
@@ -39,6 +40,9 @@ _ROUNDS = 50
 """In which what is left behind is killed, 0.02 s each: a process may be forked in the meantime."""
 _TAIL = 3000
 """Bytes that are kept of what a supervisor has written before it failed."""
+
+_ORDERS, _REPORTS, _ABOUT = "orders", "reports", "supervisor.json"
+"""In the folder of a supervisor that is lent."""
 
 _connected: weakref.WeakSet[SupervisorProcess] = weakref.WeakSet()
 detached: list[SupervisorProcess] = []
@@ -57,6 +61,17 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+def _popen(stdin: int, stdout: int, stderr: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _SUPERVISOR, PACKAGE_ROOT],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,  # the interrupt key signals the kernel's whole group
+        cwd="/",  # no module of the notebook's folder may stand in for a standard one
+    )
+
+
 class SupervisorProcess:
     """A supervisor with its fork server. Its standard input is the lifeline: closed, it ends all.
 
@@ -66,17 +81,15 @@ class SupervisorProcess:
 
     def __init__(self, env: dict[str, str]) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the supervisor)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SUPERVISOR, PACKAGE_ROOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            start_new_session=True,  # the interrupt key signals the kernel's whole group
-            cwd="/",  # no module of the notebook's folder may stand in for a standard one
-        )
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
-        self._reader = MessageReader(self._process.stdout.fileno())
+        self._connect(_popen(subprocess.PIPE, subprocess.PIPE, self._stderr))
+        marked = {**env, **dict(mark.split("=", 1) for mark in self._marks)}
+        self._send(Preload(marked, list(sys.path), sorted(cpus.allowed_cpus())))
+
+    def _connect(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        self._reader = MessageReader(process.stdout.fileno())
         self._mutex = threading.RLock()  # runs in the background are followed by threads
         self.ready = False
         self.broken = ""
@@ -87,8 +100,6 @@ class SupervisorProcess:
         self._folders: set[Path] = set()
         """Of preludes that run ahead, which it removes."""
         _connected.add(self)
-        marked = {**env, **dict(mark.split("=", 1) for mark in self._marks)}
-        self._send(Preload(marked, list(sys.path), sorted(cpus.allowed_cpus())))
 
     @property
     def pid(self) -> int:
@@ -246,3 +257,106 @@ class SupervisorProcess:
             self._process.stdout.close()
             self._stderr.close()
             self._runs.clear()
+
+
+class LentSupervisor:
+    """A supervisor that serves one kernel after the other, with what it has kept of preludes.
+
+    The process that lends it holds the ends of two FIFOs that its borrowers open too: so no end of
+    one of them is the supervisor's. `env` as for SupervisorProcess; `fingerprint` says what of
+    packages and variables its fork server cannot change.
+    """
+
+    def __init__(self, env: dict[str, str], fingerprint: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tpunb-lent-"))
+        for name in (_ORDERS, _REPORTS):
+            os.mkfifo(self.folder / name, 0o600)
+        flags = os.O_NONBLOCK | os.O_CLOEXEC
+        orders = os.open(self.folder / _ORDERS, os.O_RDONLY | flags)
+        self._orders = os.open(self.folder / _ORDERS, os.O_WRONLY | os.O_CLOEXEC)
+        self._reports = os.open(self.folder / _REPORTS, os.O_RDONLY | flags)
+        reports = os.open(self.folder / _REPORTS, os.O_WRONLY | os.O_CLOEXEC)
+        os.set_blocking(orders, True)
+        self._process = _popen(orders, reports, subprocess.DEVNULL)
+        os.close(orders)
+        os.close(reports)
+        marked = {**env, env_vars.SUPERVISOR: f"{self._process.pid}-{time.time_ns()}"}
+        preload = Preload(marked, list(sys.path), sorted(cpus.allowed_cpus()))
+        os.write(self._orders, protocol.encode_message(preload))
+        write_json(self.folder / _ABOUT, {"pid": self._process.pid, "fingerprint": fingerprint})
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self, wait: float = 20.0) -> None:
+        """End it and all below it."""
+        os.close(self._orders)
+        try:
+            self._process.wait(wait)
+        finally:
+            os.close(self._reports)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class BorrowedSupervisor(SupervisorProcess):
+    """The other end, in a kernel. Closed, it goes on; its lender stops what is left of runs."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
+        self._connect(cast("subprocess.Popen[bytes]", _Borrowed(folder, pid)))
+        self.ready = True  # or it will be when a run needs it, which waits
+
+    @classmethod
+    def find(cls, fingerprint: str) -> BorrowedSupervisor | None:
+        """The one that this kernel was lent, if it fits and lives."""
+        folder = Path(os.environ.get(env_vars.LENT, ""))
+        about = records.read_dict(folder / _ABOUT) if folder.name else {}
+        if about.get("fingerprint") != fingerprint:
+            return None
+        try:
+            return cls(folder, int(about["pid"]))
+        except OSError:  # it has ended
+            return None
+
+    def close(self, wait: float = 60.0) -> None:
+        """Let go of it, once the runs of this kernel have ended."""
+        for run in list(self._runs):
+            self.stop(Path(run), StopCause.KERNEL_GONE, "the kernel has ended")
+        until = time.monotonic() + wait
+        while self._runs and time.monotonic() < until:
+            self.poll()
+            time.sleep(0.01)
+        self.close_pipes()
+        self._stderr.close()
+
+
+class _Borrowed:
+    """What SupervisorProcess uses of subprocess.Popen, for a process of another's."""
+
+    returncode: int | None = None
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        flags = os.O_NONBLOCK | os.O_CLOEXEC
+        self.pid = pid
+        self.stdin = open(os.open(folder / _ORDERS, os.O_WRONLY | flags), "wb")  # noqa: SIM115
+        os.set_blocking(self.stdin.fileno(), True)
+        self.stdout = open(os.open(folder / _REPORTS, os.O_RDONLY | flags), "rb")  # noqa: SIM115
+        self._process = processes.find_process(pid)
+
+    def poll(self) -> int | None:
+        """None while it lives; how it has ended only its parent knows."""
+        if self.returncode is None and (
+            self._process is None or processes.process_state(self._process) in ("", "Z")
+        ):
+            self.returncode = 1
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """It is waited for by its lender."""
+        return self.poll() or 0
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it lives."""
+        if self._process is not None:
+            processes.send_signal(self._process, number)

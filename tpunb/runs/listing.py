@@ -44,8 +44,12 @@ _chosen: Path | None = None
 
 
 def default_folder() -> Path:
-    """Where runs are kept: where this process was told, or `runs` in the working directory."""
-    return Path.cwd() / "runs" if _chosen is None else _chosen
+    """Where runs are kept: where this process or its sweep was told, or `runs` in the working
+    directory.
+    """
+    if _chosen is not None:
+        return _chosen
+    return Path(os.environ.get(env_vars.RUNS) or Path.cwd() / "runs")
 
 
 def choose_folder(folder: str) -> Path:

@@ -8,6 +8,7 @@ wait for each other's values and because importing tensorboardX takes long.
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import threading
 import time
@@ -23,9 +24,11 @@ from tpunb.utils import files
 
 PREFIX = "events"
 """tensorboardX makes 'events.out.tfevents.1700000000.host' of it."""
-_SET_BY_IMPORT = "CRC32C_SW_MODE"
+SET_BY_IMPORT = "CRC32C_SW_MODE"
 """A variable that tensorboardX 2.6 sets when it is imported. Left in the kernel's environment, it
 would make preludes stale that were kept before."""
+SET_BEFORE = SET_BY_IMPORT in os.environ
+"""Whether the kernel had it before this."""
 EVERY = 1.0
 """Seconds between two writes to the file."""
 
@@ -68,6 +71,14 @@ class TensorBoardWriter:
             self.problem = f"{type(error).__name__}: {error}"
 
 
+def import_writer() -> None:
+    """Import tensorboardX, which takes a second or two, and leave the environment as it was."""
+    importlib.import_module("tensorboardX.event_file_writer")
+    importlib.import_module("tensorboardX.summary")
+    if not SET_BEFORE:
+        os.environ.pop(SET_BY_IMPORT, None)
+
+
 def _is_locked(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,11 +95,9 @@ class _EventFile:
     """
 
     def __init__(self, run: RunDir, ranks: int) -> None:
-        known = _SET_BY_IMPORT in os.environ
+        import_writer()
         from tensorboardX.event_file_writer import EventsWriter
 
-        if not known:
-            os.environ.pop(_SET_BY_IMPORT, None)
         self._series = MetricSeries(ranks, keep=False)
         self._file: Any = EventsWriter(str(run.path / PREFIX))
         self._write_parameters(parameters(run))

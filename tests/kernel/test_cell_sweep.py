@@ -1,0 +1,66 @@
+"""`%%tpu_train --grid` in a real kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.drivers.kernel import Kernel, Ran, kernel
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """%%tpu_train --cores 1 --grid rate=0.1,0.2 --grid seed=0..1 --out study
+import tpunb
+with open("ran.txt", "a") as file:
+    print(rate, seed, scaled, file=file)
+for step in range(3):
+    tpunb.log(step, loss=(rate - 0.2) ** 2 + seed)
+if rate == 0.1 and seed:
+    raise ValueError("no good")
+"""
+
+
+@pytest.fixture(scope="module")
+def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run("%load_ext tpunb\nrate, seed = 0.5, 7", "load").good()
+        made.run("with open('prelude.txt', 'a') as file:\n    print('ran', file=file)", "p").good()
+        made.run("scaled = rate * 10", "scaled").good()
+        yield made
+
+
+def shown(ran: Ran) -> str:
+    return json.dumps([ran.displays, ran.texts, ran.error], ensure_ascii=False)
+
+
+def lines(nb: Kernel, name: str) -> list[str]:
+    return (nb.folder / name).read_text().splitlines()
+
+
+def test_a_grid_in_a_cell(nb: Kernel) -> None:
+    ran = nb.run(TRAIN, "train").good()
+    assert "4 trials: 3 complete, 1 failed · best loss 0 in trial 2" in shown(ran)
+    # What is computed of a parameter fits it, and what no parameter reaches ran once.
+    assert lines(nb, "ran.txt") == ["0.1 0 1.0", "0.1 1 1.0", "0.2 0 2.0", "0.2 1 2.0"]
+    assert len(lines(nb, "prelude.txt")) == 2  # here, and for all trials
+    told = nb.run("print(study.best.parameters, study.best.value, rate, seed)", "best").good()
+    assert told.stdout == "{'rate': 0.2, 'seed': 0} 0.0 0.5 7\n"  # the kernel's own are as before
+    errors = nb.run("print(*study.table()['error'].dropna())", "table").good()
+    assert "ValueError: no good" in errors.stdout
+    nb.run(TRAIN, "train").good()
+    assert len(lines(nb, "ran.txt")) == 4  # nothing runs twice
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--grid rte=1", "no cell above assigns rte"),
+        ("--grid rate=fast", "the notebook's default is 0.5"),
+        ("--grid rate=1 --detach", "not with --detach"),
+    ],
+)
+def test_what_is_refused(nb: Kernel, options: str, said: str) -> None:
+    ran = nb.run(f"%%tpu_train {options}\npass", "refused")
+    assert said in shown(ran)

@@ -1,0 +1,114 @@
+"""Optuna's ask and tell, with a journal that survives everything."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+
+from tpunb.errors import MissingPackageError
+from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
+from tpunb.sweeps.planner import Search, open_journal, settled
+from tpunb.sweeps.space import Choice, Range
+
+SPACE = {"lr": Range(1e-5, 1e-1, True), "depth": Range(1, 8), "name": Choice(("a", "b"))}
+SPEC = SweepSpec("nb.ipynb", Kind.SEARCH, {}, "accuracy", None, "", "", "code", "packages")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepDir:
+    made = SweepDir(tmp_path / "sweep")
+    made.trials.mkdir(parents=True)
+    return made
+
+
+def search(folder: SweepDir, total: int = 20) -> Search:
+    return Search(folder, SPEC, SPACE, total)
+
+
+def run(planner: Search, known: dict[int, Trial], count: int) -> None:
+    for _ in range(count):
+        trial = planner.propose(known)
+        assert trial is not None
+        depth = trial.parameters["depth"]
+        done = replace(trial, state=TrialState.COMPLETE, value=float(depth))
+        planner.tell(done)
+        known[trial.number] = done
+
+
+def test_it_asks_tells_and_ends(folder: SweepDir) -> None:
+    known: dict[int, Trial] = {}
+    planner = search(folder, 20)
+    run(planner, known, 20)
+    assert planner.propose(known) is None
+    assert planner.study.best_value == max(trial.value or 0 for trial in known.values())
+    assert planner.study.best_value > 6  # more is better, as the name says
+    for trial in known.values():
+        assert 1e-5 <= trial.parameters["lr"] <= 1e-1
+        assert trial.parameters["name"] in "ab"
+
+
+def test_a_search_that_was_killed_goes_on(folder: SweepDir) -> None:
+    """Asked and never begun; ended and never told; and never the same proposals again."""
+    known: dict[int, Trial] = {}
+    first = search(folder)
+    run(first, known, 3)
+    untold = first.propose(known)
+    assert untold is not None
+    known[3] = replace(untold, state=TrialState.COMPLETE, value=8.0)
+    unbegun = first.propose(known)
+    assert unbegun is not None
+    for trial in known.values():
+        folder.write_trial(trial)
+
+    planner = search(folder)
+    settled(planner, known)
+    assert planner.study.best_value == 8.0
+    assert planner.propose(known) == unbegun
+    known[4] = replace(unbegun, state=TrialState.FAILED, error="ValueError: no")
+    planner.tell(known[4])
+    run(planner, known, 3)
+    lrs = [trial.parameters["lr"] for trial in known.values()]
+    assert len(set(lrs)) == len(lrs) == 8
+    (name,) = optuna.get_all_study_names(open_journal(folder))
+    assert name == folder.id
+    ended = [trial.state.name for trial in planner.study.trials]
+    assert ended == ["COMPLETE"] * 4 + ["FAIL"] + ["COMPLETE"] * 3
+
+
+def test_a_hopeless_trial_is_pruned_and_one_that_goes_well_is_not(folder: SweepDir) -> None:
+    known: dict[int, Trial] = {}
+    planner = search(folder)
+    for value in (0.5, 0.6, 0.7, 0.8, 0.9):
+        trial = planner.propose(known)
+        assert trial is not None
+        assert not planner.report(trial, [(step, value) for step in range(3)])
+        known[trial.number] = replace(trial, state=TrialState.COMPLETE, value=value)
+        planner.tell(known[trial.number])
+    for value, hopeless in ((0.1, True), (0.95, False)):
+        trial = planner.propose(known)
+        assert trial is not None
+        assert planner.report(trial, [(0, value)]) == hopeless
+        known[trial.number] = replace(trial, state=TrialState.PRUNED, value=value)
+        planner.tell(known[trial.number])
+
+
+def test_of_a_long_trial_the_pruner_gets_some_steps(folder: SweepDir) -> None:
+    planner = search(folder)
+    trial = planner.propose({})
+    assert trial is not None
+    for step in range(0, 3000, 100):
+        planner.report(trial, [(each, 1.0) for each in range(step, step + 100)])
+    steps = list(planner.study.trials[0].intermediate_values)
+    assert steps[:101] == [*range(100), 100]
+    assert len(steps) < 500
+    assert max(steps) > 2900
+
+
+def test_without_optuna(folder: SweepDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'tpunb\[search\]'"):
+        search(folder)

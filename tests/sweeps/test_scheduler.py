@@ -1,0 +1,344 @@
+"""A sweep that was cut off, at whatever moment, goes on where it was; nothing runs twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from tpunb.errors import TpunbError
+from tpunb.notebook.files import load_cells
+from tpunb.notebook.parameters import defaults
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunState
+from tpunb.sweeps import folder as folders
+from tpunb.sweeps.folder import SweepDir, SweepSpec, Trial, TrialState
+from tpunb.sweeps.planner import Listed
+from tpunb.sweeps.scheduler import Scheduler
+from tpunb.sweeps.space import Choice
+from tpunb.sweeps.study import Study, SweepOrder
+from tpunb.sweeps.table import SweepTable
+from tpunb.utils import env_vars, processes
+
+TRIALS = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
+
+
+def write(path: Path, *cells: str) -> Path:
+    parameters = v4.new_code_cell("lr = 0.5\nseed = 0", metadata={"tags": ["parameters"]})
+    made = [v4.new_code_cell("%load_ext tpunb"), parameters, *map(v4.new_code_cell, cells)]
+    nbformat.write(v4.new_notebook(cells=made), path)
+    return path
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> SweepOrder:
+    notebook = write(tmp_path / "nb.ipynb", "%%tpu_train\ntpunb.log(loss=lr)")
+    known = defaults(load_cells(notebook))
+    return SweepOrder(notebook, {"lr": Choice((0.1, 0.2, 0.3))}, known, metric="loss")
+
+
+@pytest.fixture
+def sweep(order: SweepOrder, tmp_path: Path) -> SweepDir:
+    return folders.open_sweep(tmp_path / "runs", order.spec(), again=False)
+
+
+def ran(sweep: SweepDir, number: int, loss: float, state: RunState = RunState.SUCCEEDED) -> RunDir:
+    """A run that a trial has made, and that has ended."""
+    run = RunDir(sweep.path.parent.parent / f"20260101-00000{number}-nb")
+    run.path.mkdir()
+    row = {"rank": 0, "time": 1.0, "step": 3, "loss": loss, "attempt": 0}
+    run.metrics.write_text(json.dumps(row) + "\n")
+    run.write_result(RunResult(state, "nb", 1, "CPU", 10.0, 15.0, run.path))
+    sweep.runs_file(number).write_text(f"{run.path}\n")
+    return run
+
+
+def executed(sweep: SweepDir, number: int, **told: Any) -> None:
+    notebook = v4.new_notebook(metadata={"papermill": told})
+    nbformat.write(notebook, sweep.executed(number))
+
+
+def prepared(sweep: SweepDir, order: SweepOrder, retries: int = 0) -> Scheduler:
+    planner, spec = Listed(TRIALS), sweep.read_spec()
+    made = Scheduler(sweep, spec, planner, order.known, retries=retries, show=lambda trials: None)
+    made.prepare()
+    return made
+
+
+def test_a_trial_whose_end_nobody_wrote_down_is_complete(
+    sweep: SweepDir, order: SweepOrder
+) -> None:
+    """Killed between the notebook's end and the record's."""
+    sweep.write_trial(Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0))
+    ran(sweep, 0, 0.25)
+    executed(sweep, 0, end_time="2026-01-01T00:00:15", exception=None)
+    trial = prepared(sweep, order).trials[0]
+    assert (trial.state, trial.value, trial.step) == (TrialState.COMPLETE, 0.25, 3)
+    assert (trial.duration, trial.attempts) == (10.0, 1)
+    assert sweep.read_trials()[0] == trial
+
+
+@pytest.mark.parametrize("told", [{}, {"end_time": None}, {"end_time": "x", "exception": True}])
+def test_a_trial_that_was_cut_off_runs_again(
+    sweep: SweepDir, order: SweepOrder, told: dict[str, Any]
+) -> None:
+    sweep.write_trial(Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0))
+    ran(sweep, 0, 0.25)
+    if told:
+        executed(sweep, 0, **told)
+    trial = prepared(sweep, order).trials[0]
+    assert (trial.state, trial.started, trial.attempts) == (TrialState.WAITING, None, 0)
+
+
+def test_a_failed_trial_stays_so_unless_it_has_tries_left(
+    sweep: SweepDir, order: SweepOrder
+) -> None:
+    failed = Trial(0, TRIALS[0], TrialState.FAILED, error="too high", attempts=1)
+    sweep.write_trial(failed)
+    assert prepared(sweep, order)._order == []
+    assert prepared(sweep, order, retries=1)._order == [0]
+    assert sweep.read_trials()[0] == failed
+
+
+def test_what_ran_in_another_sweep_is_not_run_again(
+    sweep: SweepDir, order: SweepOrder, tmp_path: Path
+) -> None:
+    spec = sweep.read_spec()
+    run = ran(sweep, 0, 0.25)
+    done = Trial(0, TRIALS[0], TrialState.COMPLETE, 0.25, 3, runs=(str(run.path),), attempts=1)
+    sweep.write_trial(done)
+    sweep.note_done(folders.trial_key(spec, order.known, done.parameters), done)
+
+    wider = replace(order, space={"lr": Choice((0.4, 0.1))})
+    other = folders.open_sweep(tmp_path / "runs", wider.spec(), again=False)
+    assert other.id != sweep.id
+    found = prepared(other, wider)._done_before(Trial(1, {"lr": 0.1}))
+    assert found is not None
+    assert (found.number, found.value, found.copied_from) == (1, 0.25, f"{sweep.id}/0")
+    # A parameter that is given as its default is the same as one that is not given.
+    known = order.known
+    same = folders.trial_key(spec, known, {"lr": 0.1, "seed": 0})
+    assert same == folders.trial_key(spec, known, {"lr": 0.1})
+    # Another notebook, other packages, other cores, another place: another trial.
+    for name in ("code", "packages", "cores", "place"):
+        changed = replace(spec, **{name: "other"})
+        assert folders.trial_key(changed, known, {"lr": 0.1}) != same
+
+
+def test_again_is_a_new_folder_and_what_goes_on_is_the_newest(
+    order: SweepOrder, tmp_path: Path
+) -> None:
+    runs, spec = tmp_path / "runs", order.spec()
+    first = folders.open_sweep(runs, spec, again=False)
+    assert folders.open_sweep(runs, spec, again=False).path == first.path
+    second = folders.open_sweep(runs, spec, again=True)
+    assert second.path != first.path
+    assert second.read_spec().again
+    assert folders.open_sweep(runs, spec, again=False).path == second.path
+
+
+def test_the_notebooks_own_modules_belong_to_its_code(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "nb.ipynb", "from mine.net import Net")
+    (tmp_path / "mine").mkdir()
+
+    def digest() -> str:
+        return folders.code_digest(load_cells(notebook), (tmp_path,))
+
+    seen = set()
+    for text in ("a = 1", "a = 2", "a = 1"):
+        (tmp_path / "mine" / "net.py").write_text(text)
+        seen.add(digest())
+    assert len(seen) == 2
+
+
+def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:
+    refused = pytest.raises(TpunbError, match=f"already, in process {os.getpid()}")
+    with sweep.locked(), refused, sweep.locked():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"space": {"lrr": Choice((1,))}}, "lrr: .*no such parameter; did you mean lr"),
+        ({"space": {}}, "what is to be tried"),
+        ({"random": 2, "search": 2}, "--random draws parameters, --search"),
+        ({"search": 2, "metric": None}, "--search: of which metric"),
+        ({"maximize": True, "metric": None}, "--maximize: of which metric"),
+        ({"trials": [{"lr": 1}]}, "trials= is the list of all trials"),
+    ],
+)
+def test_what_does_not_go_together(
+    order: SweepOrder, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TpunbError, match=said):
+        replace(order, **changes).check()
+    assert not (tmp_path / "runs").exists()
+
+
+# The table
+
+
+def table(spec: SweepSpec, *trials: Trial, total: int = 0) -> SweepTable:
+    return SweepTable(spec, {trial.number: trial for trial in trials}, total)
+
+
+def test_the_table_is_sorted_and_hides_nothing(order: SweepOrder) -> None:
+    made = table(
+        order.spec(),
+        Trial(0, {"lr": 0.1, "seed": 1}, TrialState.COMPLETE, 0.5, 3, started=1.0, ended=2.0),
+        Trial(1, {"lr": 0.2, "seed": 1}, TrialState.FAILED, 0.0, error="ValueError: <b>"),
+        Trial(2, {"lr": 0.3, "seed": 1}, TrialState.COMPLETE, 0.0, 3, started=1.0, ended=3.0),
+        Trial(3, {"lr": 0.4, "seed": 1}, TrialState.PRUNED, 0.7, 1, started=1.0, ended=2.0),
+        total=6,
+    )
+    assert [trial.number for trial in made.sorted()] == [2, 0, 3, 1]
+    assert made.best is not None
+    assert made.best.number == 2
+    assert made.parameters() == ["lr"]
+    assert made.headline() == (
+        "6 trials: 2 complete, 1 pruned, 1 failed, 2 waiting · best loss 0 in trial 2"
+    )
+    lines = made.text().splitlines()
+    assert re.match(r"★ +2 +0.3 +complete +0 +3 +2 s", lines[2])
+    assert lines[-1].endswith("ValueError: <b>")
+    assert "&lt;b&gt;" in made.html()
+    assert "<b>ValueError" not in made.html()
+    assert [line[3] for line in made.text(2).splitlines()[2:4]] == ["2", "0"]
+    assert made.text(2).endswith("and 2 more")
+
+
+def test_more_is_better_where_the_name_or_the_user_says_so(order: SweepOrder) -> None:
+    trials = [
+        Trial(n, {"lr": n}, TrialState.COMPLETE, value, metrics={"accuracy": value})
+        for n, value in enumerate((0.5, 0.9, 0.7))
+    ]
+    for changes in ({"metric": "accuracy"}, {"metric": "x", "maximize": True}, {"metric": None}):
+        made = table(replace(order.spec(), **changes), *trials)
+        assert [trial.number for trial in made.sorted()] == [1, 2, 0]
+    assert table(replace(order.spec(), metric="x"), *trials).best == trials[0]
+
+
+def test_two_hundred_trials(sweep: SweepDir, order: SweepOrder) -> None:
+    """What a long sweep costs: small files, and a table in no time."""
+    for number in range(200):
+        state = TrialState.FAILED if number % 50 == 7 else TrialState.COMPLETE
+        value = (number * 37 % 200) / 200
+        sweep.write_trial(Trial(number, {"lr": number / 7}, state, value, 3, {"loss": value}))
+    study = Study(sweep, 200)
+    assert study.best is not None
+    assert study.best.value == 0.0
+    frame = study.table()
+    assert len(frame) == 200
+    assert list(frame["loss"][:2]) == sorted(frame["loss"][:2])
+    assert len(study._repr_html_()) < 500_000
+    assert sum(file.stat().st_size for file in sweep.trials.iterdir()) < 200_000
+    assert len(study._table().text(40).splitlines()) == 43
+
+
+# Killed for good: real processes
+
+CELL = """
+%%tpu_train --cores 1
+import os, time, tpunb
+with open("ran.txt", "a") as file:
+    file.write(f"begin {lr}\\n")
+for step in range(3):
+    tpunb.log(step, loss=(lr - 0.2) ** 2)
+while os.path.exists(f"hold-{lr}"):
+    time.sleep(0.02)
+with open("ran.txt", "a") as file:
+    file.write(f"end {lr}\\n")
+"""
+
+
+def begin(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tpunb", "sweep", "nb.ipynb", "--grid", "lr=0.1,0.2,0.3"]
+    return subprocess.Popen(
+        [*command, "--metric", "loss"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_until(holds: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 300
+    while not holds():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def lines(folder: Path) -> list[str]:
+    file = folder / "ran.txt"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def states(folder: Path) -> Mapping[int, str]:
+    found = {}
+    for path in sorted(folder.glob("runs/sweeps/nb-*/trials/*.json")):
+        trial = json.loads(path.read_text())
+        found[trial["number"]] = trial["state"]
+    return found
+
+
+@pytest.mark.long  # four sweeps, each with a start of torch
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path) -> None:
+    write(tmp_path / "nb.ipynb", CELL)
+    # In the first trial's kernel, before its run began.
+    process = begin(tmp_path)
+    wait_until(lambda: states(tmp_path) == {0: "running"}, process)
+    process.kill()
+    process.communicate()
+    # In the middle of a run.
+    hold = tmp_path / "hold-0.2"
+    hold.touch()
+    process = begin(tmp_path)
+    wait_until(lambda: "begin 0.2" in lines(tmp_path), process)
+    process.kill()
+    process.communicate()
+    assert "end 0.1" in lines(tmp_path)
+    assert "end 0.2" not in lines(tmp_path)
+    # By Ctrl-C, with time to save.
+    process = begin(tmp_path)
+    wait_until(lambda: lines(tmp_path).count("begin 0.2") == 2, process)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=200)[0]
+    assert "stopped; the same call goes on where it was" in said, said
+    assert states(tmp_path)[1] == "waiting"
+    hold.unlink()
+    # And now to the end.
+    process = begin(tmp_path)
+    said = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, said
+    assert "1 of 3 trials have ended before" in said
+    assert "3 trials: 3 complete · best loss 0 in trial 1" in said
+    ends = [line for line in lines(tmp_path) if line.startswith("end")]
+    assert sorted(ends) == ["end 0.1", "end 0.2", "end 0.3"]
+    (sweep,) = tmp_path.glob("runs/sweeps/nb-*")
+    for number in range(3):
+        cells = nbformat.read(sweep / "trials" / f"000{number}.ipynb", 4).cells
+        assert any("injected-parameters" in cell.metadata.get("tags", ()) for cell in cells)
+    left = processes.with_variables([f"{env_vars.SWEEP}={sweep}#0"])
+    assert not left
+    before = lines(tmp_path)
+    again = begin(tmp_path)
+    assert "3 complete" in again.communicate(timeout=100)[0]
+    assert lines(tmp_path) == before  # nothing ran

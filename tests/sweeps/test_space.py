@@ -1,0 +1,100 @@
+"""What a sweep tries: values, ranges, and what does not fit the notebook's parameters."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from tpunb.errors import TpunbError
+from tpunb.sweeps import space
+from tpunb.sweeps.space import Choice, Range
+
+KNOWN = {"lr": 0.1, "depth": 3, "name": "sgd", "fast": False, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("lr", "1e-3,1", (1e-3, 1.0)),
+        ("depth", "0..3,7,3", (0, 1, 2, 3, 7)),
+        ("name", "adam,1", ("adam", "1")),
+        ("name", "'a,b',c", ("a,b", "c")),
+        ("fast", "True,False", (True, False)),
+        ("none", "1,x,None", (1, "x", None)),
+        ("other", "[1, 2],(3)", ([1, 2], 3)),
+    ],
+)
+def test_a_grid(name: str, text: str, values: tuple[Any, ...]) -> None:
+    parsed = space.parse_grid(name, text, KNOWN).values
+    assert parsed == values
+    assert list(map(type, parsed)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "made"),
+    [
+        ("lr", "1e-5..1e-2:log", Range(1e-5, 1e-2, True)),
+        ("lr", "1..2", Range(1.0, 2.0)),
+        ("depth", "1..8", Range(1, 8)),
+        ("other", "-0.5..1.5", Range(-0.5, 1.5)),
+        ("name", "adam,sgd", Choice(("adam", "sgd"))),
+    ],
+)
+def test_a_range(name: str, text: str, made: Choice | Range) -> None:
+    parsed = space.parse_space(name, text, KNOWN)
+    assert parsed == made
+    assert not isinstance(made, Range) or parsed.to_json() == made.to_json()
+
+
+@pytest.mark.parametrize(
+    ("grid", "ranges", "said"),
+    [
+        ({"depth": "1,1.5"}, {}, "--grid depth=1.5: the notebook's default is 3, so depth is an"),
+        ({"fast": [1]}, {}, "grid fast=1: the notebook's default is False"),
+        ({"lr": "3..1"}, {}, "--grid lr=3..1: there is no number from 3..1"),
+        ({"lr": []}, {}, "grid of lr: there is no value in it"),
+        ({"lr": [{1}]}, {}, "a parameter is a number, a text"),
+        ({}, {"lr": "2..1"}, "--space lr=2..1: the first number is the lower one"),
+        ({}, {"lr": "0..1:log"}, "--space lr=0..1:log: a logarithmic range begins above 0"),
+        ({}, {"depth": "1..2.5"}, "--space depth=2.5: the notebook's default is 3"),
+        ({}, {"lr": ("a", 2)}, "--space lr=a..2: the ends of a range are numbers"),
+        ({"lr": "1"}, {"lr": "1..2"}, "lr is in the grid and in the space"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    grid: dict[str, Any], ranges: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TpunbError, match=re.escape(said)):
+        space.from_python(grid, ranges, KNOWN)
+
+
+def test_all_combinations_and_too_many() -> None:
+    made = space.from_python({"lr": [1, 2], "depth": range(2)}, {}, KNOWN)
+    assert space.grid_trials(made) == [
+        {"lr": lr, "depth": depth} for lr, depth in itertools.product((1.0, 2.0), (0, 1))
+    ]
+    many = space.from_python({"lr": range(200), "depth": range(200)}, {}, KNOWN)
+    with pytest.raises(TpunbError, match=r"40,000 trials; the most is 10,000. --random N"):
+        space.grid_trials(many)
+    with pytest.raises(TpunbError, match="--random N or --search N says it"):
+        space.grid_trials({"lr": Range(0.0, 1.0)})
+
+
+def test_trials_that_are_drawn_are_the_same_again_and_within_their_ranges() -> None:
+    drawn = {
+        "log": Range(1e-5, 1e-2, True),
+        "whole": Range(1, 64, True),
+        "flat": Range(2, 3),
+        "one": Choice(("a", "b")),
+    }
+    trials = list(itertools.islice(space.random_trials(drawn, "seed"), 400))
+    assert trials[:7] == list(itertools.islice(space.random_trials(drawn, "seed"), 7))
+    assert all(1e-5 <= trial["log"] <= 1e-2 and 1 <= trial["whole"] <= 64 for trial in trials)
+    assert {trial["flat"] for trial in trials} == {2, 3}
+    # Equal factors are equally likely: a third of three decades each.
+    lowest = sum(trial["log"] < 1e-4 for trial in trials)
+    assert 80 < lowest < 190
+    assert len(list(space.random_trials({"one": Choice((1, 2, 3))}, "s"))) == 3

@@ -1,0 +1,169 @@
+"""`%%tpu_train --grid`: the cell at hand with all combinations of values, and one table of them.
+
+Trials are runs of this kernel, one after the other, so they begin in what was kept of the prelude.
+How they stand is in a sweep's folder, as for `tpunb sweep`: the same cell run again goes on there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from tpunb.kernel.launcher import Run
+from tpunb.kernel.session import Interrupts, Session, counted_interrupts
+from tpunb.notebook.convert import statements
+from tpunb.notebook.lint.walk import parse_cells
+from tpunb.runs.spec import RunState, StopCause, StopOrigin
+from tpunb.sweeps import folder as folders
+from tpunb.sweeps import space as spaces
+from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
+from tpunb.sweeps.study import Study
+from tpunb.sweeps.table import SweepTable
+from tpunb.sweeps.view import make_view
+from tpunb.utils.literals import literal
+
+if TYPE_CHECKING:
+    from tpunb.kernel.options import TrainOptions
+    from tpunb.kernel.pipeline import RunRequest
+
+_ALONE = ("background", "detach", "dry_run", "stop_when_done")
+"""Options of one run that a grid does not have."""
+
+
+def run_grid(session: Session, options: TrainOptions, cell: str) -> Study:
+    """Run the cell once for each combination, as far as that has not been done.
+
+    Raises UsageError for names that the notebook does not have and values of another type; and
+    what a run of the cell raises before it starts. A trial that fails is in the table.
+    """
+    with counted_interrupts() as interrupts:
+        return _run_grid(session, options, cell, interrupts)
+
+
+def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: Interrupts) -> Study:
+    for name in _ALONE:
+        if getattr(options, name):
+            raise UsageError(f"%%tpu_train --grid: not with --{name.replace('_', '-')}")
+    known = {name: value for name, value in session.shell.user_ns.items() if _is_plain(value)}
+    space = spaces.from_python(dict(options.grid), {}, known)
+    trials = spaces.grid_trials(space)
+    single = replace(options, grid=())
+    request = session.prepare(single, cell, interrupts, parameters=trials[0])
+    request.raise_for_lint()
+    _refuse_unknown(request, list(space))
+    folder = _open(session, request, space, cell)
+    with folder.locked():
+        spec, known_trials = folder.read_spec(), folder.read_trials()
+        view = make_view(SweepTable(spec, {}, len(trials)), ())
+
+        def put(trial: Trial) -> None:
+            folder.write_trial(trial)
+            known_trials[trial.number] = trial
+            view.show(known_trials)
+
+        with view:
+            view.show(known_trials)
+            for number, parameters in enumerate(trials):
+                if interrupts.count:
+                    break
+                if number in known_trials and known_trials[number].state.over:
+                    continue
+                trial = Trial(number, parameters, TrialState.RUNNING, started=time.time())
+                if number:
+                    request = session.prepare(single, cell, interrupts, parameters=parameters)
+                run = session.start(request, interrupts)
+                trial = replace(trial, runs=(str(run.dir.path),))
+                put(trial)
+                assert isinstance(run, Run)
+                put(_follow(session, run, request, trial, spec, interrupts, view, known_trials))
+            view.finish(known_trials, stopped=bool(interrupts.count))
+    study = Study(folder, len(trials), shown=view.tells_all)
+    if options.out is not None:
+        session.shell.user_ns[options.out] = study
+    return study
+
+
+def _follow(
+    session: Session,
+    run: Run,
+    request: RunRequest,
+    trial: Trial,
+    spec: SweepSpec,
+    interrupts: Interrupts,
+    view: Any,
+    known: Mapping[int, Trial],
+) -> Trial:
+    """The trial as its run has ended; one that was interrupted waits again."""
+    seen = 0
+    for _ in run.events():
+        if interrupts.count > seen:
+            hurry, seen = seen > 0, interrupts.count
+            reason, origin = "interrupted in the notebook", StopOrigin.NOTEBOOK
+            run.stop(StopCause.USER, reason, origin=origin, now=hurry)
+        view.show(known)
+    result = run.result()
+    session.launcher.remember(request.notebook.script, result, run.spec)
+    if interrupts.count and result.state is not RunState.SUCCEEDED:
+        return replace(trial, state=TrialState.WAITING, started=None)
+    ended = replace(
+        trial,
+        ended=time.time(),
+        attempts=1,
+        device=result.device,
+        cores=result.spmd or result.world_size,
+        cost=result.cost,
+    )
+    ended = folders.measure(ended, spec)
+    if result.state is RunState.SUCCEEDED:
+        return replace(ended, state=TrialState.COMPLETE)
+    error = result.headline().partition("\n")[0]
+    return replace(ended, state=TrialState.FAILED, error=error)
+
+
+def _refuse_unknown(request: RunRequest, names: list[str]) -> None:
+    """Raise UsageError for a name that no cell above the train cell assigns."""
+    snapshot = request.notebook.snapshot
+    above = [c for c in parse_cells(snapshot) if c.index < (snapshot.train or 0)]
+    given = {c.index for c in snapshot.cells if "injected-parameters" in c.tags}
+    assigned: set[str] = set()
+    for parsed in above:
+        if parsed.index not in given:
+            assigned |= statements.bound_names(parsed.tree)
+    for name in names:
+        if name not in assigned:
+            raise UsageError(
+                f"%%tpu_train --grid {name}: no cell above assigns {name}; assign its default there"
+            )
+
+
+def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str) -> SweepDir:
+    snapshot = request.notebook.snapshot
+    given = {c.index for c in snapshot.cells if "injected-parameters" in c.tags}
+    end = (snapshot.train or 0) + 1
+    cells = tuple(c for c in snapshot.cells[:end] if c.index not in given)
+    values = request.notebook.values
+    spec = SweepSpec(
+        notebook=snapshot.path or snapshot.name,
+        kind=Kind.GRID,
+        space={name: tried.to_json() for name, tried in space.items()},
+        metric=None,
+        maximize=None,
+        place=request.options.on or "",
+        cores=str(request.cores),
+        code=folders.code_digest(cells, ()),
+        packages=folders.packages_digest(),
+        cell=hashlib.sha256(
+            (cell + json.dumps(None if values is None else values.to_json(), default=str)).encode()
+        ).hexdigest()[:16],
+    )
+    return folders.open_sweep(session.defaults.runs, spec, again=False, copy=False)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str)) and literal(value) is not None

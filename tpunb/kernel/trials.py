@@ -1,0 +1,252 @@
+"""The process in which a sweep's trials run, one after the other (tpunb.sweeps.worker).
+
+    worker    imports papermill, ipykernel and tpunb once; has one thread, and runs nothing else
+      ├─ supervisor   lent to one kernel after the other, with its fork server and kept preludes
+      ├─ papermill    a fork for each trial: runs the notebook, says how it ended
+      └─ kernel       another, which begins where `python -m ipykernel_launcher` has imported all
+
+An order is a JSON line on standard input, the reply one on standard output: {"failed", "error"}.
+What a trial has taken of memory goes with its processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tpunb.kernel import papermill
+from tpunb.kernel.launcher import fingerprint_of
+from tpunb.kernel.supervisor import LentSupervisor
+from tpunb.machine import environment, machine
+from tpunb.notebook.trial_cells import note_kept
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.utils import env_vars, processes
+from tpunb.utils.errors import TpunbError
+
+_LAUNCHER = ["-m", "ipykernel_launcher"]
+_MOST = 1 << 20
+"""Bytes of a request for a kernel: its command and environment."""
+_PATIENCE = 30.0
+"""Seconds in which a kernel ends whose papermill has ended."""
+
+
+def main() -> None:
+    """Run what is ordered until standard input closes."""
+    processes.die_with_parent(int(sys.argv.pop(1)))
+    worker = os.getpid()
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what papermill prints is no reply
+    del sys.path[0]  # the folder of this very tpunb, which is no kernel's
+    lent = _lend()  # it imports torch meanwhile
+    _import_all()
+    try:
+        for line in sys.stdin:
+            if not lent.alive:  # nobody has needed it for an hour
+                lent.close()
+                lent = _lend()
+            order = json.loads(line)
+            reply = _run(order, lent)
+            _end_runs(Path(order["ran"]))
+            os.write(replies, (json.dumps(reply) + "\n").encode())
+    finally:
+        if os.getpid() == worker:
+            lent.close()
+
+
+def _lend() -> LentSupervisor:
+    """A supervisor for the kernels of trials, which have this environment too."""
+    here = machine.detect_machine(os.environ)
+    env = environment.run_environment(os.environ, here.device, machine=here)
+    return LentSupervisor(environment.fork_server_environment(env), fingerprint_of(env))
+
+
+def _end_runs(ran: Path) -> None:
+    """Stop what a notebook has left: its runs in the background, and all if its kernel died."""
+    for run in map(RunDir, ran.read_text(encoding="utf-8").splitlines()):
+        if state.run_state(run).active and not run.place.exists():
+            state.request_stop(run, "its kernel has ended")
+            state.wait_for_end(run)
+
+
+def _import_all() -> None:
+    """What papermill and a kernel need; none of it starts a thread or opens a socket."""
+    papermill.warm_up()
+    for name in ("ipykernel.kernelapp", "ipykernel.ipkernel", "tpunb.kernel.magics"):
+        importlib.import_module(name)
+    importlib.import_module("tpunb.kernel.session").preload()
+
+
+def _run(order: Mapping[str, Any], lent: LentSupervisor) -> dict[str, Any]:
+    """Run a notebook; how it ended."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _become_papermill(order, theirs, worker, lent)
+    theirs.close()
+    kernels: list[int] = []
+    said: dict[str, Any] = {"failed": True, "error": "papermill's process was killed"}
+    with ours:
+        while data := ours.recv(_MOST):
+            request = json.loads(data)
+            if "failed" in request:
+                said = request
+                continue
+            kernel = os.fork()
+            if kernel == 0:
+                ours.detach()
+                _become_kernel(request, worker)
+            kernels.append(kernel)
+            ours.send(json.dumps(kernel).encode())
+    os.waitpid(pid, 0)
+    for kernel in kernels:
+        _end(kernel)
+    return said
+
+
+def _end(kernel: int) -> None:
+    """Wait for a kernel that papermill has asked to end, or was killed before it could."""
+    until = time.monotonic() + _PATIENCE
+    while os.waitpid(kernel, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until:
+            with suppress(ProcessLookupError):
+                os.kill(kernel, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+# The notebook's client
+
+
+def _become_papermill(
+    order: Mapping[str, Any], worker: socket.socket, pid: int, lent: LentSupervisor
+) -> NoReturn:
+    try:
+        processes.die_with_parent(pid)
+        os.close(0)
+        os.open(os.devnull, os.O_RDONLY)
+        variables = {
+            env_vars.NOTEBOOK: order["notebook"],
+            env_vars.RAN: order["ran"],
+            env_vars.CORES: order["cores"],
+            env_vars.ON: order["on"],
+            env_vars.LENT: str(lent.folder),
+        }
+        error = ""
+        try:
+            with papermill.environment(variables):
+                failure = papermill.execute(
+                    Path(order["notebook"]),
+                    Path(order["output"]),
+                    order["parameters"],
+                    kernel_manager_class=_kernel_manager(worker, pid),
+                )
+            with suppress(OSError):
+                note_kept(Path(order["output"]))
+            error = "" if failure is None else failure.headline
+        except TpunbError as refused:
+            error = str(refused).partition("\n")[0]
+        worker.send(json.dumps({"failed": bool(error), "error": error}).encode())
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _kernel_manager(worker: socket.socket, pid: int) -> type[Any]:
+    """jupyter_client's manager, with kernels that are forks of the worker where they can be."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    class ForkedKernels(AsyncKernelManager):
+        """Another interpreter's kernels are started as usual."""
+
+        async def _async_launch_kernel(self, kernel_cmd: list[str], **kw: Any) -> None:
+            if not _is_ours(kernel_cmd):
+                await super()._async_launch_kernel(kernel_cmd, **kw)
+                return
+            env = {**os.environ, **(kw.get("env") or {}), "JPY_PARENT_PID": str(pid)}
+            request = {
+                "argv": kernel_cmd[3:],
+                "env": env,
+                "cwd": str(kw.get("cwd") or os.getcwd()),
+            }
+            worker.send(json.dumps(request).encode())
+            kernel = json.loads(worker.recv(_MOST))
+            provisioner: Any = self.provisioner
+            provisioner.process = _Forked(kernel)
+            provisioner.pid = provisioner.pgid = kernel
+            self._reconcile_connection_info(provisioner.connection_info)
+
+    return ForkedKernels
+
+
+def _is_ours(command: Sequence[str]) -> bool:
+    """Whether a kernel is IPython's in this very environment."""
+    return command[:1] == [sys.executable] and list(command[1:3]) == _LAUNCHER
+
+
+class _Forked:
+    """A kernel, as jupyter_client's provisioner has a subprocess.Popen."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._process = processes.find_process(pid)
+
+    def poll(self) -> int | None:
+        """None while it lives. How it ended, only its parent knows."""
+        if self._process is None or processes.process_state(self._process) in ("", "Z"):
+            return 0
+        return None
+
+    def wait(self) -> int:
+        """Return once it has ended."""
+        while self.poll() is None:
+            time.sleep(0.01)
+        return 0
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it lives."""
+        if self._process is not None:
+            processes.send_signal(self._process, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+# The kernel
+
+
+def _become_kernel(request: Mapping[str, Any], worker: int) -> NoReturn:
+    """Be what `python -m ipykernel_launcher` is after its imports, and end as it does."""
+    os.setsid()
+    processes.die_with_parent(worker)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # Python's own is, after every fork
+    # After the own exit handlers: to clear away what the worker has imported takes seconds.
+    atexit.register(os._exit, 0)
+    sys.argv = ["ipykernel_launcher", *request["argv"]]
+    from ipykernel.kernelapp import IPKernelApp
+
+    handle = f"--IPKernelApp.parent_handle={worker}"  # its default was read at the import
+    IPKernelApp.launch_instance([*request["argv"], handle])
+    sys.exit()

@@ -1,0 +1,117 @@
+"""Parameters of a notebook, as papermill has them: their names, defaults and types."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpunb.notebook.convert import statements
+from tpunb.notebook.files import load_cells
+from tpunb.notebook.lint.walk import parse_cells
+from tpunb.notebook.models import Cell, Snapshot
+from tpunb.utils.errors import TpunbError
+
+
+def parameter(text: str) -> Any:
+    """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def refuse_unknown(notebook: Path, names: Iterable[str], option: str = "-p") -> None:
+    """Raise TpunbError for a parameter that changes nothing: no cell would use its value.
+
+    papermill puts the values below the cell tagged `parameters`, or above all cells. A name that
+    another cell reads and none assigns is one, too.
+    """
+    cells = load_cells(notebook)
+    tagged = {cell.index for cell in cells if "parameters" in cell.tags}
+    injected = {cell.index for cell in cells if "injected-parameters" in cell.tags}
+    parsed = parse_cells(Snapshot(cells, None, str(notebook), "the notebook file"))
+    known: set[str] = set()
+    assigned: set[str] = set()
+    read: set[str] = set()
+    for cell in parsed:
+        if cell.index in tagged:
+            known |= statements.bound_names(cell.tree)
+        elif cell.index not in injected:
+            assigned |= statements.bound_names(cell.tree)
+            read |= set(re.findall(r"[^\W\d]\w*", "\n".join(cell.lines)))
+    for name in names:
+        if name in known or (name in read and name not in assigned):
+            continue
+        nearest = difflib.get_close_matches(name, sorted(known), 1, 0.6)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        if not tagged:
+            hint = ": no cell of it is tagged `parameters`; tag the one that assigns the defaults"
+        elif not hint:
+            hint = f"; its parameters are: {', '.join(sorted(known)) or 'none'}"
+        raise TpunbError(f"{option} {name}: {notebook} has no such parameter{hint}")
+
+
+def defaults(cells: Iterable[Cell]) -> dict[str, Any]:
+    """Values that cells tagged `parameters` assign as literals at their top level, by name.
+
+    Others, expressions say, are left out: of what type they are is known only when they run.
+    """
+    found: dict[str, Any] = {}
+    for cell in cells:
+        if "parameters" not in cell.tags:
+            continue
+        try:
+            body = ast.parse(cell.source).body
+        except (SyntaxError, ValueError):  # a magic of IPython's
+            continue
+        for node in body:
+            if isinstance(node, ast.Assign):
+                targets, value = node.targets, node.value
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                targets, value = [node.target], node.value
+            else:
+                continue
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    try:
+                        found[target.id] = ast.literal_eval(value)
+                    except (ValueError, TypeError, SyntaxError):
+                        found.pop(target.id, None)
+    return found
+
+
+def typed(name: str, value: Any, known: Mapping[str, Any], option: str) -> Any:
+    """The value as the notebook's parameter has it: its type is that of the default.
+
+    An int does for a float. Raises TpunbError for a value of another type. Without a default,
+    or with None for one, every value does.
+    """
+    default = known.get(name)
+    if default is None or value is None:
+        return value
+    kind = type(default)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise TpunbError(
+        f"{option} {name}={value!r}: the notebook's default is {default!r}, so {name} is "
+        f"{_a(kind)}, and this is {_a(type(value))}"
+    )
+
+
+def typed_text(name: str, text: str, known: Mapping[str, Any], option: str) -> Any:
+    """The same for a value from a command line: a text needs no quotes."""
+    if isinstance(known.get(name), str):
+        value = parameter(text)
+        return value if isinstance(value, str) else text
+    return typed(name, parameter(text), known, option)
+
+
+def _a(kind: type) -> str:
+    article = "an" if kind.__name__[0] in "aeiou" else "a"
+    return f"{article} {kind.__name__}"

@@ -1,0 +1,146 @@
+"""Cells of a notebook that runs once for each trial of a sweep: what need not run each time.
+
+The cells above the train cell run in the processes of the runs, where a prelude that was kept
+serves one trial after the other. In a trial's kernel only those run of which cells below use a
+name; and the parameters are set as late as they can be, so that what is above them is the same in
+all trials.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from tpunb.notebook.convert import statements
+from tpunb.notebook.convert.cells import SKIP_TAGS
+from tpunb.notebook.files import cell_magics, load_cells
+from tpunb.notebook.lint.walk import ParsedCell, parse_cells
+from tpunb.notebook.models import KEPT, Cell, Snapshot
+from tpunb.utils import files
+
+INJECTED = "injected-parameters"
+_SKIP = "skip-execution"
+"""nbclient's tag."""
+_WORD = re.compile(r"[^\W\d]\w*")
+_EVERYTHING = frozenset("globals locals vars eval exec dir get_ipython __main__ input".split())
+"""Who uses these may use any name."""
+NOTE = (
+    "[tpunb] this cell ran in the processes of the run, once for all trials with the same cells "
+    "above it; this kernel needs nothing of it\n"
+)
+
+
+def defer_parameters(snapshot: Snapshot) -> Snapshot:
+    """The same with the injected parameters right above the first cell that may use one of them.
+
+    What stands between mentions none of their names, so it does the same before them.
+    """
+    at = next((c.index for c in snapshot.cells if INJECTED in c.tags), None)
+    if at is None or snapshot.train is None or snapshot.train <= at:
+        return snapshot
+    cells = list(snapshot.cells)
+    try:
+        names = statements.bound_names(ast.parse(cells[at].source))
+    except (SyntaxError, ValueError):
+        return snapshot
+    end = at + 1
+    while end < snapshot.train and not _mentions(cells[end], names):
+        end += 1
+    cells.insert(end - 1, cells.pop(at))
+    moved = tuple(replace(cell, index=index) for index, cell in enumerate(cells))
+    # Cells that are left out stand where they stood: in no cell between has an index changed
+    # that matters to them.
+    return replace(snapshot, cells=moved)
+
+
+def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
+    """The same with a cell that assigns parameters, as papermill would have injected it.
+
+    It stands below the last cell above the train cell that assigns one of them, or lower.
+    """
+    assert snapshot.train is not None
+    names = statements.bound_names(ast.parse(source))
+    above = [cell for cell in parse_cells(snapshot) if cell.index < snapshot.train]
+    assigning = [cell.index for cell in above if statements.bound_names(cell.tree) & names]
+    at = max(assigning, default=-1) + 1
+    cells = list(snapshot.cells)
+    cells.insert(at, Cell(at, "code", source, tags=(INJECTED,)))
+    moved = tuple(replace(cell, index=index) for index, cell in enumerate(cells))
+    return defer_parameters(replace(snapshot, cells=moved, train=snapshot.train + 1))
+
+
+def _mentions(cell: Cell, names: set[str]) -> bool:
+    if cell.kind != "code":
+        return False
+    words = set(_WORD.findall(cell.source))
+    unclear = bool(words & _EVERYTHING) or "import *" in cell.source
+    return unclear or bool(words & names) or cell.source.lstrip().startswith("%%")
+
+
+def for_trials(text: str, path: str) -> str:
+    """The notebook, given as JSON, with tags on the cells that kernels of trials do not run."""
+    notebook = json.loads(text)
+    kept = _only_for_runs(load_cells(path))
+    for index in kept:
+        tags = notebook["cells"][index].setdefault("metadata", {}).setdefault("tags", [])
+        tags += [KEPT, _SKIP]
+    return json.dumps(notebook, indent=1)
+
+
+def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
+    """The cells above the first train cell of which nothing below it needs a name in the kernel."""
+    trains = [c.index for c in cells if c.kind == "code" and "tpu_train" in cell_magics(c.source)]
+    if not trains:
+        return set()
+    needed: set[str] = set()
+    for cell in cells[trains[0] :]:
+        if cell.kind == "code":
+            # Of a train cell, the option line: IPython fills names in.
+            own = cell.source.partition("\n")[0] if cell.index in trains else cell.source
+            needed |= set(_WORD.findall(own))
+    if needed & _EVERYTHING:
+        return set()
+    parsed = {c.index: c for c in parse_cells(Snapshot(cells, trains[0], None, "the file"))}
+    kept: set[int] = set()
+    for cell in reversed(cells[: trains[0]]):
+        if cell.kind != "code":
+            continue
+        words = set(_WORD.findall(cell.source))
+        if cell.index in parsed and _is_plain(parsed[cell.index], cell, words):
+            tree = parsed[cell.index].tree
+            used = words - _imported(parsed.values())
+            if not needed & (statements.bound_names(tree) | used):
+                kept.add(cell.index)
+                continue
+        needed |= words
+    return kept
+
+
+def _is_plain(parsed: ParsedCell, cell: Cell, words: set[str]) -> bool:
+    """Whether it is Python alone, and part of the run."""
+    tagged = {"parameters", INJECTED, *SKIP_TAGS} & set(cell.tags)
+    whole = parsed.runs and parsed.problem is None and not parsed.left_out
+    return whole and bool(parsed.tree.body) and not tagged and not words & _EVERYTHING
+
+
+def _imported(cells: Iterable[ParsedCell]) -> set[str]:
+    """Names of modules: to use one is not to change it."""
+    names: set[str] = set()
+    for cell in cells:
+        for node in ast.walk(cell.tree):
+            if isinstance(node, ast.Import):
+                names |= {a.asname or a.name.partition(".")[0] for a in node.names}
+    return names
+
+
+def note_kept(path: Path) -> None:
+    """Say in an executed notebook why cells of it have no output."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if KEPT in cell.get("metadata", {}).get("tags", ()):
+            cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": [NOTE]}]
+    files.atomic_write(path, json.dumps(notebook, indent=1).encode("utf-8", "replace"))

@@ -1,0 +1,175 @@
+"""Which trial is next: from a list, or as Optuna proposes."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tpunb.sweeps.folder import SweepDir, SweepSpec, Trial, TrialState, is_better
+from tpunb.sweeps.space import Choice, Space
+from tpunb.utils.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    import optuna
+
+REPORTED = 100
+"""Points of a metric that a pruner gets of a trial before it gets every second only."""
+_SKIPPED = "tpunb:reason"
+"""Of a trial in the journal: why it failed."""
+
+
+class Planner(Protocol):
+    """Proposes trials and hears how they ended."""
+
+    total: int
+    """Trials of the whole sweep."""
+
+    def propose(self, known: Mapping[int, Trial]) -> Trial | None:
+        """The next trial that is in no record yet; None if there is none now, or none any more."""
+
+    def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
+        """Take steps and values of a trial that goes on; True if it may be stopped early."""
+
+    def tell(self, trial: Trial) -> None:
+        """Hear how a trial has ended."""
+
+
+class Listed:
+    """Trials that are known from the beginning: a grid, a list, or numbers drawn by a seed."""
+
+    def __init__(self, trials: Sequence[Mapping[str, Any]]) -> None:
+        self._trials = trials
+        self.total = len(trials)
+
+    def propose(self, known: Mapping[int, Trial]) -> Trial | None:
+        """The first of which nothing is known."""
+        for number, parameters in enumerate(self._trials):
+            if number not in known:
+                return Trial(number, parameters)
+        return None
+
+    def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
+        """Nothing is stopped early."""
+        return False
+
+    def tell(self, trial: Trial) -> None:
+        """Nothing depends on it."""
+
+
+class Search:
+    """Optuna's ask and tell; its journal file is in the sweep's folder.
+
+    A trial has the same number in both. Raises MissingPackageError without Optuna.
+    """
+
+    def __init__(self, folder: SweepDir, spec: SweepSpec, space: Space, total: int) -> None:
+        try:
+            import optuna
+        except ModuleNotFoundError:
+            install = "pip install 'tpunb[search]'"
+            raise MissingPackageError("optuna", "--search", install) from None
+        self.total = total
+        self._optuna = optuna
+        self._space = {name: _distribution(optuna, values) for name, values in space.items()}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = open_journal(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # A sampler that goes on with the same seed would propose what it did before.
+            begun = sum(1 for _ in folder.trials.glob("*.json"))
+            seed = (int(spec.digest(), 16) + begun) % 2**32
+            self.study = optuna.create_study(
+                study_name=folder.id,
+                storage=storage,
+                sampler=optuna.samplers.TPESampler(seed=seed),
+                direction="maximize" if is_better(spec)(1.0, 0.0) else "minimize",
+                load_if_exists=True,
+            )
+        self._reported: dict[int, int] = {}
+
+    def propose(self, known: Mapping[int, Trial]) -> Trial | None:
+        """One that was asked for and never begun, as a crash leaves it; else a new one."""
+        for asked in self.study.get_trials(deepcopy=False):
+            if asked.number not in known and not asked.state.is_finished():
+                return Trial(asked.number, asked.params)
+        if len(known) >= self.total:
+            return None
+        proposed = self.study.ask(self._space)
+        return Trial(proposed.number, proposed.params)
+
+    def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
+        """Give the values to the pruner. Of long trials every second, fourth … value is left out,
+        the same in all trials: it compares what they had at the same step.
+        """
+        proposed = self._proposed(trial)
+        known = set(self.study._storage.get_trial(proposed._trial_id).intermediate_values)
+        new = False
+        for step, value in points:
+            index = self._reported.get(trial.number, 0)
+            self._reported[trial.number] = index + 1
+            if step not in known and _is_reported(index):
+                proposed.report(value, step)
+                new = True
+        return new and proposed.should_prune()
+
+    def tell(self, trial: Trial) -> None:
+        """Write the end into the journal, if it does not stand there already."""
+        states = self._optuna.trial.TrialState
+        if self._frozen(trial.number).state.is_finished():
+            return
+        if trial.error:
+            self._proposed(trial).set_user_attr(_SKIPPED, trial.error[:500])
+        if trial.runs:
+            self._proposed(trial).set_user_attr("tpunb:run", trial.run)
+        if trial.state is TrialState.COMPLETE:
+            self.study.tell(trial.number, trial.value)
+        elif trial.state is TrialState.PRUNED:
+            self.study.tell(trial.number, state=states.PRUNED)
+        else:
+            self.study.tell(trial.number, state=states.FAIL)
+
+    def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[number]
+
+    def _proposed(self, trial: Trial) -> optuna.trial.Trial:
+        return self._optuna.trial.Trial(self.study, self._frozen(trial.number)._trial_id)
+
+
+def open_journal(folder: SweepDir) -> optuna.storages.JournalStorage:
+    """The storage of a sweep's study, which `optuna-dashboard journal.log` opens too."""
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    return JournalStorage(JournalFileBackend(str(folder.journal)))
+
+
+def _is_reported(index: int) -> bool:
+    """All of the first REPORTED; then every second, every fourth, and so on."""
+    stride = 1
+    while index >= REPORTED * stride:
+        stride *= 2
+    return index % stride == 0
+
+
+def _distribution(optuna: Any, values: Any) -> Any:
+    kinds = optuna.distributions
+    if isinstance(values, Choice):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # lists as values work, and Optuna would rather not
+            return kinds.CategoricalDistribution(values.values)
+    kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
+    return kind(values.low, values.high, log=values.log)
+
+
+def settled(planner: Planner, known: Mapping[int, Trial]) -> None:
+    """Tell what had ended before a crash could tell it."""
+    for trial in known.values():
+        if trial.state.over:
+            planner.tell(trial)
+
+
+def take(trials: Iterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The first `count` trials, or all there are."""
+    return list(itertools.islice(trials, count))

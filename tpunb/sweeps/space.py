@@ -1,0 +1,247 @@
+"""What a sweep tries: values that are listed, and ranges from which they are drawn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpunb.notebook import parameters
+from tpunb.utils.errors import TpunbError
+
+_RANGE = re.compile(r"(?P<low>[^:,]+?)\.\.(?P<high>[^:,]+?)(?P<log>:log)?")
+_INT = re.compile(r"[+-]?\d+")
+MOST = 10_000
+"""Trials of one sweep: a range that was meant for --space would be more."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, source: random.Random) -> Any:
+        """A value, each as likely as the others."""
+        return source.choice(self.values)
+
+    def to_json(self) -> Any:
+        """What identifies it."""
+        return list(self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number from `low` to `high`, both included: whole ones if both are."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Equal factors are equally likely, not equal differences."""
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def draw(self, source: random.Random) -> float:
+        """A number."""
+        if not self.log:
+            if self.whole:
+                return source.randint(int(self.low), int(self.high))
+            return source.uniform(self.low, self.high)
+        if self.whole:  # as Optuna has it: each whole number has the room to its neighbours
+            number = math.exp(source.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5)))
+            return min(max(round(number), int(self.low)), int(self.high))
+        number = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        return min(max(number, self.low), self.high)
+
+    def to_json(self) -> Any:
+        """What identifies it."""
+        return {"low": self.low, "high": self.high, "log": self.log}
+
+
+Space = Mapping[str, Choice | Range]
+"""What is tried of each parameter, by name."""
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """NAME=VALUES, taken apart. Raises ValueError."""
+    name, equals, values = text.partition("=")
+    if not (equals and name.strip().isidentifier() and values.strip()):
+        raise ValueError(f"{text!r} is not of the form NAME=VALUES")
+    return name.strip(), values.strip()
+
+
+def parse_grid(name: str, text: str, known: Mapping[str, Any]) -> Choice:
+    """Values with commas between them, and whole numbers from 0 to 4 as `0..4`.
+
+    `known`: the defaults of the notebook's parameters. Raises TpunbError.
+    """
+    option = "--grid"
+    values: list[Any] = []
+    for part in _split(text):
+        first, dots, last = part.partition("..")
+        if dots and _INT.fullmatch(first) and _INT.fullmatch(last):
+            if int(last) - int(first) >= MOST:
+                raise TpunbError(f"{option} {name}={part}: that is more than {MOST:,} values")
+            numbers = range(int(first), int(last) + 1)
+            if not numbers:
+                raise TpunbError(f"{option} {name}={part}: there is no number from {part}")
+            values += (parameters.typed(name, number, known, option) for number in numbers)
+        else:
+            values.append(parameters.typed_text(name, part, known, option))
+    return Choice(unique(values))
+
+
+def parse_space(name: str, text: str, known: Mapping[str, Any]) -> Choice | Range:
+    """`1e-5..1e-2`, `1e-5..1e-2:log`, `1..8`, or values with commas between them."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return parse_grid(name, text, known)
+    low, high = (parameters.parameter(match[end]) for end in ("low", "high"))
+    return make_range(name, low, high, log=match["log"] is not None, known=known)
+
+
+def make_range(name: str, low: Any, high: Any, *, log: bool, known: Mapping[str, Any]) -> Range:
+    """A range whose ends are checked against the notebook's parameter. Raises TpunbError."""
+    option = "--space"
+    text = f"{option} {name}={low}..{high}{':log' if log else ''}"
+    numbers = [value for value in (low, high) if type(value) in (int, float)]
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)):
+        raise TpunbError(f"{text}: the ends of a range are numbers")
+    if not low < high:
+        raise TpunbError(f"{text}: the first number is the lower one")
+    if log and low <= 0:
+        raise TpunbError(f"{text}: a logarithmic range begins above 0")
+    low, high = (parameters.typed(name, value, known, option) for value in (low, high))
+    if not (type(low) is type(high) is int):
+        low, high = float(low), float(high)
+    return Range(low, high, log)
+
+
+def from_python(
+    grid: Mapping[str, Any], space: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Choice | Range]:
+    """The same of Python values: lists, ranges such as "1e-5..1e-2:log" or (1e-5, 1e-2, "log").
+
+    Raises TpunbError.
+    """
+    made: dict[str, Choice | Range] = {}
+    for name, values in grid.items():
+        if isinstance(values, str):
+            made[name] = parse_grid(name, values, known)
+        else:
+            made[name] = listed(name, values, known)
+    for name, values in space.items():
+        if name in made:
+            raise TpunbError(f"{name} is in the grid and in the space: one of them is meant")
+        if isinstance(values, str):
+            made[name] = parse_space(name, values, known)
+        elif isinstance(values, tuple) and len(values) in (2, 3):
+            made[name] = make_range(
+                name, values[0], values[1], log="log" in values[2:], known=known
+            )
+        else:
+            made[name] = listed(name, values, known)
+    return made
+
+
+def listed(name: str, values: object, known: Mapping[str, Any]) -> Choice:
+    """The values of an iterable. Raises TpunbError if it is none, or a value has another type."""
+    if not isinstance(values, Iterable) or isinstance(values, (str, Mapping)):
+        raise TpunbError(f"grid of {name}: {values!r} is no list of values")
+    plain = [_plain(name, value) for value in values]
+    if not plain:
+        raise TpunbError(f"grid of {name}: there is no value in it")
+    return Choice(unique([parameters.typed(name, value, known, "grid") for value in plain]))
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as papermill writes it into a cell; numpy's numbers are Python's."""
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        value = item()
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, inner) for inner in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(name, inner) for key, inner in value.items()}
+    raise TpunbError(
+        f"{name}={value!r}: a parameter is a number, a text, a boolean, None, or a list or dict of "
+        "such"
+    )
+
+
+def plain_trial(trial: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of one trial of a list, checked. Raises TpunbError."""
+    return {
+        name: parameters.typed(name, _plain(name, value), known, "trials")
+        for name, value in trial.items()
+    }
+
+
+def unique(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The values in their order, each once."""
+    kept: list[Any] = []
+    for value in values:
+        if not any(type(value) is type(other) and value == other for other in kept):
+            kept.append(value)
+    return tuple(kept)
+
+
+def grid_trials(space: Space) -> list[dict[str, Any]]:
+    """All combinations; the last parameter changes first. Raises TpunbError for a range."""
+    lists: list[Sequence[Any]] = []
+    for name, values in space.items():
+        if isinstance(values, Range):
+            raise TpunbError(
+                f"--space {name}: a range has no end of values: how many trials? --random N or "
+                "--search N says it"
+            )
+        lists.append(values.values)
+    count = math.prod(map(len, lists))
+    if count > MOST:
+        raise TpunbError(f"the grid has {count:,} trials; the most is {MOST:,}. --random N draws N")
+    return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def random_trials(space: Space, seed: str) -> Iterator[dict[str, Any]]:
+    """Trials without end, the same for the same seed however many are taken; none comes twice.
+
+    It ends if all values are used up.
+    """
+    seen: set[str] = set()
+    source = random.Random(seed)
+    missed = 0
+    while missed < 1000:
+        trial = {name: values.draw(source) for name, values in space.items()}
+        if repr(trial) in seen:
+            missed += 1
+            continue
+        missed = 0
+        seen.add(repr(trial))
+        yield trial
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are in no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in "([{":
+            depth += 1
+        elif sign in ")]}":
+            depth -= 1
+        elif sign == "," and depth <= 0:
+            parts.append("")
+            continue
+        parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,335 @@
+"""`tpunb.sweep` and `tpunb sweep`: from what is asked for to a Study."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpunb.machine import machine
+from tpunb.notebook import parameters
+from tpunb.notebook.files import load_cells
+from tpunb.runs import listing
+from tpunb.sweeps import folder as folders
+from tpunb.sweeps import space as spaces
+from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial
+from tpunb.sweeps.planner import Listed, Planner, Search, take
+from tpunb.sweeps.scheduler import Scheduler
+from tpunb.sweeps.space import Choice, Range
+from tpunb.sweeps.table import SweepTable
+from tpunb.sweeps.view import make_view
+from tpunb.utils.errors import TpunbError
+from tpunb.utils.options import parse_duration
+from tpunb.utils.terminal import Printable, Style, join, paint
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SweepOrder:
+    """What a sweep is asked to do; the command line and Python say it in their ways."""
+
+    notebook: Path
+    space: Mapping[str, Choice | Range]
+    known: Values
+    """Defaults of the notebook's parameters, by name."""
+    trials: Sequence[Values] | None = None
+    """A list of trials instead of a space."""
+    random: int | None = None
+    search: int | None = None
+    metric: str | None = None
+    maximize: bool | None = None
+    jobs: int = 1
+    on: str | None = None
+    cores: str | None = None
+    timeout: float | None = None
+    retries: int = 0
+    again: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Where the parameters come from."""
+        if self.trials is not None:
+            return Kind.LIST
+        if self.search is not None:
+            return Kind.SEARCH
+        return Kind.GRID if self.random is None else Kind.RANDOM
+
+    def check(self) -> None:
+        """Raise TpunbError for what does not go together or does not fit the notebook."""
+        if self.random is not None and self.search is not None:
+            raise TpunbError("--random draws parameters, --search has Optuna propose them: one")
+        if self.search is not None and self.metric is None:
+            raise TpunbError("--search: of which metric? --metric NAME, as tpunb.log has it")
+        if self.trials is not None and (self.space or self.random or self.search):
+            raise TpunbError("trials= is the list of all trials: no grid, space, random or search")
+        if not self.space and not self.trials:
+            raise TpunbError("what is to be tried? --grid NAME=V,V or --space NAME=LOW..HIGH")
+        if self.search is None and self.maximize is not None and self.metric is None:
+            raise TpunbError("--maximize: of which metric? --metric NAME, as tpunb.log has it")
+        names = [*self.space, *(name for trial in self.trials or () for name in trial)]
+        option = "parameter" if self.trials is not None else "--grid, --space:"
+        parameters.refuse_unknown(self.notebook, dict.fromkeys(names), option)
+
+    def spec(self) -> SweepSpec:
+        """The same as it is kept on disk."""
+        cells = load_cells(self.notebook)
+        path = self.notebook.absolute()
+        places = tuple(dict.fromkeys((Path.cwd(), path.parent)))
+        space: Any = {name: values.to_json() for name, values in self.space.items()}
+        if self.trials is not None:
+            space = {"trials": [dict(trial) for trial in self.trials]}
+        return SweepSpec(
+            notebook=str(path),
+            kind=self.kind,
+            space=space,
+            metric=self.metric,
+            maximize=self.maximize,
+            place=self.on or "",
+            cores=self.cores or "",
+            code=folders.code_digest(cells, places),
+            packages=folders.packages_digest(),
+        )
+
+    def planner(self, folder: SweepDir, spec: SweepSpec) -> Planner:
+        """What proposes the trials."""
+        if self.search is not None:
+            return Search(folder, spec, self.space, self.search)
+        if self.trials is not None:
+            return Listed(self.trials)
+        if self.random is not None:
+            return Listed(take(spaces.random_trials(self.space, spec.digest()), self.random))
+        return Listed(spaces.grid_trials(self.space))
+
+
+def sweep(
+    notebook: Path | str,
+    *,
+    grid: Mapping[str, Any] | None = None,
+    space: Mapping[str, Any] | None = None,
+    trials: Iterable[Mapping[str, Any]] | None = None,
+    random: int | None = None,
+    search: int | None = None,
+    metric: str | None = None,
+    maximize: bool | None = None,
+    jobs: int = 1,
+    on: str | None = None,
+    cores: int | str | None = None,
+    timeout: float | str | None = None,
+    retries: int = 0,
+    again: bool = False,
+    runs: Path | str | None = None,
+) -> Study:
+    """Run a notebook once for each combination of parameters, and compare what it has logged.
+
+    A trial is a papermill run with its own run folder and executed notebook. A sweep that was
+    stopped, or killed, goes on where it was with the same call; a trial that ran with the same
+    notebook, parameters and packages is not run again.
+
+    Args:
+        notebook: The notebook; parameters are those of its cell tagged `parameters`.
+        grid: Values by name: {"lr": [1e-3, 1e-4], "seed": range(5)}. All combinations are run.
+        space: Ranges by name, for `random` and `search`: {"lr": "1e-5..1e-2:log"} or
+            {"lr": (1e-5, 1e-2, "log")}; whole numbers if both ends are.
+        trials: The parameters of each trial, instead of both.
+        random: How many trials are drawn.
+        search: How many trials Optuna proposes, one after the other has ended.
+        metric: What `tpunb.log` calls it; its best value in a trial counts.
+        maximize: Whether more of it is better; by default its name says it, else less is.
+        jobs: Trials beside each other. On one TPU there is one at a time.
+        on: A place of places.toml.
+        cores: Ranks of every run, whatever the cell says.
+        timeout: Seconds, or "5m": a trial is stopped after this long.
+        retries: How often a trial that failed is run again.
+        again: Run everything again.
+        runs: Where run folders go; the sweep is in `sweeps` there.
+
+    Raises TpunbError before anything starts for parameters that the notebook does not have, or of
+    another type; MissingPackageError for `search` without Optuna. The interrupt key stops the
+    sweep, with time to save; what has ended is in the Study.
+    """
+    path = Path(notebook)
+    known = parameters.defaults(load_cells(path))
+    listed = None
+    if trials is not None:
+        listed = [spaces.plain_trial(trial, known) for trial in trials]
+    order = SweepOrder(
+        path,
+        spaces.from_python(grid or {}, space or {}, known),
+        known,
+        trials=listed,
+        random=random,
+        search=search,
+        metric=metric,
+        maximize=maximize,
+        jobs=jobs,
+        on=on,
+        cores=None if cores is None else str(cores),
+        timeout=parse_duration(timeout) if isinstance(timeout, str) else timeout,
+        retries=retries,
+        again=again,
+    )
+    return run_sweep(order, listing.default_folder() if runs is None else Path(runs))
+
+
+def run_sweep(order: SweepOrder, runs: Path) -> Study:
+    """Do what was asked for, as far as it is not done; shows how it goes on.
+
+    Raises TpunbError before anything starts, and for a disk that is full.
+    """
+    order.check()
+    if order.kind is Kind.GRID:
+        spaces.grid_trials(order.space)  # what is wrong with it is said before there is a folder
+    spec, jobs, notes = order.spec(), order.jobs, []
+    if jobs > 1 and order.on is None and machine.detect_machine(os.environ).device == "TPU":
+        notes.append(f"--jobs {jobs}: one TPU runs one trial at a time")
+        jobs = 1
+    folder = folders.open_sweep(runs, spec, again=order.again)
+    with folder.locked():
+        spec = folder.read_spec()
+        planner = order.planner(folder, spec)
+        view = make_view(SweepTable(spec, {}, planner.total), notes)
+        scheduler = Scheduler(
+            folder,
+            spec,
+            planner,
+            order.known,
+            jobs=jobs,
+            timeout=order.timeout,
+            retries=order.retries,
+            show=view.show,
+        )
+        with view, counted_interrupts() as pressed:
+            scheduler.prepare()
+            seen = 0
+            for _ in scheduler.run():
+                if pressed[0] > seen:
+                    scheduler.stop(now=seen > 0)
+                    seen = pressed[0]
+            view.finish(scheduler.trials, stopped=scheduler.stopped)
+    return Study(folder, planner.total, shown=view.tells_all)
+
+
+@contextmanager
+def counted_interrupts() -> Iterator[list[int]]:
+    """How often the interrupt key was pressed, instead of a KeyboardInterrupt at any moment."""
+    pressed = [0]
+
+    def count(number: int, frame: object) -> None:
+        pressed[0] += 1
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, count)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Study(Printable):
+    """The trials of a sweep, as they are on disk."""
+
+    def __init__(
+        self, folder: SweepDir, total: int = 0, *, shown: Callable[[], bool] | None = None
+    ):
+        self._folder = folder
+        self._total = total
+        self._shown = shown
+
+    @classmethod
+    def load(cls, path: Path | str) -> Study:
+        """A sweep that was begun, from its folder. Raises TpunbError if it is none."""
+        folder = SweepDir(Path(path))
+        folder.read_spec()
+        return cls(folder)
+
+    @property
+    def dir(self) -> Path:
+        """Its folder; beside its trials' notebooks it holds Optuna's journal, of a search."""
+        return self._folder.path
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Every trial that was begun, by number."""
+        table = self._table()
+        return [replace(trial, value=table.value(trial)) for trial in table.trials.values()]
+
+    @property
+    def best(self) -> Trial | None:
+        """The complete trial with the best value of the metric; None while there is none.
+
+        `.parameters`, `.value`, `.step`, `.run` (the run's id), `.result()` (its RunResult).
+        """
+        table = self._table()
+        best = table.best
+        return None if best is None else replace(best, value=table.value(best))
+
+    def table(self) -> pd.DataFrame:
+        """A row for each trial, by number, the best first.
+
+        Columns: the parameters that differ, `state`, the metric, `step`, `duration` (seconds),
+        `chip_hours` and `cost` (US dollars) where they are known, `where`, `run`, `notebook` (as it
+        ran), `error`.
+        """
+        import pandas as pd
+
+        table = self._table()
+        names = table.parameters()
+        rows = []
+        for trial in table.sorted():
+            executed = self._folder.executed(trial.number)
+            rows.append(
+                {
+                    "trial": trial.number,
+                    **{name: trial.parameters.get(name) for name in names},
+                    "state": str(trial.state),
+                    table.metric or "value": table.value(trial),
+                    "step": trial.step,
+                    "duration": trial.duration,
+                    "chip_hours": trial.chip_hours,
+                    "cost": trial.cost,
+                    "where": table.spec.place or "here",
+                    "run": trial.run or None,
+                    "notebook": str(executed) if executed.exists() else None,
+                    "error": trial.error or None,
+                }
+            )
+        frame = pd.DataFrame(rows)
+        if rows:
+            unknown = [name for name in ("chip_hours", "cost") if frame[name].isna().all()]
+            frame = frame.drop(columns=unknown).set_index("trial")
+        return frame
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the metric over the trials, parallel coordinates of the parameters,
+        and, where Optuna is there and has enough trials, their importance.
+
+        Raises MissingPackageError without matplotlib, ValueError while no trial is complete.
+        """
+        from tpunb.sweeps.figures import draw
+
+        return draw(self._table())
+
+    def __str__(self) -> str:
+        return join("\n", [self._table().text(), paint(f"sweep: {self.dir}", Style.FAINT)])
+
+    def _repr_html_(self) -> str:
+        table = self._table()
+        if self._shown is not None and self._shown():  # right above, in the same cell
+            return ""
+        return table.html(str(self.dir))
+
+    def _table(self) -> SweepTable:
+        trials = self._folder.read_trials()
+        return SweepTable(self._folder.read_spec(), trials, max(self._total, len(trials)))

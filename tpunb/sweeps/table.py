@@ -1,0 +1,228 @@
+"""The table of a sweep, as text and as HTML: sorted, the best marked, nothing left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from tpunb.display.html import GREY, framed
+from tpunb.runs import metrics
+from tpunb.sweeps.folder import SweepSpec, Trial, TrialState, is_better
+from tpunb.utils.terminal import Style, join, paint
+from tpunb.utils.text import duration, excerpt
+
+BEST = "★"
+_LONGEST_VALUE = 28
+_LONGEST_ERROR = 80
+_STYLES = {
+    TrialState.WAITING: Style.FAINT,
+    TrialState.RUNNING: Style.ACTIVE,
+    TrialState.COMPLETE: Style.GOOD,
+    TrialState.FAILED: Style.BAD,
+    TrialState.PRUNED: Style.ODD,
+}
+_COLOURS = {
+    TrialState.RUNNING: "#2f81f7",
+    TrialState.COMPLETE: "#2da44e",
+    TrialState.FAILED: "#e5534b",
+    TrialState.PRUNED: "#bf8700",
+}
+_RANKS = {
+    TrialState.COMPLETE: 0,
+    TrialState.PRUNED: 0,
+    TrialState.RUNNING: 1,
+    TrialState.FAILED: 2,
+    TrialState.WAITING: 3,
+}
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """What the table of a sweep shows at one moment."""
+
+    spec: SweepSpec
+    trials: Mapping[int, Trial]
+    total: int
+    """Trials of the whole sweep, also those that are in no record yet."""
+
+    @property
+    def metric(self) -> str | None:
+        """The sweep's metric, or the first of which a name says whether less or more is better."""
+        if self.spec.metric is not None:
+            return self.spec.metric
+        for trial in self.trials.values():
+            for name in trial.metrics:
+                if metrics.comparison(name) is not None:
+                    return name
+        return None
+
+    def value(self, trial: Trial) -> float | None:
+        """The metric's best value in a trial."""
+        if self.spec.metric is not None:
+            return trial.value
+        return None if self.metric is None else trial.metrics.get(self.metric)
+
+    @property
+    def best(self) -> Trial | None:
+        """The complete trial with the best value; of equals, the first."""
+        better, best = self.better(), None
+        for trial in sorted(self.trials.values(), key=lambda trial: trial.number):
+            value = self.value(trial)
+            if trial.state is not TrialState.COMPLETE or value is None:
+                continue
+            if best is None or better(value, self.value(best)):
+                best = trial
+        return best
+
+    def better(self) -> Any:
+        """True for (a, b) if a is the better value of the metric."""
+        if self.spec.metric is not None:
+            return is_better(self.spec)
+        name = self.metric
+        return float.__lt__ if name is None else metrics.comparison(name)
+
+    def sorted(self) -> list[Trial]:
+        """The best first; then those without a value: running, failed, waiting."""
+        more = self.better()(1.0, 0.0)
+
+        def key(trial: Trial) -> tuple[Any, ...]:
+            value = self.value(trial)
+            known = value is not None and trial.state is not TrialState.FAILED
+            first = 0 if known else max(_RANKS[trial.state], 1)
+            return (first, (-value if more else value) if known and value else 0.0, trial.number)
+
+        return sorted(self.trials.values(), key=key)
+
+    def parameters(self) -> list[str]:
+        """Those that differ between trials; all, if none does."""
+        names = list(dict.fromkeys(n for trial in self.trials.values() for n in trial.parameters))
+        differ = [
+            name
+            for name in names
+            if len({repr(trial.parameters.get(name)) for trial in self.trials.values()}) > 1
+        ]
+        return differ or names
+
+    def headline(self) -> str:
+        """'12 trials: 9 complete, 1 failed, 2 waiting · best accuracy 0.97 in trial 4'."""
+        counts: dict[str, int] = {}
+        for trial in self.trials.values():
+            counts[trial.state] = counts.get(trial.state, 0) + 1
+        waiting = counts.pop(TrialState.WAITING, 0) + max(self.total - len(self.trials), 0)
+        order = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.RUNNING)
+        parts = [f"{counts[state]} {state}" for state in order if state in counts]
+        parts += [f"{waiting} waiting"] if waiting else []
+        count = max(self.total, len(self.trials))
+        text = f"{count} trial{'s' if count != 1 else ''}: {', '.join(parts)}"
+        if (best := self.best) is not None:
+            value = self.value(best)
+            text += f" · best {self.metric} {value:.4g} in trial {best.number}"
+        return text
+
+    def heads(self) -> list[str]:
+        """The columns."""
+        listed = self.trials.values()
+        heads = ["", "trial", *self.parameters(), "state", self.metric or "value"]
+        heads += ["step"] if self.spec.metric is not None else []
+        heads += ["time"]
+        if any(trial.cost is not None for trial in listed):
+            heads.append("cost")
+        elif any(trial.chip_hours is not None for trial in listed):
+            heads.append("chip hours")
+        heads += ["where", "run"]
+        return heads + (["error"] if any(trial.error for trial in listed) else [])
+
+    def row(self, trial: Trial, heads: Sequence[str], best: Trial | None) -> list[str]:
+        """The same columns of one trial."""
+        value = self.value(trial)
+        took = trial.duration
+        if trial.state is TrialState.RUNNING and trial.started is not None:
+            took = time.time() - trial.started
+        values = {
+            "": BEST if best is not None and trial.number == best.number else "",
+            "trial": str(trial.number),
+            "state": str(trial.state),
+            "step": "" if trial.step is None else f"{trial.step:,}",
+            "time": "" if took is None else duration(took),
+            "cost": "" if trial.cost is None else f"${trial.cost:.2f}",
+            "chip hours": "" if trial.chip_hours is None else f"{trial.chip_hours:.2f}",
+            "where": self.spec.place or "here" if trial.started else "",
+            "run": trial.run,
+            "error": excerpt(trial.error, _LONGEST_ERROR) if trial.error else "",
+        }
+        if trial.copied_from:
+            values["time"] = "ran before"
+        row = [values.get(head, "") for head in heads]
+        for place, name in enumerate(self.parameters(), start=2):
+            row[place] = _shown(trial.parameters.get(name))
+        column = 2 + len(self.parameters()) + 1
+        row[column] = "" if value is None else f"{value:.4g}"
+        return row
+
+    def text(self, most: int | None = None) -> str:
+        """For a terminal; `most`: only so many rows, and how many are left out."""
+        heads, best = self.heads(), self.best
+        listed = self.sorted()
+        shown = _chosen(listed, most)
+        rows = [self.row(trial, heads, best) for trial in shown]
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        state = 2 + len(self.parameters())
+        lines = [paint(self.headline(), Style.STRONG)]
+        for trial, row in [(None, heads), *zip(shown, rows, strict=True)]:
+            columns: list[str] = [v.ljust(w) for v, w in zip(row, widths, strict=True)]
+            columns[-1] = columns[-1].rstrip()
+            if trial is None:
+                lines.append(paint("  ".join(columns), Style.FAINT))
+            else:
+                columns[state] = paint(columns[state], _STYLES[trial.state], end=len(row[state]))
+                lines.append(join("  ", columns))
+        if len(shown) < len(listed):
+            lines.append(paint(f"and {len(listed) - len(shown)} more", Style.FAINT))
+        return join("\n", lines)
+
+    def html(self, note: str = "") -> str:
+        """For a notebook: plain elements with inline styles, which a saved notebook keeps."""
+        heads, best = self.heads(), self.best
+        columns = _cells("th", heads, "text-align:left;padding:2px 8px;opacity:0.7")
+        lines = [f"<tr>{columns}</tr>"]
+        state = 2 + len(self.parameters())
+        for trial in self.sorted():
+            row = self.row(trial, heads, best)
+            style = "text-align:left;padding:2px 8px"
+            cells = [_cells("td", [value], style) for value in row]
+            colour = _COLOURS.get(trial.state)
+            if colour is not None:
+                border = f"{style};border-left:3px solid {colour}"
+                cells[state] = _cells("td", [row[state]], border)
+            weight = ' style="font-weight:bold"' if row[0] else ""
+            lines.append(f"<tr{weight}>{''.join(cells)}</tr>")
+        head = f'<div style="padding:2px 8px"><b>{escape(self.headline())}</b></div>'
+        body = f'<div style="overflow-x:auto"><table>{"".join(lines)}</table></div>'
+        tail = f'<div style="opacity:0.7;padding:2px 8px">{escape(note)}</div>' if note else ""
+        running = any(trial.state is TrialState.RUNNING for trial in self.trials.values())
+        frame = _COLOURS[TrialState.RUNNING] if running else GREY
+        return framed(frame, [head, body, tail]).replace("max-width:860px;", "")
+
+
+def _chosen(listed: Sequence[Trial], most: int | None) -> list[Trial]:
+    """So many rows: what runs, what failed, and the best."""
+    if most is None or len(listed) <= most:
+        return list(listed)
+    first = [trial for trial in listed if trial.state is TrialState.RUNNING]
+    first += [trial for trial in listed if trial.state is TrialState.FAILED][: most // 4]
+    rest = [trial for trial in listed if trial not in first]
+    kept = [*first, *rest[: max(0, most - len(first))]][:most]
+    return [trial for trial in listed if trial in kept]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return excerpt(str(value), _LONGEST_VALUE)
+
+
+def _cells(tag: str, values: Iterable[str], style: str) -> str:
+    return "".join(f'<{tag} style="{style}">{escape(value)}</{tag}>' for value in values)

@@ -1,0 +1,167 @@
+"""A sweep while it goes on: a table that is replaced in a notebook and in a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from tpunb.display.front_end import FrontEnd, current_front_end
+from tpunb.display.run_view import BATCH_EVERY, STATUS_EVERY
+from tpunb.sweeps.folder import Trial, TrialState
+from tpunb.sweeps.table import SweepTable
+from tpunb.utils import terminal
+
+STOPPED = "stopped; the same call goes on where it was"
+_ROWS_LEFT = 4
+"""Of a terminal: the headline, the columns' names and how many rows are left out."""
+
+
+class SweepView:
+    """Shows all trials; base of the three ways."""
+
+    def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
+        self.table = table
+        self.notes = notes
+
+    def __enter__(self) -> SweepView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    def show(self, trials: Mapping[int, Trial]) -> None:
+        """How they stand now."""
+        self.table = replace(self.table, trials=dict(trials))
+
+    def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
+        """How they stand in the end."""
+        self.show(trials)
+
+    @property
+    def tells_all(self) -> Callable[[], bool] | None:
+        """Whether the running cell shows the table already; None where it never does."""
+        return None
+
+
+class _Notebook(SweepView):
+    def __init__(self, table: SweepTable, notes: Sequence[str], front: FrontEnd) -> None:
+        super().__init__(table, notes)
+        self._front = front
+        self._cell = _execution_count()
+        self._shown = 0.0
+        self._every = BATCH_EVERY if front.batch else STATUS_EVERY
+
+    def show(self, trials: Mapping[int, Trial]) -> None:
+        super().show(trials)
+        if time.monotonic() - self._shown >= self._every:
+            self._publish("")
+
+    def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
+        super().show(trials)
+        self._publish(STOPPED if stopped else "")
+
+    def _publish(self, note: str) -> None:
+        assert self._front.publish is not None
+        text = "\n".join([*self.notes, *([note] if note else [])])
+        plain = "\n".join(filter(None, [str(self.table.text()), text]))
+        self._front.publish({"text/html": self.table.html(text), "text/plain": plain})
+        self._shown = time.monotonic()
+
+    @property
+    def tells_all(self) -> Callable[[], bool] | None:
+        return lambda: _execution_count() == self._cell
+
+
+class _Terminal(SweepView):
+    def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
+        super().__init__(table, notes)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> SweepView:
+        for note in self.notes:
+            print(note)
+        self._live.start()
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        self._live.stop()
+
+    def show(self, trials: Mapping[int, Trial]) -> None:
+        super().show(trials)
+        rows = max(self._console.height - _ROWS_LEFT, 4)
+        text = terminal.styled(self.table.text(rows))
+        text.no_wrap, text.overflow = True, "ellipsis"
+        self._live.update(text, refresh=True)
+
+    def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
+        self._live.stop()
+        self.table = replace(self.table, trials=dict(trials))
+        print(terminal.coloured(self.table.text()))
+        if stopped:
+            print(STOPPED)
+
+
+class _Lines(SweepView):
+    """Where nothing can be replaced: a line for each trial that ends, the table at the end."""
+
+    def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
+        super().__init__(table, notes)
+        self._told: set[int] | None = None
+        for note in notes:
+            print(note)
+
+    def show(self, trials: Mapping[int, Trial]) -> None:
+        super().show(trials)
+        over = {trial.number: trial for trial in trials.values() if trial.state.over}
+        if self._told is None:  # what was there before the sweep went on
+            self._told = {n for n, trial in over.items() if not trial.copied_from}
+            if self._told:
+                print(f"{len(self._told)} of {self.table.total} trials have ended before")
+        for number in sorted(over.keys() - self._told):
+            self._told.add(number)
+            print(self._describe(over[number]), flush=True)
+
+    def _describe(self, trial: Trial) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
+        value = self.table.value(trial)
+        shown = "" if value is None else f" · {self.table.metric} {value:.4g}"
+        error = f" · {trial.error}" if trial.state is TrialState.FAILED else ""
+        before = " (ran before)" if trial.copied_from else ""
+        return f"trial {trial.number}: {given} · {trial.state}{before}{shown}{error}"
+
+    def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
+        self.show(trials)
+        print(self.table.text())
+        if stopped:
+            print(STOPPED)
+
+
+def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
+    """The view for where this is called: a cell, a terminal, or a file."""
+    front = current_front_end()
+    if front.publish is not None:
+        return _Notebook(table, notes, front)
+    if sys.stdout.isatty():
+        return _Terminal(table, notes)
+    return _Lines(table, notes)
+
+
+def _execution_count() -> int:
+    # get_ipython has no types in the older versions that Colab runs.
+    shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
+    return int(shell.execution_count)

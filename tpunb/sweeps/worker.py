@@ -1,0 +1,93 @@
+"""This end of the pipes to a process that runs trials (tpunb.kernel.trials)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpunb.utils import env_vars
+from tpunb.utils.files import PACKAGE_ROOT, LineBuffer
+
+_WORKER = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.kernel import trials; trials.main()"
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a trial's notebook has ended."""
+
+    failed: bool
+    error: str = ""
+    """What its cell says, in one line."""
+
+
+class Worker:
+    """A process that runs notebooks with papermill, and all that they start.
+
+    `mark` is in the environment of all that it starts: `tpunb.utils.env_vars.SWEEP`.
+    """
+
+    def __init__(self, mark: str, runs: Path, log: Path) -> None:
+        self.mark = f"{env_vars.SWEEP}={mark}"
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _WORKER, PACKAGE_ROOT, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C is the sweep's, which stops runs as usual
+                env={**os.environ, env_vars.SWEEP: mark, env_vars.RUNS: str(runs)},
+            )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._lines = LineBuffer()
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        """Have it run a notebook."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `poll` says that it has ended
+            self._process.stdin.write((json.dumps(order) + "\n").encode())
+            self._process.stdin.flush()
+
+    def poll(self) -> Reply | None:
+        """Its reply to the order, if it has come; does not wait."""
+        assert self._process.stdout is not None
+        ended = self._process.poll()
+        lines = self._lines.feed(self._process.stdout.read() or b"")
+        if lines:
+            said = json.loads(lines[0])
+            return Reply(bool(said["failed"]), str(said["error"]))
+        if ended is not None:
+            how = signal.Signals(-ended).name if ended < 0 else f"exit code {ended}"
+            return Reply(True, f"the process that ran the notebook has ended ({how})")
+        return None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it at once. Its kernel ends when it notices, and with the kernel its runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Have it end once it has nothing to do, and wait for it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process.stdout.close()
