@@ -81,6 +81,7 @@ SURFACE = {
         "-f --follow",
     ],
     "stop": ["RUN", "--runs DIR"],
+    "top": ["--json", "--once", "--runs DIR"],
     "clean": ["--runs DIR", "--older-than DAYS", "--keep N", "-y --yes"],
     "keep": [],
     "complete": [],

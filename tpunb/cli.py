@@ -104,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("attach", AttachCommandOptions, _attach, "follow a run, wherever it is, to its end")
     add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it was on")
     add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
+    add("top", TopOptions, _top, "show the active runs: ranks, memory, steps, chips")
     add("logs", LogsCommandOptions, _logs, "show or search the log of a run")
     add(
         "stop",
@@ -473,6 +474,25 @@ def _see_elsewhere(*runs: directory.RunDir) -> None:
         from tpunb.places import mirror
 
         mirror.ensure(*away)
+
+
+@dataclass(frozen=True)
+class TopOptions(_RunsFolder):
+    """Options of `tpunb top`."""
+
+    once: bool = flag("--once", help="print it once, as where standard output is no terminal")
+    json: bool = flag("--json", help="print it once, as JSON")
+
+
+def _top(chosen: TopOptions) -> int:
+    from tpunb.display import top
+
+    _see_elsewhere(*directory.list_runs(chosen.runs))
+    if chosen.once or chosen.json or not sys.stdout.isatty():
+        top.show_once(chosen.runs, as_json=chosen.json)
+    else:
+        top.show_live(chosen.runs)
+    return 0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@
                           stacks.txt,crash.txt,pulse,numbers.json}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  checkpoints/  returns/               what it produced
+      profile/plugins/profile/<steps>/rank-<n>.xplane.pb  the trace of --profile
+      chips.json                                          what the TPU did (tpunb.runs.chips)
       running.lock  result.json                           whether it is running; how it ended
       requests.jsonl                                      requests to stop it (tpunb.runs.state)
       place.json  mirror.json  mirror.log  hosts/<n>/…    of a run at a place: where, and what
@@ -202,6 +204,15 @@ class RunDir:
     def saving(self, attempt: int, rank: int) -> Path:
         """Where a rank notes the seconds of each of its checkpoints (tpunb.training.checkpoint)."""
         return self.attempt(attempt, rank) / "saving.txt"
+
+    @property
+    def profile(self) -> Path:
+        """The trace of `--profile`, of all ranks, as xprof and TensorBoard read it."""
+        return self.path / "profile"
+
+    def step_times(self, attempt: int, rank: int) -> Path:
+        """Where a rank notes the times of the steps of its trace (tpunb.runs.trace)."""
+        return self.attempt(attempt, rank) / "steps.json"
 
     def recompiled(self, attempt: int, rank: int) -> Path:
         """Where a rank reports programs that were compiled again (tpunb.worker.recompiles)."""

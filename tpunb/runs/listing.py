@@ -35,7 +35,7 @@ _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
     "kernel_values.json parameters.json "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
-    "result.json".split()
+    "chips.json result.json".split()
 )
 """What is in run folders: a folder without a spec, as a crash leaves it, is recognised by them."""
 
