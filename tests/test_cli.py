@@ -68,7 +68,7 @@ SURFACE = {
         "--lost-after S",
         "--patience S",
     ],
-    "runs": ["--all", "--runs DIR"],
+    "runs": ["DIR", "--all", "--runs DIR"],
     "logs": [
         "RUN",
         "--ranks all|none|LIST",

@@ -174,7 +174,10 @@ class SetupOptions:
         group=COMMON,
     )
     runs: str | None = option(
-        "--runs", metavar="DIR", help="where run folders go (default: ./runs)", group=COMMON
+        "--runs",
+        metavar="DIR",
+        help="where run folders go (default: ./runs); gs://bucket/runs: there too",
+        group=COMMON,
     )
     json: bool = flag("--json", help="print the environment as JSON", group=COMMON)
     stop_when_done: bool = _stop_when_done_flag("after any later run")

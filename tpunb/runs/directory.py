@@ -126,6 +126,11 @@ class RunDir:
         """Whether it goes on at a place without anybody here."""
         return bool(records.read_dict(self.place).get("detached"))
 
+    @property
+    def copied(self) -> Path:
+        """Of a run in a bucket: what was copied from there (tpunb.runs.download)."""
+        return self.path / "copied.json"
+
     def is_running(self) -> bool:
         """True while a supervisor holds the lock, which it does for as long as it lives."""
         try:
