@@ -84,7 +84,7 @@ SURFACE = {
         "--lost-after S",
         "--patience S",
     ],
-    "runs": ["--all", "--runs DIR"],
+    "runs": ["DIR", "--all", "--runs DIR"],
     "logs": [
         "RUN",
         "--ranks all|none|LIST",
@@ -97,6 +97,7 @@ SURFACE = {
         "-f --follow",
     ],
     "stop": ["RUN", "--runs DIR"],
+    "top": ["--json", "--once", "--runs DIR"],
     "clean": ["--runs DIR", "--older-than DAYS", "--keep N", "-y --yes"],
     "keep": [],
     "complete": [],

@@ -65,7 +65,7 @@ def test_tpunb_alone_never_replaces_the_torch_of_a_platform(pyproject: dict[str,
 def test_the_xla_and_tpu_extras_name_the_same_pair(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     pairs = [
-        {(r.name, str(r.specifier)) for r in map(Requirement, extras[name])}
+        {(r.name, str(r.specifier)) for r in map(Requirement, extras[name]) if "==" in str(r)}
         for name in ("xla", "tpu")
     ]
     assert pairs[0] == pairs[1]

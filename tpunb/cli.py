@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpunb import data
 from tpunb.data import DataOptions
@@ -25,7 +25,7 @@ from tpunb.kernel.options import (
     ranks_option,
     run_argument,
 )
-from tpunb.runs import directory, logs, state
+from tpunb.runs import directory, download, logs, state
 from tpunb.runs import listing as listings
 from tpunb.runs.spec import RunState, StopOrigin
 from tpunb.utils import ansi, terminal
@@ -110,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("attach", AttachCommandOptions, _attach, "follow a run, wherever it is, to its end")
     add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it was on")
     add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
+    add("top", TopOptions, _top, "show the active runs: ranks, memory, steps, chips")
     add("logs", LogsCommandOptions, _logs, "show or search the log of a run")
     add(
         "stop",
@@ -140,16 +141,40 @@ def _days(text: str) -> float:
     return days
 
 
+def _folder(text: str) -> Path:
+    if download.is_url(text):
+        raise argparse.ArgumentTypeError(f"{text}: only `tpunb runs` and `tpunb logs` read a URL")
+    return Path(text)
+
+
+def _folder_or_url(text: str) -> Path:
+    try:
+        return download.cached_runs(text) if download.is_url(text) else Path(text)
+    except TpunbError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 @dataclass(frozen=True)
 class _RunsFolder:
     """For commands that look into run folders."""
 
     runs: Path = option(
         "--runs",
-        type=Path,
+        type=_folder,
         default=listings.default_folder,
         metavar="DIR",
         help="where run folders are (default: ./runs)",
+    )
+
+
+def _runs_anywhere() -> Any:
+    """`--runs` of commands that only read."""
+    return option(
+        "--runs",
+        type=_folder_or_url,
+        default=listings.default_folder,
+        metavar="DIR",
+        help="where run folders are, also gs://bucket/runs (default: ./runs)",
     )
 
 
@@ -570,10 +595,14 @@ def _fetch(chosen: FetchOptions) -> int:
 class RunsCommandOptions(_RunsFolder, RunsOptions):
     """Options of `tpunb runs`."""
 
+    runs: Path = _runs_anywhere()
+    place: Path | None = argument("DIR", help="the same as --runs", type=_folder_or_url)
+
 
 def _runs(chosen: RunsCommandOptions) -> int:
-    _see_elsewhere(*directory.list_runs(chosen.runs))
-    print(terminal.coloured(listings.format_table(chosen.runs, whole=chosen.whole)))
+    runs = chosen.runs if chosen.place is None else chosen.place
+    _see_elsewhere(*directory.list_runs(runs))
+    print(terminal.coloured(listings.format_table(runs, whole=chosen.whole)))
     return 0
 
 
@@ -587,15 +616,36 @@ def _see_elsewhere(*runs: directory.RunDir) -> None:
 
 
 @dataclass(frozen=True)
+class TopOptions(_RunsFolder):
+    """Options of `tpunb top`."""
+
+    once: bool = flag("--once", help="print it once, as where standard output is no terminal")
+    json: bool = flag("--json", help="print it once, as JSON")
+
+
+def _top(chosen: TopOptions) -> int:
+    from tpunb.display import top
+
+    _see_elsewhere(*directory.list_runs(chosen.runs))
+    if chosen.once or chosen.json or not sys.stdout.isatty():
+        top.show_once(chosen.runs, as_json=chosen.json)
+    else:
+        top.show_live(chosen.runs)
+    return 0
+
+
+@dataclass(frozen=True)
 class LogsCommandOptions(_RunsFolder, LogsOptions):
     """Options of `tpunb logs`: those of `%tpu_logs`, and --follow."""
 
+    runs: Path = _runs_anywhere()
     follow: bool = flag("-f", "--follow", help="continue as the log grows, until the run has ended")
 
 
 def _logs(chosen: LogsCommandOptions) -> int:
     run = directory.find_run(chosen.runs, chosen.run)
     _see_elsewhere(run)
+    download.load_log(run)
     search, colours = chosen.search(), sys.stdout.isatty()
     shown = ansi.clean if colours else str  # a file gets what the ranks wrote
     if not chosen.follow:

@@ -305,7 +305,7 @@ def test_news_waits_for_the_other_ranks(tmp_path: Path) -> None:
     notes.close()
 
 
-TRAIN = """%%tpu_train --cores 2 --profile 1:3-4
+TRAIN = """%%tpu_train --cores 2 --profile 3-4 --out run
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
@@ -391,9 +391,19 @@ def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -
         ("9", branch),
     }, ran.stdout
     assert [who for who, step, _ in found if step == "7"] == ["rank 1"]
-    assert "[1] trace of steps 3 to 4:" in ran.stdout
-    [trace] = nb.folder.glob("runs/*/profile/**/*.xplane.pb")
-    assert trace.relative_to(nb.folder).parts[3] == "rank-1"
+    # One session of xprof, with the parts of all ranks.
+    [folder] = nb.folder.glob("runs/*/profile/plugins/profile/*")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "rank-0.xplane.pb",
+        "rank-1.xplane.pb",
+    ]
+    shown = nb.run("print(run); steps = run.summary.steps; steps").good()
+    assert f"xprof --logdir {folder.parents[2]}" in shown.stdout
+    steps = re.search(r"steps 3 to 4: ([\d.]+) ms each: (.*)", shown.stdout)
+    assert steps is not None, shown.stdout
+    parts = {name: float(took) for name, took in re.findall(r"([\w ]+) ([\d.]+)", steps[2])}
+    assert abs(sum(parts.values()) - float(steps[1])) < 0.5
+    assert any(name.strip() == "Python" for name in parts)
 
 
 @pytest.mark.long

@@ -12,9 +12,10 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
+from tpunb.runs.chips import Chip, describe_chips
 from tpunb.runs.events import RankSnapshot
 from tpunb.runs.result import Failure, RunResult, number_lines
 from tpunb.runs.spec import FailureKind
@@ -188,6 +189,37 @@ def _glyph_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
             pieces.append(badge.glyph)
     style = "font-family:monospace;word-break:break-all;line-height:1.5"
     return f'<div style="{style}">{"".join(pieces)}</div>'
+
+
+# Chips
+
+MAX_CHIPS = 16
+"""Up to this many, each chip has its box; beyond, a line says what is usual and what is odd."""
+
+
+def describe_some_chips(chips: Sequence[Chip]) -> list[str]:
+    """'chip 0: 12.1 of 16.0 GB, 87 % busy' of each chip, or of many of them together."""
+    if len(chips) > MAX_CHIPS:
+        return [f"{len(chips)} {describe_chips([replace(c, mean_duty=None) for c in chips])}"]
+    return [str(chip) for chip in chips]
+
+
+def chips_html(chips: Sequence[Chip]) -> str:
+    """A box for each chip: how full its memory is, and as a bar how busy it was."""
+    if len(chips) > MAX_CHIPS:
+        return f"<div>{escape(describe_some_chips(chips)[0])}</div>"
+    boxes = []
+    for chip in chips:
+        style = (
+            f"display:inline-block;border:1px solid {GREY};border-radius:4px;padding:0 6px 3px 6px;"
+            "margin:0 4px 3px 0"
+        )
+        busy = f"width:{min(max(chip.duty, 0.0), 100.0):.0f}%;height:3px;background-color:{_BLUE}"
+        track = "height:3px;background-color:rgba(128,128,128,0.25)"
+        title = escape(f"{chip} (HBM in use; duty cycle of its TensorCore)", quote=True)
+        bar = f'<div style="{track}"><div style="{busy}"></div></div>'
+        boxes.append(f'<div title="{title}" style="{style}">{escape(str(chip))}{bar}</div>')
+    return f"<div>{' '.join(boxes)}</div>"
 
 
 # Sparklines of metrics
@@ -397,8 +429,11 @@ class Card:
     hosts: Sequence[str] = ()
     """That the ranks are spread over, if there are several."""
     speeds: Sequence[str] = ()
+    chips: Sequence[Chip] = ()
     summary: Sequence[str] = ()
     """At the end: best values, and where the time went."""
+    picture: str = ""
+    """Of `--profile`, as HTML: where the time of a step went."""
     lines: Sequence[str] = ()
     """Progress bars and unfinished lines of output."""
     failure: FailureDetails | None = None
@@ -421,7 +456,11 @@ class Card:
             rows.append(f'<div style="margin-top:6px">{badges_html(self.badges, self.hosts)}</div>')
         if self.speeds:
             rows.append(f"<div>{escape(' · '.join(self.speeds))}</div>")
+        if self.chips:
+            rows.append(chips_html(self.chips))
         rows += [f"<div>{escape(line)}</div>" for line in self.summary]
+        if self.picture:
+            rows.append(f"<div>{self.picture}</div>")
         if self.lines:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tpunb.display import progress
-from tpunb.display.chart import SMALL, chart_image
+from tpunb.display.chart import SMALL, chart_image, steps_image
 from tpunb.display.html import (
     STOP,
     STOP_NOW,
@@ -17,9 +17,11 @@ from tpunb.display.html import (
     RankBadge,
     Sparkline,
     describe_badges,
+    describe_some_chips,
     rank_badges,
 )
 from tpunb.runs import metrics
+from tpunb.runs.chips import Chip
 from tpunb.runs.events import (
     Bar,
     Ended,
@@ -107,6 +109,7 @@ class Status:
         """The failure of `_failed`, in a line."""
         self._has_traceback = self._has_link = False
         self._steps_speed, self._samples_speed = progress.Speed(), progress.Speed()
+        self._input_speed = progress.Speed()
         self._time_left = progress.TimeLeft()
         self._result: RunResult | None = None
         self._colour = _RUNNING
@@ -174,6 +177,7 @@ class Status:
             self._compiling = None
         self._steps_speed.add(now, max((rank.steps for rank in ranks), default=0))
         self._samples_speed.add(now, sum(rank.samples for rank in ranks))
+        self._input_speed.add(now, max((rank.input_seconds for rank in ranks), default=0.0))
         tracked = {n: rank.bars for n, rank in enumerate(life.ranks) if rank and rank.bars}
         self._bars = progress.slowest_bars(tracked)
 
@@ -252,7 +256,9 @@ class Status:
             badges=self._badges(),
             hosts=self._spec.hosts,
             speeds=self._speeds(),
+            chips=self._chips(),
             summary=[] if self._result is None else self._result.summary.lines(),
+            picture=self._picture(),
             lines=lines,
             failure=self._failure(),
             remarks=[] if self._result is None else self._result.remarks(),
@@ -282,6 +288,7 @@ class Status:
             " · ".join(sparklines),
             describe_badges(badges, self._spec.hosts) if badges else "",
             " · ".join(self._speeds()),
+            " · ".join(describe_some_chips(self._chips())),
         ]
         summary = [] if self._result is None else self._result.summary.lines()
         return [*filter(None, parts), *summary, *self._progress()[1]]
@@ -385,6 +392,8 @@ class Status:
             if steps:
                 each = 1000 / steps
                 parts.append(f"{each:,.0f} ms a step" if each >= 100 else f"{each:.3g} ms a step")
+            if (waits := self._input_speed.per_second()) is not None and waits >= 0.005:
+                parts.append(f"waiting for data {100 * min(waits, 1.0):.0f} %")
         most = max(ranks, key=lambda rank: rank.compile_seconds)
         if most.compilations:
             graphs = f"{most.compilations} graph{'s' if most.compilations != 1 else ''}"
@@ -394,6 +403,14 @@ class Status:
             share = " a rank" if len(ranks) > 1 else ""
             parts.append(f"memory {memory / 1e9:.1f} GB{share}")
         return parts
+
+    def _picture(self) -> str:
+        steps = None if self._result is None else self._result.summary.steps
+        return "" if steps is None else steps_image(steps)
+
+    def _chips(self) -> Sequence[Chip]:
+        """At the end the summary says what they have done."""
+        return () if self._result is not None else self._life.chips
 
     def _reduced(self, name: str) -> float:
         """The value at the newest complete step; before there is one, over all ranks' newest."""

@@ -95,11 +95,14 @@ def _step_count(text: str) -> int:
 
 
 def _profile(text: str) -> Profile:
-    """RANKS or RANKS:FIRST-LAST, as in 0,3:10-20."""
-    match = re.fullmatch(r"(\d+(?:,\d+)*)(?::(\d+)-(\d+))?", text, re.ASCII)
-    if match is not None:
-        ranks = tuple(map(int, match[1].split(",")))
-        profile = Profile(ranks, int(match[2] or 5), int(match[3] or 10))
+    """RANKS, FIRST-LAST or RANKS:FIRST-LAST: 'all', '0,3', '10-20', '0,3:10-20'."""
+    match = re.fullmatch(
+        r"(?:(?P<ranks>all|\d+(?:,\d+)*)(?::|$))?(?:(?P<first>\d+)-(?P<last>\d+))?", text, re.ASCII
+    )
+    if match is not None and text and text[-1] != ":":
+        ranks = match["ranks"] or "all"
+        numbers = () if ranks == "all" else tuple(map(int, ranks.split(",")))
+        profile = Profile(numbers, int(match["first"] or 5), int(match["last"] or 10))
         if 1 <= profile.first <= profile.last:
             return profile
     raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST (0,3:5-10)")
@@ -176,7 +179,10 @@ class SetupOptions:
         group=COMMON,
     )
     runs: str | None = option(
-        "--runs", metavar="DIR", help="where run folders go (default: ./runs)", group=COMMON
+        "--runs",
+        metavar="DIR",
+        help="where run folders go (default: ./runs); gs://bucket/runs: there too",
+        group=COMMON,
     )
     json: bool = flag("--json", help="print the environment as JSON", group=COMMON)
     stop_when_done: bool = _stop_when_done_flag("after any later run")
@@ -340,7 +346,9 @@ class TrainOptions:
         "--profile",
         type=_profile,
         metavar="RANKS:FIRST-LAST",
-        help="write a trace of these ranks and steps for xprof into the run folder, e.g. 0,3:5-10",
+        alone="all",
+        help="write a trace of these ranks and steps for xprof into the run folder, and show where "
+        "the time of a step went: 5-10, 0,3:5-10 (alone: all ranks, 5-10)",
         group=ADVANCED,
     )
 

@@ -47,7 +47,7 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.runs import directory, last_run, listing, returns, state, tensorboard
+from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
     from tpunb.places.target import Target
+
+LAST_UPLOAD = 600.0
+"""Seconds that a cell waits until its run is in the bucket, where the machine may end with it."""
 
 
 @dataclass
@@ -552,6 +555,9 @@ class Session:
                     restored=request.restored,
                     detached=request.options.detach,
                 )
+        if (bucket := listing.bucket()) is not None:
+            with suppress(OSError):  # no memory for it: the folder here has everything
+                upload.start_upload(folder, bucket)
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, folder.path)
         with suppress(OSError):  # the run has begun, and does without
@@ -611,6 +617,11 @@ class Session:
                     now=hurry,
                 )
         result = _finish(run, view)
+        if listing.bucket() is not None and front_end.current_front_end().batch:
+            count = interrupts.count
+            left = upload.wait_for_upload(run.dir, LAST_UPLOAD, lambda: interrupts.count > count)
+            if left:
+                print(left)
         self.launcher.remember(request.notebook.script, result, run.spec)
         return result
 

@@ -38,6 +38,8 @@ _CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
 """Beside a chip: what torch_xla has set in a kernel that used the TPU itself."""
 _KEPT = "torch_xla would keep it in every rank"
+_METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
+"""Of libtpu; without it, all processes of a host would serve 8431."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Each process would pin its threads to the same processors, the first ones."""
 RETIRED = (
@@ -130,6 +132,10 @@ def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[Change]:
         env = {**env, "TPU_ACCELERATOR_TYPE": named}
     for name, value in tpu_topology(env, machine).items():
         yield Change(name, value, "no metadata server says how the chips lie; from the PCI bus")
+    if machine.chips > 1 and _METRICS_PORTS not in env:
+        ports = ",".join(str(8431 + chip) for chip in range(machine.chips))
+        why = "each chip's process says there how busy and how full it is, as GKE has it"
+        yield Change(_METRICS_PORTS, ports, why)
     if env_vars.XLA_CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
         folder = cache_folder(env, machine)
         yield Change(

@@ -28,7 +28,7 @@ from tpunb.places.errors import HostsError, list_hosts
 from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
 from tpunb.places.place import Cancelled, HostGone, Place, Restarted, Said
-from tpunb.runs import state
+from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase
 from tpunb.runs.result import Failure, RunResult
@@ -312,6 +312,8 @@ class Mirror:
         result = self._whole_result()
         if self.spec.returns and 0 not in self._gone:
             self._fetch_returns()
+        if self.spec.profile is not None:
+            self._fetch_trace()
         self.place.finish(lambda text: self.run.emit(Note(text)))
         problem = self._merge.problem
         if problem:
@@ -324,6 +326,14 @@ class Mirror:
             self.place.fetch([self.run.returns.name], self.run.path, hosts=[0])
         except (TpunbError, OSError, ValueError) as error:
             self.run.emit(Note(f"the values of --returns have not come: {error}"))
+
+    def _fetch_trace(self) -> None:
+        """Of `--profile`: all ranks' parts, which are one trace only if they are together."""
+        here = [host for host in range(len(self.spec.hosts)) if host not in self._gone]
+        try:
+            self.place.fetch([stream.PROFILE], self.run.path, hosts=here)
+        except (TpunbError, OSError, ValueError) as error:
+            self.run.emit(Note(f"the trace of --profile has not come: {error}"))
 
     def _whole_result(self) -> RunResult:
         """That of host 0, or, if it is lost, what the others and the connections say."""

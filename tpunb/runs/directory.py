@@ -11,6 +11,8 @@
                           stacks.txt,crash.txt,pulse,numbers.json}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  checkpoints/  returns/               what it produced
+      profile/plugins/profile/<steps>/rank-<n>.xplane.pb  the trace of --profile
+      chips.json                                          what the TPU did (tpunb.runs.chips)
       running.lock  result.json                           whether it is running; how it ended
       requests.jsonl                                      requests to stop it (tpunb.runs.state)
       place.json  mirror.json  mirror.log  hosts/<n>/…    of a run at a place: where, and what
@@ -124,6 +126,11 @@ class RunDir:
         """Whether it goes on at a place without anybody here."""
         return bool(records.read_dict(self.place).get("detached"))
 
+    @property
+    def copied(self) -> Path:
+        """Of a run in a bucket: what was copied from there (tpunb.runs.download)."""
+        return self.path / "copied.json"
+
     def is_running(self) -> bool:
         """True while a supervisor holds the lock, which it does for as long as it lives."""
         try:
@@ -202,6 +209,15 @@ class RunDir:
     def saving(self, attempt: int, rank: int) -> Path:
         """Where a rank notes the seconds of each of its checkpoints (tpunb.training.checkpoint)."""
         return self.attempt(attempt, rank) / "saving.txt"
+
+    @property
+    def profile(self) -> Path:
+        """The trace of `--profile`, of all ranks, as xprof and TensorBoard read it."""
+        return self.path / "profile"
+
+    def step_times(self, attempt: int, rank: int) -> Path:
+        """Where a rank notes the times of the steps of its trace (tpunb.runs.trace)."""
+        return self.attempt(attempt, rank) / "steps.json"
 
     def recompiled(self, attempt: int, rank: int) -> Path:
         """Where a rank reports programs that were compiled again (tpunb.worker.recompiles)."""

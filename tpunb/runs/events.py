@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tpunb.runs import older
+from tpunb.runs.chips import Chip
 from tpunb.runs.spec import Block, PhaseKind, RunState, Stop
 from tpunb.utils import records
 
@@ -160,6 +161,8 @@ class RankSnapshot:
     """Of `tpunb.track`, the outermost first."""
     samples: int = 0
     """Rows of the batches that the innermost `tpunb.track` has handed out."""
+    input_seconds: float = 0.0
+    """In which its loops have waited for batches."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,8 @@ class RankSnapshots:
     """How the ranks of the attempt stand now, in order of rank; None for one not yet there."""
 
     ranks: tuple[RankSnapshot | None, ...]
+    chips: tuple[Chip, ...] = ()
+    """Of all hosts, where there is a TPU that tells."""
 
 
 Event = RankSnapshots | Phase | Note | RanksStarted | RankEnded | Stopping | Ended | Output | Metric

@@ -9,11 +9,13 @@ import codecs
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from tpunb.runs import events, heartbeat, metrics
 from tpunb.runs.callbacks import RunCallbacks
+from tpunb.runs.chips import read_chips
 from tpunb.runs.directory import PRELUDE, RunDir
 from tpunb.runs.events import (
     Ended,
@@ -149,6 +151,7 @@ def follow_run(
     """
     follower, tensorboard = Follower(run, ranks), TensorBoardWriter(run, ranks)
     callbacks = RunCallbacks(run, ranks)
+    hosts = _hosts_of(run)
     started: RanksStarted | None = None
     looked, eager = 0.0, time.monotonic() + EAGER
     try:
@@ -170,7 +173,8 @@ def follow_run(
                     callbacks.add(event)
                 yield event
             if started is not None and end is None and time.monotonic() - looked >= SAMPLES:
-                yield sample_ranks(run, started.attempt, started.pids)
+                snapshots = sample_ranks(run, started.attempt, started.pids)
+                yield replace(snapshots, chips=read_chips(run.path, hosts))
                 looked = time.monotonic()
             if not anything and (end is not None or last):
                 for name, count in follower.unreadable.items():
@@ -193,6 +197,13 @@ def follow_run(
         tensorboard.close()
         callbacks.close()
         follower.close()
+
+
+def _hosts_of(run: RunDir) -> tuple[str, ...]:
+    try:
+        return run.read_spec().hosts
+    except (OSError, ValueError):  # its folder was deleted
+        return ()
 
 
 def sample_ranks(run: RunDir, attempt: int, pids: Sequence[int]) -> RankSnapshots:
@@ -219,6 +230,7 @@ def _sample_rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankSnapshot
         memory=processes.resident_bytes(pid) if pid else _read_memory(memory_file),
         bars=progress.bars,
         samples=progress.samples,
+        input_seconds=last.input_nanoseconds / 1e9,
     )
 
 

@@ -11,17 +11,22 @@ import mmap
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tpunb.utils import files
 
+_T = TypeVar("_T")
+
 INTERVAL = 0.5
 """Seconds between two looks at torch_xla's counters (80 µs each, measured)."""
-_FORMAT = struct.Struct("<10Q")
+_FORMAT = struct.Struct("<11Q")
 SIZE = _FORMAT.size
-_ACTIVITY = struct.Struct("<Q"), SIZE - 8
+_ACTIVITY = struct.Struct("<Q"), 9 * 8
+_INPUT = struct.Struct("<Q"), 10 * 8
 _OLDEST = 7 * 8
 """Bytes of the heartbeats of earlier versions, which had the first counts only."""
 
@@ -49,6 +54,8 @@ class Heartbeat:
     activity: int = 0
     """Whatever else shows that the rank goes on: batches of `tpunb.track`, calls of `tpunb.log`,
     programs that were executed."""
+    input_nanoseconds: int = 0
+    """In which the loop waited for the next batch of a DataLoader or MpDeviceLoader."""
 
     @property
     def compiling(self) -> bool:
@@ -89,6 +96,7 @@ class HeartbeatWriter:
         self._heartbeat = Heartbeat()
         self._pid = os.getpid()
         self._watching = False
+        self._reading = False
         self._counting = threading.Lock()
         self._last: Counts = (0, 0, 0, 0, 0)
         with open(path, "wb+") as file:
@@ -132,6 +140,27 @@ class HeartbeatWriter:
             self._heartbeat.activity += 1
             form, offset = _ACTIVITY
             form.pack_into(self._memory, offset, self._heartbeat.activity)
+
+    def read_input(self, read: Callable[[], _T]) -> _T:
+        """What `read` returns, which the loop waits for: one loader inside another counts once.
+
+        So do the threads of a loader: what they wait for is ready when the loop asks.
+        """
+        mine = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if self._reading or not mine:
+            return read()
+        self._reading, began = True, time.perf_counter_ns()
+        try:
+            return read()
+        finally:
+            self._reading = False
+            self._heartbeat.input_nanoseconds += time.perf_counter_ns() - began
+            form, offset = _INPUT
+            form.pack_into(self._memory, offset, self._heartbeat.input_nanoseconds)
+
+    @property
+    def input_seconds(self) -> float:
+        return self._heartbeat.input_nanoseconds / 1e9
 
     def watch_counters(self) -> None:
         """Follow torch_xla's counters from now on, in a thread.
@@ -203,6 +232,16 @@ def note_activity() -> None:
     """This rank goes on, though it may print nothing."""
     if _writer is not None:
         _writer.note_activity()
+
+
+def read_input(read: Callable[[], _T]) -> _T:
+    """What `read` returns: the next batch, which this rank waits for (1 µs besides)."""
+    return read() if _writer is None else _writer.read_input(read)
+
+
+def input_seconds() -> float:
+    """Seconds in which the loops of this rank have waited for batches."""
+    return 0.0 if _writer is None else _writer.input_seconds
 
 
 def watch_counters() -> None:

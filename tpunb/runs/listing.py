@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb.runs import directory, metrics, summary
+from tpunb.runs import directory, download, metrics, summary, upload
 from tpunb.runs.directory import RunDir
 from tpunb.runs.parameters import parameters
 from tpunb.runs.result import STATE_STYLES
@@ -35,12 +35,13 @@ _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
     "kernel_values.json parameters.json "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
-    "result.json".split()
+    "chips.json upload.json copied.json profile result.json".split()
 )
 """What is in run folders: a folder without a spec, as a crash leaves it, is recognised by them."""
 
 
 _chosen: Path | None = None
+_bucket: str | None = None
 
 
 def default_folder() -> Path:
@@ -53,10 +54,23 @@ def default_folder() -> Path:
 
 
 def choose_folder(folder: str) -> Path:
-    """Keep the runs of this process elsewhere from now on: `%tpu_setup --runs`."""
-    global _chosen
-    _chosen = Path(folder).expanduser().absolute()
+    """Keep the runs of this process elsewhere from now on: `%tpu_setup --runs`.
+
+    A URL: in `runs` here first, and copied there (tpunb.runs.upload). Raises TpunbError for one
+    that fsspec does not know.
+    """
+    global _chosen, _bucket
+    if download.is_url(folder):
+        upload.check_url(folder)
+        _chosen, _bucket = Path.cwd() / "runs", folder
+    else:
+        _chosen, _bucket = Path(folder).expanduser().absolute(), None
     return _chosen
+
+
+def bucket() -> str | None:
+    """The URL to which the runs of this process are copied; None: nowhere."""
+    return _bucket
 
 
 @dataclass(frozen=True)

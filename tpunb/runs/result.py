@@ -24,6 +24,7 @@ from tpunb.runs.spec import (
     StopCause,
     count_cores,
 )
+from tpunb.runs.step_times import StepTimes
 from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.terminal import Printable, Style, join, paint, paint_first_line
@@ -178,6 +179,12 @@ class Summary:
     advice: tuple[Advice, ...] = ()
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """The course of each metric, by name."""
+    chips: str = ""
+    """What the TPU did, in words."""
+    steps: StepTimes | None = None
+    """Of `--profile`: where the time of a step went …"""
+    trace: str = ""
+    """… and the command that opens the trace."""
 
     def lines(self) -> list[str]:
         """As text, a line for each part that there is."""
@@ -186,6 +193,10 @@ class Summary:
             lines.append(" · ".join(map(str, self.best)))
         if self.spent:
             lines.append("time: " + " · ".join(f"{what} {took:.1f} s" for what, took in self.spent))
+        lines += [self.chips] if self.chips else []
+        if self.steps is not None:
+            lines.append(str(self.steps))
+        lines += [f"to open the trace: {self.trace}"] if self.trace else []
         return lines + [f"note: {advice.message} → {advice.fix}" for advice in self.advice]
 
 

@@ -138,9 +138,14 @@ class Profile:
     """Which ranks write a trace, and of which steps: `--profile 0,3:5-10`."""
 
     ranks: tuple[int, ...]
+    """(): all."""
     first: int
     """A step, from 1."""
     last: int
+
+    def has(self, rank: int) -> bool:
+        """Whether this rank writes one."""
+        return not self.ranks or rank in self.ranks
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ started the run still lives; and as only its user can write to the folder, nobod
 
     STARTING ─> WAITING ─> RUNNING ─> STOPPING ─> SUCCEEDED, FAILED, HUNG, TIMED_OUT, INTERRUPTED
         └──────────┴──────────┴──────────┴──────> LOST     (no result, and nobody holds the lock)
-                                                 AWAY     (the same, of a detached run at a place)
+                                                 AWAY     (the same, of a detached run at a place,
+                                                           and of one that is read from a bucket)
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def run_state(run: RunDir) -> RunState:
             return result.state
         if is_running:
             return _active_state(run)
+        if run.copied.exists():
+            return RunState.AWAY
         gone = RunState.AWAY if run.is_away() else RunState.LOST
         if not run.lock.exists():
             return RunState.STARTING if _is_new(run.path, STARTING) else gone

@@ -27,6 +27,8 @@ MERGED = ("run.log", "events.jsonl", "metrics.jsonl")
 holds whole lines only, so that those of several hosts can be put in order of `time`."""
 SHARED = ("parameters.json",)
 """Every host has the same one."""
+PROFILE = "profile"
+"""A folder with a file of each rank, which together are one trace."""
 RESULT = "result.json"
 """Of the whole run, on every host, once host 0 has written it. A host that was cut off from host 0
 has one of its own ranks, which names the host that it has lost."""
@@ -210,12 +212,13 @@ def is_streamed(file: str) -> bool:
 def place_in_union(file: str, node_rank: int, ranks: range) -> str:
     """Where a host's file stands in the folder of the whole run.
 
-    The folders of its ranks (`ranks`) have the same name; what all hosts have is merged, or that
-    of host 0; anything else, as `supervisor.log`, the prelude's folder and what it says of ranks
-    that are not its own, is below `hosts/<node rank>/`.
+    The folders of its ranks (`ranks`) and of traces have the same name; what all hosts have is
+    merged, or that of host 0; anything else, as `supervisor.log`, the prelude's folder and what
+    it says of ranks that are not its own, is below `hosts/<node rank>/`.
     """
     parts = file.split("/")
     of_a_rank = parts[0] == "attempts" and len(parts) > 2 and parts[2].isdecimal()
-    if int(parts[2]) in ranks if of_a_rank else node_rank == 0 or file in (*MERGED, *SHARED):
+    shared = node_rank == 0 or parts[0] == PROFILE or file in (*MERGED, *SHARED)
+    if int(parts[2]) in ranks if of_a_rank else shared:
         return file
     return f"hosts/{node_rank}/{file}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 
-from tpunb.runs import heartbeat, metrics
+from tpunb.runs import heartbeat, metrics, trace
+from tpunb.runs.chips import describe_chips, mean_duty, read_chips
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.runs.metrics import Row
 from tpunb.runs.result import Advice, RunResult, Summary
 from tpunb.runs.spec import PhaseKind
+from tpunb.runs.step_times import StepTimes
 from tpunb.utils import files
 
 READ = 20_000_000
@@ -26,6 +29,38 @@ _STEPS_EACH = 5
 """Steps that a compiled program should serve at least."""
 LONG = 600.0
 """Seconds of a run after which a missing checkpoint is worth a note."""
+BUSY = 70.0
+"""Percent of the duty cycle from which on nothing is said about what limits it."""
+MUCH = 0.2
+"""Share of the training from which on a wait counts as its limit."""
+SHORT = 10.0
+"""Seconds of training in which nothing is worth saying: it only starts."""
+
+
+class _Limit(enum.Enum):
+    """What the chips wait for."""
+
+    INPUT = enum.auto()
+    COMPILING = enum.auto()
+    CHECKPOINTS = enum.auto()
+
+
+_LIMITS = {
+    _Limit.INPUT: (
+        "the input is the limit",
+        "DataLoader(num_workers=…, persistent_workers=True), smaller files, or data in memory: "
+        "docs/training.md, Input",
+    ),
+    _Limit.COMPILING: (
+        "compiling is the limit",
+        "equal shapes in all steps need one program, and a longer run pays it once; "
+        "%%tpu_debug says what differs",
+    ),
+    _Limit.CHECKPOINTS: (
+        "writing checkpoints is the limit",
+        "save less often, or to a nearer disk",
+    ),
+}
 _PARTS = {
     PhaseKind.QUEUED: "waiting for other runs",
     PhaseKind.STARTING: "start",
@@ -45,11 +80,17 @@ def summarize(result: RunResult) -> Summary:
         if (last := heartbeat.read_heartbeat(run.heartbeat(result.attempts - 1, rank))) is not None
     ]
     spent = _spent(run, result, heartbeats)
+    chips = read_chips(run.path, result.hosts)
+    advice = _advice(run, result, rows, heartbeats)
+    if (limit := _limit(dict(spent), heartbeats, mean_duty(chips))) is not None:
+        advice.append(limit)
     return Summary(
         tuple(metrics.best_values(rows)[:MOST]),
         spent,
-        tuple(_advice(run, result, rows, heartbeats)),
+        tuple(advice),
         metrics.curves(rows, POINTS),
+        describe_chips(chips),
+        *_profile(run, result),
     )
 
 
@@ -150,6 +191,45 @@ def _advice(
             )
         )
     return advice
+
+
+def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str]:
+    """Of `--profile`: a mean step, and the command that opens the trace."""
+    try:
+        spec = run.read_spec()
+    except (OSError, ValueError):
+        return None, ""
+    if spec.profile is None:
+        return None, ""
+    steps = trace.read_step_times(run, spec.profile, result.world_size, result.attempts)
+    if steps is None:
+        return None, ""
+    return steps, f"pip install xprof && xprof --logdir {run.profile}"
+
+
+def _limit(
+    spent: dict[str, float], heartbeats: list[Heartbeat], duty: float | None
+) -> Advice | None:
+    """Why the chips were not busy for much of the training; None if they were, or none tells."""
+    training = sum(spent.get(part, 0.0) for part in ("compiling", "checkpoints", "training"))
+    if duty is None or duty >= BUSY or training < SHORT:
+        return None
+    waited = max((rank.input_nanoseconds / 1e9 for rank in heartbeats), default=0.0)
+    shares = {
+        _Limit.INPUT: min(waited / training, 1.0),
+        _Limit.COMPILING: spent.get("compiling", 0.0) / training,
+        _Limit.CHECKPOINTS: spent.get("checkpoints", 0.0) / training,
+    }
+    limit = max(shares, key=shares.__getitem__)
+    known = f"duty cycle {duty:.0f} %:"
+    if shares[limit] >= MUCH:
+        what, fix = _LIMITS[limit]
+        return Advice(f"{known} {what}, {100 * shares[limit]:.0f} % of the training", fix)
+    return Advice(
+        f"{known} the chips waited for this host's Python, not for input or compiling",
+        "larger steps, no .item() or print of a tensor in each (%%tpu_debug names the lines); "
+        "--profile shows the steps",
+    )
 
 
 def _became_nan(rows: list[Row]) -> dict[str, Row]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
-import importlib
 import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.protocol import MessageWriter
-from tpunb.runs.spec import PhaseKind, Profile, RunSpec
+from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import descriptors, files, processes
 from tpunb.worker import (
     cells,
@@ -34,6 +31,7 @@ from tpunb.worker import (
 from tpunb.worker.cells import Cells
 from tpunb.worker.rank_marks import RankMark
 from tpunb.worker.recompiles import StepMonitor
+from tpunb.worker.step_trace import StepTrace
 from tpunb.worker.supervisor import stacks
 from tpunb.xla import counters, device, launchers, loaders, runtime, spmd
 from tpunb.xla.rehearsal import call, ranks, stats
@@ -129,6 +127,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
         ranks.name_hosts(task.spec.hosts, task.spec.world_size)
     runtime.start_before_backward()
     loaders.report_errors()
+    loaders.count_waits()
     _watch_steps(task)
     launchers.redirect_launchers(task.rank)
     rich_progress.follow_rich_bars()
@@ -143,9 +142,8 @@ def _watch_steps(task: Assignment) -> None:
     run, attempt, rank = task.run, task.attempt, task.rank
     monitor = StepMonitor(task.cells.lines, run.recompiled(attempt, rank), counters)
     profile = task.spec.profile
-    if profile is not None and rank in profile.ranks:
-        folder = run.path / "profile" / f"rank-{rank}"
-        monitor.after_step.append(StepTrace(profile, folder, partial(print, flush=True)).after)
+    if profile is not None and profile.has(rank):
+        monitor.after_step.append(StepTrace(profile, run, attempt, rank).after)
     monitor.install()
 
 
@@ -265,42 +263,3 @@ def _finish(task: Assignment) -> None:
     if task.rank == 0 and task.spec.returns:
         returns.save_returns(vars(task.cells.module), task.spec.returns, task.run)
     task.mark.finish()
-
-
-class StepTrace:
-    """`--profile`: begins and ends the trace of one rank for xprof; `tell` says where it is."""
-
-    def __init__(self, profile: Profile, folder: Path, tell: Callable[[str], None]) -> None:
-        self._profile = profile
-        self._folder = folder
-        self._tell = tell
-        self._running = False
-        if profile.first == 1:
-            self._begin()
-
-    def after(self, step: int) -> None:
-        """A step has ended, the first of this process is 1."""
-        if step == self._profile.last:
-            self._end()
-        elif step == self._profile.first - 1:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _profiler().start_trace(str(self._folder))
-        self._running = True
-        atexit.register(self._end)  # the loop may have fewer steps
-
-    def _end(self) -> None:
-        if self._running:
-            self._running = False
-            _profiler().stop_trace()
-            self._tell(
-                f"trace of steps {self._profile.first} to {self._profile.last}: "
-                f"{self._folder}; to open it: pip install xprof, then "
-                f"xprof --logdir {self._folder}"
-            )
-
-
-def _profiler() -> Any:
-    return importlib.import_module("torch_xla.debug.profiler")

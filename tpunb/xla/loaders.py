@@ -1,4 +1,5 @@
-"""torch_xla's data loaders: errors of data sets reach the loop; a loader can be replaced inside.
+"""Data loaders: errors of data sets reach the loop, and the time in which it waits for batches is
+counted; a loader can be replaced inside torch_xla's.
 
 torch_xla 2.8 and 2.9 read the data set in a thread of `ParallelLoader`. If it raises there, the
 loop just ends: a training goes on with part of its data and is called a success, or its ranks
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from queue import Queue
 from typing import Any
+
+from tpunb.runs import heartbeat
 
 
 def report_errors() -> None:
@@ -29,6 +32,31 @@ def report_errors() -> None:
 
     reporting_worker.reports_errors = True  # type: ignore[attr-defined]
     ParallelLoader._loader_worker = reporting_worker  # type: ignore[method-assign]
+
+
+def count_waits() -> None:
+    """For the rest of this process, the heartbeat has how long loops wait for batches.
+
+    Of torch's DataLoader and torch_xla's MpDeviceLoader, whose next batch is nothing else: what
+    else a loop goes through may be the training itself, written as a generator.
+    """
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+    from torch_xla.distributed.parallel_loader import PerDeviceLoader
+
+    for batches in (_BaseDataLoaderIter, PerDeviceLoader):
+        _count_waits_of(batches)
+
+
+def _count_waits_of(batches: Any) -> None:
+    following = batches.__next__
+    if getattr(following, "counts_waits", False):
+        return
+
+    def counting_next(self: Any) -> Any:
+        return heartbeat.read_input(lambda: following(self))
+
+    counting_next.counts_waits = True  # type: ignore[attr-defined]
+    batches.__next__ = counting_next
 
 
 class _ErrorQueueLoader:

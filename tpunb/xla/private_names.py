@@ -383,6 +383,18 @@ NAMES: tuple[Name, ...] = (
         "_loader_worker is replaced: an error in the data set silently ends the loop",
     ),
     Name(
+        "torch.utils.data.dataloader",
+        "_BaseDataLoaderIter",
+        "loader",
+        "__next__ is timed: how long the loop waits for its input",
+    ),
+    Name(
+        "torch_xla.distributed.parallel_loader",
+        "PerDeviceLoader",
+        "loader",
+        "__next__ is timed, as above",
+    ),
+    Name(
         "accelerate.launchers",
         "notebook_launcher",
         "launcher",

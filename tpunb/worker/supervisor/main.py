@@ -475,6 +475,7 @@ class Supervisor:
                 self._describe_kept,
                 hosts=queued.hosts,
                 facts={} if queued.join is None else queued.join.facts,
+                env=queued.env,
             )
         except (OSError, ValueError) as error:
             log.error("%s cannot be read: %s", queued.dir.id, error)

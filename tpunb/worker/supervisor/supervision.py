@@ -44,6 +44,7 @@ from tpunb.utils import files, processes, records
 from tpunb.utils.memory import OomDetector
 from tpunb.utils.processes import Process, Work
 from tpunb.worker.supervisor import outcome, stacks
+from tpunb.worker.supervisor.chip_meter import MeterProcess, start_meter
 from tpunb.worker.supervisor.hang_detector import LONG_WAIT, HangDetector
 from tpunb.worker.supervisor.hosts import Hosts, Leader
 from tpunb.worker.supervisor.outcome import ProcessExit, RunObservation, StopRecord
@@ -89,6 +90,7 @@ class Supervision:
         *,
         hosts: Hosts | None = None,
         facts: Mapping[str, str] = MappingProxyType({}),
+        env: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.dir = run
@@ -96,6 +98,7 @@ class Supervision:
         self._fork_runner = fork_runner
         self._spared = spared
         self._kept = kept
+        self._env = env
         self._clock = clock
         self.spec = run.read_spec()
         self._started = time.time()
@@ -148,6 +151,7 @@ class Supervision:
         self._memory: dict[int, int] = {}
         """What was told of the ranks' memory, in MEMORY_STEPs."""
         self._memory_due = clock()
+        self._meter: MeterProcess | None = None
         self._told_end = False
         self._whole: RunResult | None = None
         """Of all hosts, which host 0 has told."""
@@ -208,6 +212,8 @@ class Supervision:
         if attempt > self._attempt:
             self._on_retry(attempt)
         self._attempt = attempt
+        if self._meter is None:
+            self._meter = start_meter(self.dir, self.spec.device, self._env)
         self._memory.clear()
         self._pids = dict(zip(self._own, pids, strict=True))
         self._ranks = {rank: processes.find_process(pid) for rank, pid in self._pids.items()}
@@ -397,7 +403,7 @@ class Supervision:
 
     def _all_processes(self) -> list[Process]:
         """Every process of the run: all below the supervisor but those that wait for others."""
-        spared = self._spared()
+        spared = [*self._spared(), None if self._meter is None else self._meter.process]
         return [p for p in processes.descendants(os.getpid()) if p not in spared]
 
     def step(self) -> bool:
@@ -609,6 +615,8 @@ class Supervision:
     def _finish(self) -> None:
         self._read_last_outputs()
         self._preemption.close()
+        if self._meter is not None:
+            self._meter.close()
         self._outputs.close()
         self._log.close()
         if self._log.problem:

@@ -38,6 +38,10 @@ class CollectiveStats:
         row[2] += waited
         row[3] += took
 
+    def seconds(self) -> float:
+        """Of all of them: what this rank waited for the others, and the exchange."""
+        return sum(waited + took for _, _, waited, took in self._rows.values())
+
     def collectives(self, rank: int) -> list[Collective]:
         """The sums, the operation with the most bytes first."""
         rows = sorted(self._rows.items(), key=lambda item: (-item[1][1], -item[1][0]))

@@ -1,0 +1,44 @@
+"""Chips as libtpu's servers tell them, from the port to the folder of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fakes.libtpu import FakeChip, ports_of, serving
+from tpunb.machine import chip_meter
+from tpunb.machine.chip_meter import ChipMeter
+from tpunb.runs import chips
+from tpunb.runs.chips import Chip
+
+GB = 10**9
+
+
+def test_chips_of_several_processes_are_counted_in_the_order_of_their_ports() -> None:
+    first, second = FakeChip(3 * GB, 80.0), FakeChip(1 * GB, 10.0)
+    with serving([first], [second]) as servers:
+        ports = chip_meter.parse_ports(ports_of(servers))
+        meter = ChipMeter([*ports, 1], chip_meter.ask_libtpu)  # nobody at the last
+        before = meter.look(training=False)
+        assert before == [
+            Chip(0, 3 * GB, 16 * GB, 80.0, 3 * GB),
+            Chip(1, 1 * GB, 16 * GB, 10.0, 1 * GB),
+        ]
+        meter.look(training=True)
+        first.memory, first.duty = 2 * GB, 40.0
+        now = meter.look(training=True)
+        assert (now[0].memory, now[0].peak, now[0].mean_duty) == (2 * GB, 3 * GB, 60.0)
+        servers[1].chips.clear()
+        assert meter.look(training=True)[1].peak == GB
+    # The processes have ended: what they did stays.
+    after = meter.look(training=True)
+    assert [(chip.memory, chip.duty, chip.mean_duty) for chip in after] == [
+        (0, 0.0, 160 / 3),
+        (0, 0.0, 10.0),
+    ]
+
+
+def test_without_a_server_nothing_is_known_and_nothing_written(tmp_path: Path) -> None:
+    meter = ChipMeter([1], chip_meter.ask_libtpu)  # nobody listens on port 1
+    assert meter.look(training=True) == []
+    assert chip_meter.parse_ports("") == [8431]
+    assert chips.read_chips(tmp_path) == ()

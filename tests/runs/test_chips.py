@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tpunb.display.html import MAX_CHIPS, chips_html, describe_some_chips
+from tpunb.runs import chips, stream
+from tpunb.runs.chips import Chip
+from tpunb.runs.stream import Replace
+
+GB = 10**9
+
+
+def test_each_host_tells_of_its_own_chips_and_the_whole_run_has_all(tmp_path: Path) -> None:
+    whole, hosts = tmp_path / "whole", ("a", "b", "c")
+    for node_rank in (0, 1):  # c has no library that asks
+        here = tmp_path / str(node_rank)
+        here.mkdir()
+        chips.write_chips(here, [Chip(0, node_rank * GB, 16 * GB, 50.0)])
+        sent = Replace(chips.FILE, (here / chips.FILE).read_bytes())
+        told = stream.decode(stream.encode(sent))
+        assert isinstance(told, Replace)
+        place = whole / stream.place_in_union(told.file, node_rank)
+        place.parent.mkdir(parents=True)
+        place.write_bytes(told.data)
+    found = chips.read_chips(whole, hosts)
+    assert [(chip.name, chip.memory) for chip in found] == [("a/0", 0), ("b/0", GB)]
+    (whole / chips.FILE).write_text('[{"number": 0')  # cut off
+    assert [chip.name for chip in chips.read_chips(whole, hosts)] == ["b/0"]
+
+
+def test_many_chips_are_one_line_that_names_the_idle_one() -> None:
+    busy = [Chip(n, 12 * GB, 16 * GB, 90.0, host="a") for n in range(MAX_CHIPS)]
+    every = [*busy, Chip(0, GB, 16 * GB, 4.0, host="b")]
+    assert describe_some_chips(every) == [
+        "17 chips: duty cycle 85 % (4 % on chip b/0), memory up to 12.0 of 16.0 GB"
+    ]
+    assert chips_html(every).count("<div") == 1
+    assert chips.describe_chips([]) == ""

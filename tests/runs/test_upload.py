@@ -1,0 +1,173 @@
+"""A run's folder in a bucket: complete at the end, whatever the bucket does meanwhile."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.fakes.bucket import FakeBucket, bucket
+from tpunb import cli
+from tpunb.runs import directory, download, upload
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Metric, Note
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunSpec, RunState
+from tpunb.runs.tensorboard import TensorBoardWriter
+from tpunb.runs.upload import PatientBucket, Uploader
+from tpunb.utils import files
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBucket]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with bucket() as fake:
+        for name, value in fake.env.items():
+            monkeypatch.setenv(name, value)
+        yield fake
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run that goes on."""
+    run = directory.create_run(tmp_path / "runs", "digits")
+    run.write_spec(RunSpec(run.id, "digits", 2, "CPU", "/", (), ()))
+    run.attempt(0, 1).mkdir(parents=True)
+    (run.attempt(0, 1) / "stdout.log").write_text("hello\n")
+    run.log.write_text("[1] hello\n")
+    run.checkpoints.mkdir()
+    (run.checkpoints / "000001-step-1.pt").write_bytes(b"x" * 100_000)
+    return run
+
+
+def end(run: RunDir) -> None:
+    run.write_result(RunResult(RunState.SUCCEEDED, "digits", 2, "CPU", 1.0, 2.0, run.path))
+
+
+def names_there(fake: FakeBucket, run: RunDir) -> dict[str, int]:
+    import s3fs
+
+    system = s3fs.S3FileSystem(skip_instance_cache=True)
+    found = system.find(f"{fake.url}/{run.id}", detail=True)
+    return {name.partition(f"{run.id}/")[2]: info["size"] for name, info in found.items()}
+
+
+def names_here(run: RunDir) -> dict[str, int]:
+    return {name: size for name, (size, _) in upload._files_of(run.path)}
+
+
+class Clock:
+    """Time that passes when it is waited for; `then` happens at the waits, one each."""
+
+    def __init__(self, *then: object) -> None:
+        self.now = 0.0
+        self._then = list(then)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        if self._then:
+            self._then.pop(0)()  # type: ignore[operator]
+
+
+def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
+    there: FakeBucket, run: RunDir
+) -> None:
+    lock = run.take_lock()
+    assert lock is not None
+    there.trouble += ["fail"] * 3 + ["hang", "slow", "fail"]
+
+    def grow() -> None:
+        files.append_text(run.log, "[1] more\n")
+        (run.checkpoints / "000001-step-1.pt").unlink()
+        (run.checkpoints / "000002-step-2.pt").write_bytes(b"y" * 5)
+
+    def finish() -> None:
+        there.trouble += ["fail"]
+        end(run)
+        lock.close()
+
+    clock = Clock(lambda: None, grow, lambda: None, finish)
+    url = f"{there.url}/{run.id}"
+    uploader = Uploader(run, PatientBucket(url, patience=1.0), url, clock)
+    assert uploader.run(clock.wait)
+    assert names_there(there, run) == names_here(run)
+    assert "result.json" in names_here(run)
+    assert there.writes[-1] == f"{run.id}/result.json"
+    assert there.writes.count(f"{run.id}/result.json") == 1
+    told = upload.read_state(run)
+    assert told is not None
+    assert (told.done, told.problem, told.url) == (True, "", url)
+
+
+def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end(run)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(upload, "GIVE_UP", 20.0)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    clock = Clock()
+    url = f"s3://none/{run.id}"
+    assert not Uploader(run, PatientBucket(url, patience=0.5), url, clock).run(clock.wait)
+    [note] = [event for event in run.read_events() if isinstance(event, Note)]
+    assert note.text.startswith(f"not copied to {url} so far, and tried again: ")
+    told = upload.read_state(run)
+    assert told is not None
+    assert not told.done
+    assert told.problem
+    assert upload.wait_for_upload(run, 60.0, lambda: True).startswith(f"not all of {run.path}")
+
+
+def test_others_list_the_runs_read_their_logs_and_open_tensorboard(
+    there: FakeBucket, run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process copies while the run goes on, and outlives nobody's patience at its end."""
+    lock = run.take_lock()
+    assert lock is not None
+    row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "reduce": {}, "loss": 0.25}
+    files.append_text(run.metrics, json.dumps(row) + "\n")
+    upload.start_upload(run, there.url)
+    process = upload._started[run.path]
+    deadline = time.monotonic() + 120
+    while f"{run.id}/run.log" not in there.writes:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert cli.main(["runs", there.url]) == 0
+    listed = capsys.readouterr().out
+    assert run.id in listed
+    assert "away" in listed
+    writer = TensorBoardWriter(run, 2)
+    for rank in (0, 1):
+        writer.add(Metric(rank, 1, {"loss": 0.25}))
+    writer.close()
+    for thread in threading.enumerate():
+        if thread.name == "tpunb-tensorboard":
+            thread.join()
+    end(run)
+    lock.close()
+    assert process.wait(120) == 0
+    assert upload.wait_for_upload(run, 1.0, lambda: False) == ""
+    assert cli.main(["runs", "--runs", there.url]) == 0
+    listed = capsys.readouterr().out
+    assert "succeeded" in listed
+    assert "loss 0.25" in listed
+    assert cli.main(["logs", "--runs", there.url, "digits"]) == 0
+    assert "hello" in capsys.readouterr().out
+    assert names_there(there, run) == names_here(run)
+    curves = EventAccumulator(f"{there.url}/{run.id}").Reload()
+    assert [event.value for event in curves.Scalars("loss")] == [0.25]
+    with pytest.raises(SystemExit):
+        cli.main(["stop", "--runs", there.url])
+    [cached] = directory.list_runs(download.cached_runs(there.url))
+    assert cached.id == run.id

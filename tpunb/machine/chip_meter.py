@@ -1,0 +1,132 @@
+"""Reads what the chips of this host do from libtpu's metrics servers, for one run.
+
+    python -c … RUN PORTS PARENT
+
+A process of its own, which the supervisor starts and ends: gRPC has threads and may wait, and a
+supervisor must do neither. libtpu serves the numbers on ports of this machine, one for each process
+that has chips (TPU_RUNTIME_METRICS_PORTS, else 8431); they are asked for with tpu-info's library
+(0.14). What is written is in `tpunb.runs.chips`. Without a server, nothing is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tpunb.runs import chips, heartbeat
+from tpunb.runs.chips import Chip
+from tpunb.runs.directory import RunDir
+from tpunb.utils import processes
+
+EVERY = 2.0
+"""Seconds between two looks. libtpu's own duty cycle is of the last seconds."""
+_UNHEARD = 10.0
+"""Seconds between two looks while no port has answered yet."""
+
+
+class Usage(NamedTuple):
+    """What a server says of one device."""
+
+    memory: int
+    total: int
+    duty: float
+
+
+Ask = Callable[[int], Iterable[Usage]]
+"""What the server at a port says; raises ConnectionError if none answers."""
+
+
+class ChipMeter:
+    """The chips of one host, over the time of a run."""
+
+    def __init__(self, ports: Sequence[int], ask: Ask) -> None:
+        self._ports = ports
+        self._ask = ask
+        self._peaks: dict[tuple[int, int], int] = {}
+        """By process, in the order of their ports, and place there."""
+        self._busy: dict[tuple[int, int], tuple[float, int]] = {}
+        """Sums of duty cycles while the train cell ran, and of how many looks."""
+        self._newest: dict[tuple[int, int], Usage] = {}
+
+    def look(self, *, training: bool) -> list[Chip]:
+        """What the chips do now, with what they have done; none before a port has answered.
+
+        One that answers no more has the memory and the duty cycle of no process: 0.
+        """
+        for process, port in enumerate(self._ports):
+            try:
+                told = list(self._ask(port))
+            except ConnectionError:
+                told = []
+            for key in [key for key in self._newest if key[0] == process]:
+                self._newest[key] = Usage(0, self._newest[key].total, 0.0)
+            for place, usage in enumerate(told):
+                key = process, place
+                self._newest[key] = usage
+                self._peaks[key] = max(self._peaks.get(key, 0), usage.memory)
+                if training:
+                    total, looks = self._busy.get(key, (0.0, 0))
+                    self._busy[key] = total + usage.duty, looks + 1
+        return [
+            Chip(number, *self._newest[key], self._peaks.get(key, 0), self._mean(key))
+            for number, key in enumerate(sorted(self._newest))
+        ]
+
+    def _mean(self, key: tuple[int, int]) -> float | None:
+        total, looks = self._busy.get(key, (0.0, 0))
+        return total / looks if looks else None
+
+
+def ask_libtpu(port: int) -> list[Usage]:
+    """What libtpu says of the devices of the process that serves this port of this machine."""
+    import grpc
+    from tpu_info import device, metrics
+
+    # On v2, v3 and v7x memory is told for each of a chip's two devices.
+    kind = device.get_local_chips()[0] or device.TpuChip.V5E
+    try:
+        told = metrics.get_chip_usage(kind, f"localhost:{port}")
+    except (grpc.RpcError, AssertionError) as error:  # the second: not of all chips yet
+        raise ConnectionError(f"port {port} does not tell") from error
+    return [Usage(each.memory_usage, each.total_memory, each.duty_cycle_pct) for each in told]
+
+
+def parse_ports(text: str) -> list[int]:
+    """Those of TPU_RUNTIME_METRICS_PORTS: '8431,8432'; libtpu's own default without any."""
+    ports = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    return ports or [8431]
+
+
+def is_training(run: RunDir) -> bool:
+    """Whether a rank of this host is in its train cell."""
+    attempts = sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
+    pulses = attempts[-1].glob("*/pulse") if attempts else ()
+    return any(last.train for pulse in pulses if (last := heartbeat.read_heartbeat(pulse)))
+
+
+def main() -> None:
+    """Until standard input closes, which is the supervisor's."""
+    folder, ports, parent = sys.argv[1:]
+    processes.die_with_parent(int(parent))
+    os.nice(10)
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    run, meter = RunDir(folder), ChipMeter(parse_ports(ports), ask_libtpu)
+    measure(run, meter, lambda seconds: not select.select([0], [], [], seconds)[0])
+
+
+def measure(run: RunDir, meter: ChipMeter, wait: Callable[[float], bool]) -> None:
+    """Look and write until `wait`, which gets seconds, says that the run is over."""
+    while True:
+        began = time.monotonic()
+        if found := meter.look(training=is_training(run)):
+            with contextlib.suppress(OSError):  # a full disk, a folder that is gone
+                chips.write_chips(Path(run.path), found)
+        every = EVERY if found else _UNHEARD
+        if not wait(max(0.0, every - (time.monotonic() - began))):
+            return

@@ -1,0 +1,89 @@
+"""What the chips of a run have done: memory and duty cycle, host by host.
+
+On each host, a process of its own (tpunb.machine.chip_meter) writes `chips.json` into the run's
+folder there; in the folder of the whole run it is below `hosts/<n>/`, but for host 0. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tpunb.utils import files, records
+
+FILE = "chips.json"
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One chip, as libtpu told last; of a chip with two cores that are devices, one of these."""
+
+    number: int
+    """On its host, from 0."""
+    memory: int
+    """Bytes of HBM in use."""
+    total: int
+    """Bytes of HBM."""
+    duty: float
+    """Percent of the last seconds in which its TensorCore was busy."""
+    peak: int = 0
+    """The most bytes that were in use at once."""
+    mean_duty: float | None = None
+    """Percent, over the time in which the train cell has run; None before it has."""
+    host: str = ""
+    """Which of several it is on."""
+
+    @property
+    def name(self) -> str:
+        """'2', 'host-1/2'."""
+        return f"{self.host}/{self.number}" if self.host else str(self.number)
+
+    def __str__(self) -> str:
+        """'chip 2: 12.1 of 16.0 GB, 87 % busy'."""
+        used = f"{self.memory / _GB:.1f} of {self.total / _GB:.1f} GB"
+        return f"chip {self.name}: {used}, {self.duty:.0f} % busy"
+
+
+def write_chips(run: Path, chips: Sequence[Chip]) -> None:
+    """Replace what is known of this host's chips. Raises OSError."""
+    files.write_json(run / FILE, [asdict(chip) for chip in chips])
+
+
+def read_chips(run: Path, hosts: Sequence[str] = ()) -> tuple[Chip, ...]:
+    """The chips of all hosts of a run, in their order; none where nobody tells."""
+    if not hosts:
+        return _read(run / FILE, "")
+    places = [run / FILE, *(run / "hosts" / str(n) / FILE for n in range(1, len(hosts)))]
+    return tuple(
+        chip for place, host in zip(places, hosts, strict=True) for chip in _read(place, host)
+    )
+
+
+def _read(path: Path, host: str) -> tuple[Chip, ...]:
+    try:
+        kept: tuple[Chip, ...] = records.convert(tuple[Chip, ...], records.read(path))
+    except (OSError, ValueError):  # there is none, or it is another program's
+        return ()
+    return tuple(Chip(**{**asdict(chip), "host": host}) for chip in kept)
+
+
+def describe_chips(chips: Sequence[Chip]) -> str:
+    """'chips: duty cycle 87 % (12 % on chip 3), memory up to 12.1 of 16.0 GB'; '' for none."""
+    if not chips:
+        return ""
+    duties = {chip: chip.duty if chip.mean_duty is None else chip.mean_duty for chip in chips}
+    mean = sum(duties.values()) / len(chips)
+    lowest = min(chips, key=duties.__getitem__)
+    idle = f" ({duties[lowest]:.0f} % on chip {lowest.name})" if duties[lowest] < mean - 10 else ""
+    most = max(chips, key=lambda chip: max(chip.peak, chip.memory))
+    memory = f"{max(most.peak, most.memory) / _GB:.1f} of {most.total / _GB:.1f} GB"
+    return f"chips: duty cycle {mean:.0f} %{idle}, memory up to {memory}"
+
+
+def mean_duty(chips: Sequence[Chip]) -> float | None:
+    """Percent, over all chips and the time in which the train cell has run; None if unknown."""
+    known = [chip.mean_duty for chip in chips if chip.mean_duty is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,192 @@
+"""The trace of `--profile`: what ranks noted beside it, and what it says of the devices.
+
+The marks are of the ranks' own Python thread, which waits for input, for the compiler, in a
+rehearsal for other ranks, and else runs the cell (which includes waiting for the device where a
+value is read). A trace from a TPU has a plane for each device, with the programs that ran there and
+their operations; one of a rehearsal has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Profile
+from tpunb.runs.step_times import DeviceTime, StepTimes
+from tpunb.utils import files, records
+
+MOST = 100_000_000
+"""Bytes of a trace that is read for the picture: in about a second."""
+_DEVICE = "/device:"
+_PROGRAMS, _OPERATIONS = "XLA Modules", "XLA Ops"
+_COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
+"""Names of XLA's operations, which may go on: 'all-reduce-start.3'."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What one rank noted: seconds of each step, and of what it waited for in it."""
+
+    first: int
+    last: int
+    seconds: tuple[float, ...] = ()
+    input: tuple[float, ...] = ()
+    compiling: tuple[float, ...] = ()
+    collectives: tuple[float, ...] = ()
+    """Of a rehearsal; a TPU's are part of the device's time."""
+
+
+def session_of(run: RunDir, profile: Profile) -> Path:
+    """The folder of one session, in which xprof looks for a file for each host: here, each rank."""
+    return run.profile / "plugins" / "profile" / f"steps-{profile.first}-{profile.last}"
+
+
+def write_marks(path: Path, marks: Marks) -> None:
+    """Note the steps of a rank. Raises OSError."""
+    files.write_json(path, asdict(marks))
+
+
+def read_step_times(
+    run: RunDir, profile: Profile, world_size: int, attempts: int
+) -> StepTimes | None:
+    """The mean step of a run's trace; None if no rank has come that far."""
+    for attempt in reversed(range(attempts)):
+        found = {
+            rank: marks
+            for rank in range(world_size)
+            if profile.has(rank) and (marks := _read_marks(run.step_times(attempt, rank)))
+        }
+        if found:
+            break
+    else:
+        return None
+    steps = sum(len(marks.seconds) for marks in found.values())
+
+    def mean(column: Callable[[Marks], tuple[float, ...]]) -> float:
+        return sum(sum(column(marks)) for marks in found.values()) / steps
+
+    session = session_of(run, profile)
+    devices = [
+        device for rank in found for device in read_devices(session / f"rank-{rank}.xplane.pb")
+    ]
+    device = None
+    if devices:
+        each = len(devices) * max(len(marks.seconds) for marks in found.values())
+        device = DeviceTime(
+            sum(d.busy for d in devices) / each, sum(d.collectives for d in devices) / each
+        )
+    first = min(marks.first for marks in found.values())
+    last = max(marks.last for marks in found.values())
+    return StepTimes(
+        first,
+        last,
+        tuple(found),
+        seconds=mean(lambda marks: marks.seconds),
+        input=mean(lambda marks: marks.input),
+        compiling=mean(lambda marks: marks.compiling),
+        collectives=mean(lambda marks: marks.collectives),
+        device=device,
+    )
+
+
+def _read_marks(path: Path) -> Marks | None:
+    try:
+        marks: Marks = records.build(Marks, records.read(path))
+    except (OSError, ValueError):
+        return None
+    columns = {len(marks.input), len(marks.compiling), len(marks.collectives)}
+    return marks if marks.seconds and columns == {len(marks.seconds)} else None
+
+
+def read_devices(trace: Path) -> list[DeviceTime]:
+    """What each device did, of a rank's trace; [] for none, and where it is too large to read."""
+    try:
+        if trace.stat().st_size > MOST:
+            return []
+        data = trace.read_bytes()
+    except OSError:
+        return []
+    from google.protobuf.message import DecodeError
+
+    space = xspace()
+    try:
+        space.ParseFromString(data)
+    except DecodeError:  # cut off
+        return []
+    return [_device_time(plane) for plane in space.planes if plane.name.startswith(_DEVICE)]
+
+
+def _device_time(plane: Any) -> DeviceTime:
+    names = {entry.key: entry.value.name for entry in plane.event_metadata}
+    programs, exchanged = [], []
+    for line in plane.lines:
+        if line.name == _PROGRAMS:
+            programs += _spans(line.events)
+        elif line.name == _OPERATIONS:
+            exchanged += _spans(
+                event
+                for event in line.events
+                if names.get(event.metadata_id, "").lstrip("%").startswith(_COLLECTIVES)
+            )
+    return DeviceTime(_covered(programs), _covered(exchanged))
+
+
+def _spans(events: Iterable[Any]) -> list[tuple[int, int]]:
+    return [(event.offset_ps, event.offset_ps + event.duration_ps) for event in events]
+
+
+def _covered(spans: Sequence[tuple[int, int]]) -> float:
+    """Seconds in which at least one of these lasts."""
+    total, end = 0, -1
+    for begin, until in sorted(spans):
+        total += max(0, until - max(begin, end))
+        end = max(end, until)
+    return total / 1e12
+
+
+@lru_cache(maxsize=1)
+def _xspace_class() -> Any:
+    """The fields of XSpace that are read, of tsl's profiler/protobuf/xplane.proto."""
+    from google.protobuf import descriptor_pb2, message_factory
+
+    field = descriptor_pb2.FieldDescriptorProto
+    number, text = field.TYPE_INT64, field.TYPE_STRING
+    file = descriptor_pb2.FileDescriptorProto(
+        name="tpunb/xplane.proto", package="tpunb", syntax="proto3"
+    )
+    messages: dict[str, list[tuple[str, int, Any, bool]]] = {
+        "XEvent": [
+            ("metadata_id", 1, number, False),
+            ("offset_ps", 2, number, False),
+            ("duration_ps", 3, number, False),
+        ],
+        "XLine": [("name", 2, text, False), ("events", 4, "XEvent", True)],
+        "XEventMetadata": [("id", 1, number, False), ("name", 2, text, False)],
+        # A map is written as such entries.
+        "Entry": [("key", 1, number, False), ("value", 2, "XEventMetadata", False)],
+        "XPlane": [
+            ("name", 2, text, False),
+            ("lines", 3, "XLine", True),
+            ("event_metadata", 4, "Entry", True),
+        ],
+        "XSpace": [("planes", 1, "XPlane", True)],
+    }
+    for message, fields in messages.items():
+        made = file.message_type.add(name=message)
+        for name, tag, kind, repeated in fields:
+            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            one = made.field.add(name=name, number=tag, label=label)
+            if isinstance(kind, str):
+                one.type, one.type_name = field.TYPE_MESSAGE, f".tpunb.{kind}"
+            else:
+                one.type = kind
+    return message_factory.GetMessages([file])["tpunb.XSpace"]
+
+
+def xspace() -> Any:
+    """An empty trace."""
+    return _xspace_class()()

@@ -1,0 +1,99 @@
+"""`--profile`: the trace of some steps of a rank, and how long the rank waited for what in each."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from tpunb.runs import heartbeat, trace
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Profile
+from tpunb.runs.trace import Marks
+from tpunb.xla import counters
+from tpunb.xla.rehearsal.stats import collective_stats
+
+_Counts = tuple[float, float, float, float]
+"""Seconds: the time, and of waiting for input, compiling and collectives so far."""
+
+
+class StepTrace:
+    """Begins and ends the trace of one rank, and notes the times of its steps.
+
+    All ranks' traces of a run are one session of xprof: torch_xla names a trace by second and
+    host, so each rank writes its own elsewhere and moves it there.
+    """
+
+    def __init__(self, profile: Profile, run: RunDir, attempt: int, rank: int) -> None:
+        self._profile = profile
+        self._run = run
+        self._marks = run.step_times(attempt, rank)
+        self._rank = rank
+        self._running = False
+        self._last: _Counts = (0.0, 0.0, 0.0, 0.0)
+        self._steps: list[tuple[float, float, float, float]] = []
+        if profile.first == 1:
+            self._begin()
+
+    def after(self, step: int) -> None:
+        """A step has ended, the first of this process is 1."""
+        if self._running:
+            now = _counts()
+            seconds, waited, compiled, exchanged = (
+                b - a for a, b in zip(self._last, now, strict=True)
+            )
+            self._steps.append((seconds, waited, compiled, exchanged))
+            self._last = now
+        if step == self._profile.last:
+            self._end()
+        elif step == self._profile.first - 1:
+            self._begin()
+
+    @property
+    def _own(self) -> Path:
+        """Where torch_xla writes it."""
+        return self._run.profile / f".rank-{self._rank}"
+
+    def _begin(self) -> None:
+        self._own.mkdir(parents=True, exist_ok=True)
+        _profiler().start_trace(str(self._own))
+        self._running = True
+        self._last = _counts()
+        atexit.register(self._end)  # the loop may have fewer steps
+
+    def _end(self) -> None:
+        if not self._running:
+            return
+        self._running = False
+        _profiler().stop_trace()
+        session = trace.session_of(self._run, self._profile)
+        session.mkdir(parents=True, exist_ok=True)
+        for written in sorted(self._own.rglob("*.xplane.pb")):
+            os.replace(written, session / f"rank-{self._rank}.xplane.pb")
+        shutil.rmtree(self._own, ignore_errors=True)
+        first = self._profile.first
+        marks = Marks(first, first + len(self._steps) - 1, *_columns(self._steps))
+        with contextlib.suppress(OSError):  # a full disk: the trace itself says more
+            trace.write_marks(self._marks, marks)
+
+
+def _columns(steps: list[tuple[float, float, float, float]]) -> list[tuple[float, ...]]:
+    return [tuple(step[column] for step in steps) for column in range(4)]
+
+
+def _counts() -> _Counts:
+    return (
+        time.perf_counter(),
+        heartbeat.input_seconds(),
+        counters.compile_seconds(),
+        collective_stats.seconds(),
+    )
+
+
+def _profiler() -> Any:
+    return importlib.import_module("torch_xla.debug.profiler")
