@@ -211,7 +211,8 @@ class Mirror:
 
     def _pass_on_stops(self) -> None:
         for request in self._look_for_stops():
-            self._stop = self._stop or request
+            if not self.place.placed.cannot_stop:
+                self._stop = self._stop or request
             self.place.stop(request)
             if request.cause is StopCause.KERNEL_GONE:
                 self.place.let_go()
