@@ -102,6 +102,8 @@ class FakeKaggleKernels(FakeKaggle):
         """After so many events the log's connection is lost; for the next streams, one each."""
         self.trouble: dict[str, list[int]] = {}
         """Statuses with which a method answers next, by its name; 0 closes the connection."""
+        self.without_xla = False
+        """Whether sessions have the image of those without a TPU, as a pinned one makes them."""
         self.lose_answer = False
         """Whether the connection is lost once a notebook is saved, before anybody is told."""
         self.too_early = 0
@@ -297,7 +299,8 @@ class FakeKaggleKernels(FakeKaggle):
             "KAGGLE_CACHE_MOUNT_FOLDER": str(inputs),
             **self.environment,
         }
-        if "dockerImage" in session.asked or _pinned(session.asked["text"]):
+        pinned = "dockerImage" in session.asked or _pinned(session.asked["text"])
+        if pinned or self.without_xla:
             # The image of a session without a TPU comes instead of that of a TPU VM.
             path = session.folder / "image"
             path.mkdir()
@@ -350,8 +353,15 @@ class FakeKaggleKernels(FakeKaggle):
         session.streamed += 1
         request.send_response(200)
         request.send_header("Content-Type", "text/event-stream")
+        request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
         request.close_connection = True
+
+        def send(text: str) -> None:
+            data = f"data: {text}\n\n".encode()
+            file.write(b"%x\r\n%b\r\n" % (len(data), data))
+            file.flush()
+
         most = self.cut_after.pop(0) if self.cut_after else None
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -360,11 +370,11 @@ class FakeKaggleKernels(FakeKaggle):
                 while sent < len(session.log):
                     if sent == most:
                         return
-                    file.write(b"data: " + json.dumps(session.log[sent]).encode() + b"\n\n")
-                    file.flush()
+                    send(json.dumps(session.log[sent]))
                     sent += 1
                 if over:
-                    file.write(b"data: END_OF_LOG\n\n")
+                    send("END_OF_LOG")
+                    file.write(b"0\r\n\r\n")
                     return
                 time.sleep(0.02)
 

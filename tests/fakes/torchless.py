@@ -89,7 +89,9 @@ def serve() -> None:
         if processes.fork_orphan(fork, tell) == 0:
             orders.close()
             processes.die_with_adopter(parent)
-            _Runner(order, OrderChannel(sockets[0]) if sockets else None, reports).main()
+            # A run of one host has sockets for copies of the runner, which this one leaves none of.
+            joined = order.node_rank is not None
+            _Runner(order, OrderChannel(sockets[0]) if joined else None, reports).main()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for each in sockets:
             each.close()

@@ -37,7 +37,7 @@ from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
-from tpunb.runs.spec import Device, PhaseKind, Price, RunState
+from tpunb.runs.spec import Device, PhaseKind, Price, RunState, StopCause
 from tpunb.runs.stream import Append, End, Line, Replace, Stop
 from tpunb.utils import env_vars, records, secrets
 from tpunb.utils.errors import TpunbError
@@ -443,6 +443,8 @@ class KagglePlace(Place):
 
     def stop(self, request: Stop) -> None:
         """Say that it cannot be, and how it can."""
+        if request.cause is StopCause.HOST_LOST:
+            return  # nobody has asked: it has ended
         again = "" if request.now else ". Interrupt again to stop following it"
         self.run.emit(Note(f"{self.placed.cannot_stop}{again}"))
 
