@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from typing import IO, Any
 from slugify import slugify
 
 from tests.fakes.kaggle_server import SECRET, STORE, FakeKaggle, Stored
+from tpunb.utils import processes
 
 STREAM = "/api/v1/kernels/logs/stream/"
 _SERVICE = "kernels.KernelsApiService/"
@@ -41,12 +43,12 @@ papermill.execute_notebook(
 )
 """
 _WITHOUT_XLA = """
-import importlib.metadata, sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch_xla":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
+import importlib.metadata
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] == "torch_xla" else find(name, path, target)
+PathFinder.find_spec = find_spec
 found = importlib.metadata.version
 def version(name):
     if name == "torch_xla":
@@ -124,8 +126,10 @@ class FakeKaggleKernels(FakeKaggle):
     def kill(session: Session) -> None:
         """End a session from outside, as Kaggle does at its time-out."""
         if session.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(session.process.pid, 9)
+            below = processes.descendants(session.process.pid)
+            for pid in [session.process.pid, *(process.pid for process in below)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     # Answers
 
@@ -266,7 +270,8 @@ class FakeKaggleKernels(FakeKaggle):
         except subprocess.TimeoutExpired:
             session.failure = "Your notebook exceeded its time limit."
             code = 1
-        self.kill(session)  # what the notebook left behind, too
+        if code:
+            self.kill(session)
         session.process.wait()
         for reader in readers:
             reader.join()
@@ -287,6 +292,10 @@ class FakeKaggleKernels(FakeKaggle):
         home.mkdir()
         inputs = session.folder / "input"
         inputs.mkdir()
+        for source in session.asked.get("datasetDataSources", []):
+            mount = inputs / self.mounts.get(f"datasets/{source}", "nowhere")
+            mount.mkdir(parents=True, exist_ok=True)
+            (mount / "mounted.csv").write_text("a,b\n")
         for source in session.asked.get("kernelDataSources", []):
             if (earlier := self.sessions.get(source)) is not None:
                 (inputs / source.partition("/")[2]).symlink_to(earlier.work)

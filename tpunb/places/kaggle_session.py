@@ -203,14 +203,13 @@ def _call(*words: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tpunb", *words],
         env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
     )
-    _write(sys.stdout, done.stdout)
+    _write(sys.stdout, done.stdout + done.stderr)
     if done.returncode:
         packer = Packer()
-        message = done.stdout.strip().rpartition("\n")[2]
+        message = done.stderr.strip().removeprefix("tpunb: ")
         packer.add(End(2, message))
         _write(sys.stderr, packer.due(last=True))
         raise RuntimeError(message)
