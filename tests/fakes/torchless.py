@@ -64,12 +64,22 @@ def install() -> None:
 
 def supervise() -> None:
     """The supervisor, with another fork server."""
+    from tpunb.worker.supervisor import device_lock
     from tpunb.worker.supervisor import main as supervisor
+
+    # No run here has a TPU, which only one on this machine could use.
+    device_lock.lock_folder = _own_locks
 
     supervisor.FORK_SERVER = _PATH + (
         "sys.argv.pop(1); from tests.fakes import torchless; torchless.serve()"
     )
     supervisor.main()
+
+
+def _own_locks() -> Path:
+    folder = Path.home() / ".tpunb-locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def serve() -> None:

@@ -85,10 +85,17 @@ def session(kaggle: KaggleProject) -> Session:
     return last
 
 
-def train(nb: Kernel, body: str, options: str = "", *, begun: KaggleProject | None = None) -> Ran:
+def train(
+    nb: Kernel,
+    body: str,
+    options: str = "",
+    *,
+    cell: str = "train",
+    begun: KaggleProject | None = None,
+) -> Ran:
     """`begun`: only until all ranks have printed so."""
     before = list_runs(nb.folder / "runs")
-    ran = nb.send(f"%%tpu_train --on kaggle {options}\n{body}", "train")
+    ran = nb.send(f"%%tpu_train --on kaggle {options}\n{body}", cell)
     if begun is None:
         return nb.wait(ran)
     until(lambda: len(list_runs(nb.folder / "runs")) > len(before), "a run")
@@ -218,10 +225,11 @@ def test_data_and_an_earlier_run(kaggle: KaggleProject, nb: Kernel) -> None:
     kaggle.service.mounts["datasets/me/cats"] = "datasets/me/cats"
     nb.run("%tpu_data kaggle://datasets/me/cats --to data/cats", "data").good()
     save = "import os\nif os.environ['RANK'] == '0':\n    os.makedirs('tpunb-run/checkpoints/1')\n"
-    train(nb, f"{save}    open('tpunb-run/checkpoints/1/w', 'w').close()").good()
+    write = "    open('tpunb-run/checkpoints/1/w', 'w').close()"
+    train(nb, save + write, cell="below").good()  # the other train cell is above the data
     run = newest(kaggle)
     look = "import os\nprint(os.listdir('data/cats'), os.listdir(os.environ['TPUNB_RESUME']))"
-    train(nb, look, f"--resume {run.id}").good()
+    train(nb, look, f"--resume {run.id}", cell="below").good()
     assert "[0] ['mounted.csv'] ['1']" in newest(kaggle).log.read_text()
     assert session(kaggle).asked["datasetDataSources"] == ["me/cats"]
     assert session(kaggle).asked["kernelDataSources"] == [f"somebody/tpunb-{run.id}"]
@@ -254,7 +262,9 @@ final = helper.X * lr
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[kaggle/0-1] world 2 7" in done.stdout
     ended = result(kaggle)
-    assert ended.metrics()["loss"].tolist() == pytest.approx([0.5, 0.25, 0.5 / 3])
+    metrics = ended.metrics()
+    rank0 = metrics[metrics["rank"] == 0]
+    assert rank0["loss"].tolist() == pytest.approx([0.5, 0.25, 0.5 / 3])
     assert ended.returns["final"] == 3.5
     placed = kinds.read_run(newest(kaggle))
     assert placed is not None

@@ -81,6 +81,8 @@ def submit(
             detached=detach,
         )
     if detach:
+        if cannot := kinds.why_unstoppable(folder):
+            print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
     notes = tuple(request.notes(run.spec))
