@@ -68,7 +68,7 @@ def submit(
     request.raise_for_lint()
     for line in cost.describe(target, options):
         print(line)
-    cost.confirm(target, options, _ask)
+    cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
     with directory.new_run(runs, request.name) as folder:
         run = launcher.start_at(

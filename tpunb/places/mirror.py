@@ -30,7 +30,7 @@ from tpunb.places.merge import Merge
 from tpunb.places.place import Cancelled, HostGone, Place, Restarted, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Note, Phase
+from tpunb.runs.events import Ended, Note, Phase, RanksStarted
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.spec import Stop as StopReason
@@ -342,6 +342,14 @@ class Mirror:
         if whole is None:
             return self._made((*refused, *lost))
         whole = replace(whole, hosts=self.spec.hosts, place=self.spec.place, dir=self.run.path)
+        if earlier := self._merge.first_attempt:
+            # What the hosts know began with their last start.
+            started = (e.time for e in self.run.read_events() if isinstance(e, RanksStarted))
+            whole = replace(
+                whole,
+                attempts=whole.attempts + earlier,
+                started=min(next(started, whole.started), whole.started),
+            )
         known = {failure.host for failure in whole.failures}
         more = tuple(each for each in (*refused, *lost) if each.host not in known)
         if found[0] is None and not self._gone_by_request() and more:
@@ -359,7 +367,7 @@ class Mirror:
 
     def _finish_without_hosts(self, failures: tuple[Failure, ...]) -> None:
         """Of a run that no host has begun."""
-        self._write(self._made(failures))
+        self._write(replace(self._made(failures), price=None))
 
     def _made(self, failures: tuple[Failure, ...]) -> RunResult:
         """A result that no host has written."""
@@ -378,7 +386,7 @@ class Mirror:
             stop=None if stop is None else StopReason(stop.cause, stop.origin),
             spmd=self.spec.spmd,
             resumed_from=self.spec.resumed_from,
-            price=self.spec.price,
+            price=None if self._merge.phase is None else self.spec.price,
             hosts=self.spec.hosts,
             place=self.spec.place,
         )
