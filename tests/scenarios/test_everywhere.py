@@ -20,9 +20,9 @@ import nbformat
 import pytest
 import torch
 from nbformat import v4
-from tests.drivers.kaggle import kaggle_project
 
 from tests.drivers.colab import ColabProject, colab_project
+from tests.drivers.kaggle import kaggle_project
 from tests.drivers.nodes import until
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.cluster import Cluster
