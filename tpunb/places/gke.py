@@ -456,6 +456,11 @@ class GkePlace(HostsPlace):
     def close(self) -> None:
         """End every connection; of a run that has ended, let the pods go and delete its objects."""
         if self._over:
+            if self._connections and self.run.read_spec().profile is not None:
+                try:  # what only the pods have
+                    self.fetch(["profile"], self.run.path)
+                except (TpunbError, OSError) as error:
+                    self.run.emit(Note(f"the profile has not come: {error}"))
             for connection in self._connections.values():
                 connection.tell(stream.encode(Taken()))
             if left := self._delete():
