@@ -103,7 +103,8 @@ class FakeKaggleKernels(FakeKaggle):
         self.cut_after: list[int] = []
         """After so many events the log's connection is lost; for the next streams, one each."""
         self.trouble: dict[str, list[int]] = {}
-        """Statuses with which a method answers next, by its name; 0 closes the connection."""
+        """Statuses with which a method answers next, by its name; 0 closes the connection,
+        -1 is no answer at all."""
         self.without_xla = False
         """Whether sessions have the image of those without a TPU, as a pinned one makes them."""
         self.lose_answer = False
@@ -111,6 +112,8 @@ class FakeKaggleKernels(FakeKaggle):
         self.too_early = 0
         """How often a session that has just ended is still said to be running."""
         self.page = 20
+        self.hanging = 0
+        """Requests that wait for an answer that does not come."""
         self.closing = threading.Event()
 
     def __exit__(self, *exception: Any) -> None:
@@ -136,7 +139,11 @@ class FakeKaggleKernels(FakeKaggle):
     def answer(self, method: str, asked: dict[str, Any], login: str) -> tuple[int, Any]:
         name = method.removeprefix(_SERVICE)
         if self.trouble.get(name):
-            return self.trouble[name].pop(0), {"code": 503, "message": "Backend error"}
+            status = self.trouble[name].pop(0)
+            if status < 0:
+                self.hanging += 1
+                self.closing.wait()
+            return max(0, status), {"code": 503, "message": "Backend error"}
         if method == "security.OAuthService/IntrospectToken":
             known = bool(self.token) and asked.get("token") == self.token
             return 200, {"active": known, "username": self.username if known else ""}

@@ -150,8 +150,12 @@ def test_a_quota_that_is_used_up(kaggle: KaggleProject) -> None:
 
 
 def test_an_interrupt_before_it_begins(kaggle: KaggleProject) -> None:
+    place = find_place("kaggle", kaggle.folder)
     with pytest.raises(TpunbError, match="nothing was started"):
-        find_kaggle(find_place("kaggle", kaggle.folder), kaggle.folder, print, lambda: True)
+        find_kaggle(place, kaggle.folder, print, lambda: True)
+    kaggle.service.trouble["GetAcceleratorQuotaStatistics"] = [-1]
+    with pytest.raises(TpunbError, match="nothing was started"):
+        find_kaggle(place, kaggle.folder, print, lambda: bool(kaggle.service.hanging))
 
 
 # What is sent

@@ -23,8 +23,7 @@ from tests.drivers.kaggle import KEY, KaggleProject, kaggle_project
 from tests.drivers.kernel import Kernel, Ran, kernel, until
 from tests.fakes.kaggle_kernels import Session
 from tests.fakes.kaggle_server import Stored
-from tpunb.places import kinds
-from tpunb.runs import state
+from tpunb.runs import returns, state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, RunState
@@ -265,9 +264,8 @@ final = helper.X * lr
     metrics = ended.metrics()
     rank0 = metrics[metrics["rank"] == 0]
     assert rank0["loss"].tolist() == pytest.approx([0.5, 0.25, 0.5 / 3])
-    assert ended.returns["final"] == 3.5
-    placed = kinds.read_run(newest(kaggle))
-    assert placed is not None
+    spec = newest(kaggle).read_spec()
+    assert returns.collect_returns(ended, spec, attached=True).returns["final"] == 3.5
     kept = [*newest(kaggle).path.rglob("*"), *session(kaggle).folder.rglob("*")]
     for path in (path for path in kept if path.is_file()):
         assert KEY.encode() not in path.read_bytes(), path

@@ -220,8 +220,11 @@ def find_kaggle(
     settings = place.settings
     assert isinstance(settings, KaggleSettings)
     say("asking Kaggle for the login and the quota")
-    service = kaggle_service.connect()
-    quota = service.quota()
+    try:
+        service = kaggle_service.connect(cancelled)
+        quota = service.quota()
+    except Cancelled:
+        raise TpunbError("interrupted before the run began: nothing was started") from None
     root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
     target = KaggleTarget(place, service.username, quota, root)
     if target.device == "TPU" and quota is not None and quota.left <= 0:

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tpunb.places.errors import PlaceError
+from tpunb.places.place import Cancelled
 from tpunb.utils.errors import MissingPackageError
 
 PATIENCE = 60.0
 """Seconds that one answer may take: the client itself would wait for ever."""
 AGAIN = (1.0, 3.0, 10.0)
 """Seconds before each further try to ask what may be asked twice."""
+LOOK = 0.05
+"""Seconds between two looks whether somebody still waits."""
 PAGE = 200
 """Files of one answer, the most that Kaggle gives."""
 _PIECE = 1 << 20
@@ -90,9 +93,10 @@ class OutputFile:
 class KaggleService:
     """What is asked of Kaggle for a run."""
 
-    def __init__(self, api: Any) -> None:
-        """`api`: a `KaggleApi` with a login."""
+    def __init__(self, api: Any, cancelled: Callable[[], bool]) -> None:
+        """`api`: a `KaggleApi` with a login. `cancelled`: nobody waits for answers any more."""
         self._api = api
+        self._cancelled = cancelled
         self.username: str = api.config_values[api.CONFIG_NAME_USER]
 
     def secrets(self) -> list[str]:
@@ -195,9 +199,9 @@ class KaggleService:
 
         for pause in AGAIN if again else ():
             with contextlib.suppress(NoAnswerError):
-                return bounded(attempt)
+                return bounded(attempt, cancelled=self._cancelled)
             time.sleep(pause)
-        return bounded(attempt)
+        return bounded(attempt, cancelled=self._cancelled)
 
 
 class _RefusedError(PlaceError):
@@ -208,8 +212,11 @@ class _RefusedError(PlaceError):
         self.status = status
 
 
-def connect() -> KaggleService:
-    """Kaggle for who is logged in. Raises MissingPackageError, PlaceError without a login."""
+def connect(cancelled: Callable[[], bool] = lambda: False) -> KaggleService:
+    """Kaggle for who is logged in. Raises MissingPackageError, PlaceError without a login.
+
+    Once `cancelled` says so, nothing more is waited for: Cancelled.
+    """
 
     def log_in() -> KaggleService | None:
         with _explained():
@@ -220,12 +227,12 @@ def connect() -> KaggleService:
                 api.authenticate()
             except SystemExit:
                 return None
-            return KaggleService(api)
+            return KaggleService(api, cancelled)
 
     try:
         # The client prints what it thinks of the login, and how to get one.
         with contextlib.redirect_stdout(io.StringIO()):
-            service = bounded(log_in)
+            service = bounded(log_in, cancelled=cancelled)
     except ImportError:
         raise MissingPackageError(
             "kaggle", "runs on Kaggle", "`pip install 'tpunb[kaggle]'`"
@@ -242,8 +249,12 @@ def connect() -> KaggleService:
     return service
 
 
-def bounded(call: Callable[[], _Answer], patience: float = PATIENCE) -> _Answer:
-    """What a call answers in time. Raises NoAnswerError: the call is then left to itself."""
+def bounded(
+    call: Callable[[], _Answer],
+    patience: float = PATIENCE,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> _Answer:
+    """What a call answers in time. Raises NoAnswerError, Cancelled: the call is left to itself."""
     box: queue.SimpleQueue[tuple[_Answer | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -253,10 +264,16 @@ def bounded(call: Callable[[], _Answer], patience: float = PATIENCE) -> _Answer:
             box.put((None, error))
 
     threading.Thread(target=work, daemon=True).start()
-    try:
-        answer, error = box.get(timeout=patience)
-    except queue.Empty:
-        raise NoAnswerError(f"Kaggle has not answered in {patience:g} s") from None
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            answer, error = box.get(timeout=LOOK)
+            break
+        except queue.Empty:
+            if cancelled():
+                raise Cancelled from None
+            if time.monotonic() > deadline:
+                raise NoAnswerError(f"Kaggle has not answered in {patience:g} s") from None
     if error is not None:
         raise error
     return answer  # type: ignore[return-value]

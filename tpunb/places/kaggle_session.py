@@ -76,7 +76,6 @@ class _Session:
 
     def _prepare(self) -> None:
         """The run folder, and what must be so in the session."""
-        os.umask(0o077)
         self._folder.mkdir()
         _copy(self._sent / "run", self._folder)
         Path(SCRIPT).replace(self._folder / SCRIPT)
