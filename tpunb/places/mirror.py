@@ -418,7 +418,8 @@ def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
 def main() -> None:
     """Run a mirror: `sys.argv` has the run's folder and 'stays' or ''."""
     run, stays = RunDir(sys.argv[1]), bool(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Not ignored: what this starts would inherit that, and could not be interrupted either.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     os.umask(0o077)
     order = json.loads(_first_line())
     again = order["variables"] is None
