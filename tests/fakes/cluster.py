@@ -157,6 +157,12 @@ class Cluster:
         pod = next(p for p in self.pods() if _index(p.object) == index and p.process)
         self._kill(pod)
 
+    def evict(self, index: int) -> None:
+        """The node of a pod is drained: its first process is told to end."""
+        pod = next(p for p in self.pods() if _index(p.object) == index)
+        assert pod.process is not None
+        pod.process.terminate()
+
     def cut(self) -> None:
         """All connections to pods end; what they have started there goes on until it notices."""
         for pod in self.pods():

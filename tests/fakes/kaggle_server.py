@@ -138,6 +138,10 @@ class FakeKaggle:
             return 404, {"code": 404, "message": "Not found"}
         return 302, path
 
+    def get(self, request: BaseHTTPRequestHandler, path: str) -> bool:
+        """Answer what else is asked with GET; False if nothing is known of it."""
+        return False
+
     def mount(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What a Kaggle notebook's proxy says when an input is to be mounted."""
         [(kind, names)] = asked.items()
@@ -186,6 +190,9 @@ def _handler(kaggle: FakeKaggle) -> type[BaseHTTPRequestHandler]:
                 return self._json(200, kaggle.mount(asked))
             method = url.path.removeprefix("/api/v1/")
             status, answer = kaggle.answer(method, asked, self.headers.get("Authorization", ""))
+            if not status:
+                self.close_connection = True
+                return None
             if status != 302:
                 return self._json(status, answer)
             self.send_response(302)
@@ -195,6 +202,8 @@ def _handler(kaggle: FakeKaggle) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             url = urlsplit(self.path)
+            if kaggle.get(self, url.path):
+                return
             stored = kaggle.files.get(unquote(url.path.lstrip("/")))
             if "Authorization" in self.headers:
                 kaggle.leaked = True

@@ -64,12 +64,22 @@ def install() -> None:
 
 def supervise() -> None:
     """The supervisor, with another fork server."""
+    from tpunb.worker.supervisor import device_lock
     from tpunb.worker.supervisor import main as supervisor
+
+    # No run here has a TPU, which only one on this machine could use.
+    device_lock.lock_folder = _own_locks
 
     supervisor.FORK_SERVER = _PATH + (
         "sys.argv.pop(1); from tests.fakes import torchless; torchless.serve()"
     )
     supervisor.main()
+
+
+def _own_locks() -> Path:
+    folder = Path.home() / ".tpunb-locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def serve() -> None:
@@ -89,8 +99,9 @@ def serve() -> None:
         if processes.fork_orphan(fork, tell) == 0:
             orders.close()
             processes.die_with_adopter(parent)
-            several = order.node_rank is not None and sockets
-            _Runner(order, OrderChannel(sockets[0]) if several else None, reports).main()
+            # A run of one host has sockets for copies of the runner, which this one leaves none of.
+            joined = order.node_rank is not None and sockets
+            _Runner(order, OrderChannel(sockets[0]) if joined else None, reports).main()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for each in sockets:
             each.close()

@@ -37,7 +37,7 @@ class Target(JobSetTarget):
 def target(ask_above: float | None, estimate: Estimate, **limits: str) -> Target:
     settings = SshSettings(hosts=("h0",), ask_above=ask_above)
     place = PlaceConfig("pod", "ssh", Path("places.toml"), settings)
-    return Target(place, "run", estimate, limits)
+    return Target(place, "run", said=estimate, limits=limits)
 
 
 class Asked:
@@ -77,8 +77,8 @@ def test_a_question_is_asked_where_it_may_cost_more(
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        ("", "not started: it may cost more than $20.00 (ask_above of [places.pod])"),
-        ("no", "not started"),
+        ("", "It may cost more than $20.00 (ask_above of [places.pod])"),
+        ("no", "not started, as the answer was no"),
         (EOFError(), "nobody is there to be asked: `%%tpu_train --yes` starts it"),
         (StdinNotImplementedError(), "nobody is there to be asked"),
         (KeyboardInterrupt(), "nothing was started"),

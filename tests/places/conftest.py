@@ -1,13 +1,16 @@
-"""Hosts that are network namespaces, reached by stand-ins for ssh and gcloud."""
+"""Hosts that are network namespaces, reached by stand-ins for ssh and gcloud; and Kaggle."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.drivers.kaggle import KaggleProject, kaggle_project
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
+from tpunb.places import kaggle_service
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +33,22 @@ def pod(_pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReachedPo
     for host in _pod.names:
         _pod.change(host, refuses=None, env=None, path=None)
     _pod.wait_until_empty()
+
+
+@pytest.fixture
+def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KaggleProject]:
+    """Kaggle's stand-in, for its client in this process, and a project that names it."""
+    with kaggle_project(tmp_path) as project:
+        for name in project.removed():
+            monkeypatch.delenv(name, raising=False)
+        for name, value in project.login().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(project.folder)
+        from kaggle.api.kaggle_api_extended import KaggleApi
+
+        # It looks at these when it is imported, which another test may have done.
+        monkeypatch.setattr(KaggleApi, "args", ["--local"])
+        monkeypatch.setattr(KaggleApi, "config", str(project.home / "kaggle.json"))
+        monkeypatch.setattr(KaggleApi, "config_values", {})
+        monkeypatch.setattr(kaggle_service, "AGAIN", (0.01, 0.01, 0.01))
+        yield project

@@ -164,9 +164,9 @@ def test_a_cut_is_followed_again_and_stop_works(
     known = runs(project)
     process = submit(project)
     run = begun(project, known)
-    project.colab.fail(exec="cut")
-    until(lambda: "upload" in [words[0] for words in project.colab.calls[-3:]], "another try")
-    project.colab.fail(exec=None)
+    (following,) = _processes(b"exec", f"tpunb-{run.id}".encode())
+    os.kill(following, signal.SIGINT)
+    until(lambda: project.colab.calls[-1][0] == "exec" and _uploads(project) == 2, "another turn")
     process.send_signal(signal.SIGINT)
     assert process.wait(240) == 1
     assert process.stdout is not None
@@ -210,7 +210,7 @@ def test_a_detached_run_is_found_again(project: ColabProject) -> None:
     )  # while another process follows
     assert fetched.returncode == 0, fetched.stderr
     assert (run.checkpoints / "last").read_text() == "saved"
-    (mirror,) = _mirrors(run)
+    (mirror,) = _processes(str(run.path).encode(), b"stays")
     os.kill(mirror, signal.SIGKILL)
     until(lambda: not run.is_running(), "the mirror's end")
     assert state.read_result(run) is None
@@ -221,17 +221,24 @@ def test_a_detached_run_is_found_again(project: ColabProject) -> None:
     project.wait_until_released()
 
 
-def _mirrors(run: RunDir) -> list[int]:
+def _processes(*words: bytes) -> list[int]:
+    """Those with these words in their commands."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if str(run.path).encode() in words and b"mirror" in b" ".join(words):
+            if set(words) <= set(command):
                 found.append(int(entry.name))
     return found
+
+
+def _uploads(project: ColabProject) -> int:
+    """Of the last session."""
+    uploads = [words for words in project.colab.calls if words[0] == "upload"]
+    return sum(words[2] == uploads[-1][2] for words in uploads)
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunSpec, RunState
+from tpunb.runs.spec import Profile, RunSpec, RunState
 from tpunb.runs.stream import Stop
 from tpunb.utils.errors import TpunbError
 
@@ -242,6 +243,20 @@ def test_what_a_deleted_pod_had_is_in_the_bucket(
         path.relative_to(made.run.path).as_posix() for path in found.fetch(["*"], made.run.path)
     }
     assert "attempts/0/0/stdout.log" not in names  # the stream has it
+
+
+@pytest.mark.slow
+def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
+    train = (
+        "import pathlib\n[run] = pathlib.Path('runs').iterdir()\n"
+        "(run / 'profile').mkdir(exist_ok=True)\n(run / 'profile/trace').write_text('x')\n"
+    )
+    made = place(train)
+    spec = made.run.read_spec()
+    made.run.write_spec(replace(spec, profile=Profile((0,), 1, 2)))
+    assert mirrored(made, found=False).state is RunState.SUCCEEDED
+    assert (made.run.path / "profile/trace").read_text() == "x"
+    assert objects(cluster) == []
 
 
 @pytest.mark.slow

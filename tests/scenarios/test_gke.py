@@ -178,6 +178,19 @@ def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
     assert project.result().state is RunState.SUCCEEDED
 
 
+def test_a_pod_that_is_evicted_is_started_again_and_a_timeout_is_not(
+    project: Project, tmp_path: Path
+) -> None:
+    project.set_place(restarts=2)
+    process = project.start(GO_ON, "--timeout 12s")
+    project.await_lines("begun", 8)
+    project.cluster.evict(1)
+    project.await_lines("begun", 16)
+    finished(process)
+    result = project.result()
+    assert (result.state, result.attempts) == (RunState.TIMED_OUT, 2)
+
+
 def test_ctrl_c_stops_every_pod(project: Project) -> None:
     project.set_place(restarts=3)
     process = project.start(GO_ON)
@@ -269,9 +282,9 @@ def test_a_train_cell_runs_in_the_cluster(project: Project) -> None:
         train = "%%tpu_train --on gke {}\nimport os\nprint('rank', os.environ['RANK'])"
         asked = nb.send(train.format(""), "ask")
         question = nb.client.get_stdin_msg(timeout=60)["content"]["prompt"]
-        assert "it may cost more than 1 (ask_above of [places.gke]). Start it? [y/N]" in question
+        assert "It may cost more than 1 (ask_above of [places.gke]). Start it? [y/N]" in question
         nb.client.input("n")
-        assert "not started: it may cost more" in nb.wait(asked).screen()
+        assert "not started, as the answer was no" in nb.wait(asked).screen()
         assert project.objects() == []
         ran = nb.run(train.format("--yes"), "train").good()
         assert re.search(r"rank 7$", ran.stdout, re.MULTILINE)

@@ -35,30 +35,32 @@ def question(target: Target, options: TrainOptions) -> str | None:
         return None
     price = estimate.price
     named = f"{allowed:g}" if price is None else price.amount(allowed)
-    return f"it may cost more than {named} (ask_above of [places.{target.place.name}])"
+    told = "".join(f"{line}. " for line in estimate.describe(options.timeout)[:1])
+    return f"{told}It may cost more than {named} (ask_above of [places.{target.place.name}])"
 
 
-def confirm(target: Target, options: TrainOptions, ask: Callable[[str], str]) -> None:
+def confirm(
+    target: Target, options: TrainOptions, ask: Callable[[str], str], yes: str = ""
+) -> None:
     """Ask whether a run may start if it may cost more than the place's `ask_above`.
 
-    `ask` is called as `input` is. Raises TpunbError if the answer is no, or nobody can be asked.
+    `ask` is called as `input` is; `yes` is the option that answers, as the user would write it.
+    Raises TpunbError if the answer is no, or nobody can be asked.
     """
     asked = question(target, options)
     if asked is None:
         return
-    told = "\n".join(describe(target, options))
-    yes = f"`{options.written('yes')}`"
     try:
-        answer = ask(f"{told}\n{asked}. Start it? [y/N] ")
+        answer = ask(f"{asked}. Start it? [y/N] ")
     except (EOFError, StdinNotImplementedError):
         raise TpunbError(
-            f"{told}\n{asked}, and nobody is there to be asked: {yes} starts it without a "
-            "question, and --timeout limits it; nothing was started"
+            f"{asked}, and nobody is there to be asked: `{yes or options.written('yes')}` starts "
+            "it without a question, --timeout limits what it costs; nothing was started"
         ) from None
     except KeyboardInterrupt:
         raise TpunbError("interrupted before the run began: nothing was started") from None
     if answer.strip().lower() not in ("y", "yes"):
-        raise TpunbError(f"not started: {asked}, and the answer was no")
+        raise TpunbError(f"not started, as the answer was no. {asked}")
 
 
 def ask_in_kernel(prompt: str) -> str:

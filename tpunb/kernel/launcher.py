@@ -144,6 +144,17 @@ class Attached:
         """Everything from its start, and then what happens until it has ended."""
         return follow_run(self.dir, self.spec.world_size, self._gone, attached=True)
 
+    def stop(
+        self,
+        cause: StopCause,
+        reason: str,
+        *,
+        origin: StopOrigin | None = None,
+        now: bool = False,
+    ) -> None:
+        """Ask for it."""
+        state.request_stop(self.dir, reason, origin=origin, now=now)
+
     def _gone(self) -> bool:
         return not state.run_state(self.dir).active
 
@@ -283,16 +294,18 @@ class Launcher:
     ) -> Run | Attached:
         """The same at a place: a mirror keeps the run's folder here as what its hosts have.
 
-        `env` are variables for the ranks beside those that their hosts have.
+        `env` are variables for the ranks beside those that their hosts have. What cannot be
+        stopped there is detached, whatever is asked for.
         """
         from tpunb.places.mirror import MirrorProcess
 
         write_folder(folder, spec, script, snapshot, env)
         for run in handed.runs_read(script.text):
             given.give(RunDir(run), folder)
-        target.placed(folder.id, detached=detached).write(folder)
-        mirror = MirrorProcess(folder, variables=env, stays=detached)
-        if detached:
+        placed = target.placed(folder.id, detached=detached)
+        placed.write(folder)
+        mirror = MirrorProcess(folder, variables=env, stays=placed.detached)
+        if placed.detached:
             return Attached(folder)
         self._mirrors = [each for each in self._mirrors if not each.has_exited()]
         self._mirrors.append(mirror)

@@ -35,7 +35,7 @@ from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.protocol import JoinHosts
-from tpunb.runs.spec import RunSpec, StopCause, StopOrigin
+from tpunb.runs.spec import RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.stream import ARCHIVE, End, Hello, Line, Replace, Start, Stop, Taken, decode, encode
 from tpunb.utils import env_vars, records
 from tpunb.utils.errors import SetupError, TpunbError
@@ -299,6 +299,8 @@ class Node:
         self.run_dir = RunDir(order.run)
         self._supervisor: SupervisorProcess | None = None
         self._let_go = threading.Event()
+        self._evicted = False
+        """The machine ends this process, for reasons of its own."""
 
     def run(self) -> int:
         """Until the run has ended on this host, or goes on alone."""
@@ -357,6 +359,8 @@ class Node:
         if order.linger:
             self._keep_elsewhere(env.get(env_vars.CHECKPOINTS, ""), identity.node_rank)
             self._linger()
+            if not self._evicted and _stopped_on_purpose(self.run_dir):
+                return 0  # JobSet would start all pods again
         return code
 
     def _stop_when_alone(self) -> None:
@@ -534,6 +538,7 @@ class Node:
             self._on_stop(Stop(StopCause.USER, "interrupted", StopOrigin.COMMAND, pressed > 1))
 
         def terminate(number: int, frame: object) -> None:
+            self._evicted = True
             self._on_stop(
                 Stop(StopCause.KERNEL_GONE, f"{signal.Signals(number).name} to tpunb node")
             )
@@ -557,6 +562,12 @@ class Node:
         self._supervisor.stop(
             self.run_dir.path, stop.cause, stop.reason, origin=stop.origin, now=stop.now
         )
+
+
+def _stopped_on_purpose(run: RunDir) -> bool:
+    """Whether a run has ended because that was asked for."""
+    result = state.read_result(run)
+    return result is not None and result.state in (RunState.INTERRUPTED, RunState.TIMED_OUT)
 
 
 def _identify(order: NodeOrder) -> Identity:

@@ -23,9 +23,8 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from tpunb.diagnostics import cell as debug
-from tpunb.display import front_end
+from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
-from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, cost, device, panel, setup
 from tpunb.kernel.background import BackgroundRun
@@ -309,13 +308,17 @@ class Session:
                     raises=not options.no_raise,
                 )
             )
-            if isinstance(run, Attached):
+            if options.detach:
                 self.leave(run)
                 return None
-            if options.background:
+            if isinstance(run, Run) and options.background:
                 return self.hand_over_later(run, request, delivery)
-            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
+            stop = html.LEAVE if isinstance(run, Attached) else html.STOP
+            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front, stop=stop)
             result = self.follow(run, view, request, interrupts)
+            if result is None:
+                delivery.detached = True
+                return None
             return self.hand_over(result, options, delivery, told=view.tells_all)
 
     def launch(self, options: LaunchOptions, call: LaunchCall) -> RunResult:
@@ -331,6 +334,7 @@ class Session:
                 assert isinstance(run, Run)
                 view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
                 result = self.follow(run, view, request, interrupts)
+                assert result is not None
                 self.returned.add_launched(result)
                 self.hand_over(result, options, None, told=view.tells_all)
             except TpunbError as error:
@@ -566,9 +570,17 @@ class Session:
             files.append_text(Path(os.environ[env_vars.RAN]), f"{folder.path}\n")
         return run
 
-    def leave(self, run: Attached) -> None:
+    def leave(self, run: Run | Attached) -> None:
         """Say how to come back to a detached run."""
         name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
+        if cannot := _why_unstoppable(run.dir):
+            print(
+                f"run {name} continues without this notebook, on {run.spec.cores()}\n"
+                f"  follow it, and get its result: %tpu_attach {name}\n"
+                f"  in a terminal: tpunb attach {name} --runs {runs}\n"
+                f"  {cannot}"
+            )
+            return
         print(
             f"run {name} continues without this notebook, on {run.spec.cores()}\n"
             f"  follow it, and get its result: %tpu_attach {name}\n"
@@ -598,9 +610,12 @@ class Session:
         return handle
 
     def follow(
-        self, run: Run, view: RunView, request: RunRequest, interrupts: Interrupts
-    ) -> RunResult:
-        """Show the run until it has ended. The interrupt key stops it, twice at once."""
+        self, run: Run | Attached, view: RunView, request: RunRequest, interrupts: Interrupts
+    ) -> RunResult | None:
+        """Show the run until it has ended. The interrupt key stops it, twice at once.
+
+        What cannot be stopped says so, and is left at the second time: None.
+        """
         for note in (
             *cost.describe(request.target, request.options),
             *request.notes(run.spec),
@@ -610,6 +625,10 @@ class Session:
         for _ in panel.show_run(run, view):
             if interrupts.count > seen:
                 hurry, seen = seen > 0, interrupts.count
+                if hurry and isinstance(run, Attached):
+                    view.leave("still running; this cell stopped following it")
+                    self.leave(run)
+                    return None
                 run.stop(
                     StopCause.USER,
                     "interrupted in the notebook",
@@ -661,12 +680,13 @@ class Session:
         run = Attached(folder)
         shown_ranks = _ranks_to_show(options.ranks, run.spec.world_size, "%tpu_attach --ranks")
         age = max(0.0, time.time() - run.dir.spec.stat().st_mtime)
-        view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=LEAVE)
+        view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=html.LEAVE)
         with counted_interrupts() as interrupts:
             for _ in panel.show_run(run, view):
                 if interrupts.count:
                     view.leave("still running; this cell stopped following it")
-                    print(f"run {run.dir.id} is still running; %tpu_stop {run.dir.id} stops it")
+                    stop = _why_unstoppable(run.dir) or f"%tpu_stop {run.dir.id} stops it"
+                    print(f"run {run.dir.id} is still running; {stop}")
                     return None
             result = _finish(run, view)
         delivery = self.returned.add(
@@ -677,6 +697,7 @@ class Session:
     def stop(self, wanted: str | None) -> None:
         """`%tpu_stop`: ask, and wait until the run has ended."""
         run = state.find_active(self.defaults.runs, wanted)
+        _refuse_stop(run)
         _see_elsewhere(run)
         for line in state.stop_run(run, "stopped with %tpu_stop", StopOrigin.MAGIC):
             print(line, flush=True)
@@ -687,6 +708,20 @@ def _see_elsewhere(run: RunDir) -> None:
     from tpunb.places import mirror
 
     mirror.ensure(run)
+
+
+def _why_unstoppable(run: RunDir) -> str:
+    """Why a run cannot be stopped from here, and what can be done; '' if it can be."""
+    from tpunb.places import kinds
+
+    return kinds.why_unstoppable(run)
+
+
+def _refuse_stop(run: RunDir) -> None:
+    """Raise TpunbError for an active run that cannot be stopped from here."""
+    from tpunb.places import kinds
+
+    kinds.refuse_stop(run)
 
 
 def _without_places(findings: Iterable[Finding]) -> object:

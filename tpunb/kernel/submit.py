@@ -68,7 +68,7 @@ def submit(
     request.raise_for_lint()
     for line in cost.describe(target, options):
         print(line)
-    cost.confirm(target, options, _ask)
+    cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
     with directory.new_run(runs, request.name) as folder:
         run = launcher.start_at(
@@ -80,7 +80,9 @@ def submit(
             request.remote_env(folder.id),
             detached=detach,
         )
-    if isinstance(run, Attached):
+    if detach:
+        if cannot := kinds.why_unstoppable(folder):
+            print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
     notes = tuple(request.notes(run.spec))
@@ -88,6 +90,8 @@ def submit(
         result = follow(run, request.shown_ranks, notes=notes, stops=True)
     finally:
         launcher.close()
+    if result is None:
+        return _left(folder)
     return _status(result)
 
 
@@ -143,9 +147,15 @@ def attach(runs: Path, wanted: str | None, ranks: str) -> int:
         raise TpunbError(f"--ranks: {error}") from None
     result = follow(run, shown)
     if result is None:
-        print(f"run {folder.id} is still running; `tpunb stop {folder.id}` stops it")
-        return 0
+        return _left(folder)
     return _status(result)
+
+
+def _left(run: RunDir) -> int:
+    """Say what a run does that nobody follows here any more."""
+    stop = kinds.why_unstoppable(run) or f"`tpunb stop {run.id}` stops it"
+    print(f"run {run.id} is still running (`tpunb attach {run.id}` follows it); {stop}")
+    return 0
 
 
 def _status(result: RunResult | None) -> int:
@@ -161,7 +171,8 @@ def follow(
 ) -> RunResult | None:
     """Show a run in the terminal until its end; None if it was left before.
 
-    `stops`: Ctrl-C stops it, twice at once; otherwise it leaves it.
+    `stops`: Ctrl-C stops it, twice at once; otherwise it leaves it. So does the second of a run
+    that somebody else keeps, which says why it cannot be stopped.
     """
     view = RunView(run.spec, run.dir, logs=shown, stop="" if stops else LEAVE)
     for note in notes:
@@ -181,10 +192,9 @@ def follow(
                 view.show(event)
             if pressed[0] > seen:
                 hurry, seen = seen > 0, pressed[0]
-                if not stops:
+                if not stops or (hurry and isinstance(run, Attached)):
                     view.leave("still running")
                     return None
-                assert isinstance(run, Run)
                 reason, origin = "interrupted in the terminal", StopOrigin.COMMAND
                 run.stop(StopCause.USER, reason, origin=origin, now=hurry)
         result = run.result()

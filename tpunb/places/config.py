@@ -139,12 +139,30 @@ class ColabSettings(Settings):
     """Whether the session stays when its run has ended: it costs until it is stopped."""
 
 
+@dataclass(frozen=True)
+class KaggleSettings(Settings):
+    """`kind = "kaggle"`: sessions of Kaggle's notebooks."""
+
+    accelerator: str = "TpuV5E8"
+    """As Kaggle's client has it; "": none, so a rehearsal on the session's processors."""
+    session_hours: float = 9.0
+    """After which Kaggle ends a session; the run is stopped a little before. Kaggle has its own
+    limit too, of 9 hours with a TPU."""
+    internet: bool = True
+    """Whether the session can reach it; tpunb needs none there."""
+    files: tuple[str, ...] = ()
+    """Files and folders that travel in the notebook, as with `HostSettings.files`: small ones."""
+    cores: int | None = None
+    """Ranks without an accelerator; None: 4."""
+
+
 KINDS: Mapping[str, type[Settings]] = {
     "ssh": SshSettings,
     "gcloud-tpu": GcloudTpuSettings,
     "gcloud-mig": GcloudMigSettings,
     "jobset": JobSetSettings,
     "colab": ColabSettings,
+    "kaggle": KaggleSettings,
 }
 _NEEDED = {
     "ssh": {"hosts": 'hosts = ["10.0.0.2", "10.0.0.3"]'},
@@ -156,6 +174,7 @@ _NEEDED = {
         "image": 'image = "us-docker.pkg.dev/my-project/my-repository/tpunb"',
     },
     "colab": {"accelerator": 'accelerator = "v5e1"'},
+    "kaggle": {},
 }
 """What cannot be left out, with an example."""
 _WHOLE = {

@@ -30,15 +30,16 @@ from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError, list_hosts
 from tpunb.places.hosts import ALIVE, LOOK, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
-from tpunb.places.kubectl import CONTAINER, Kubectl, Seen, UnansweredError
+from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Restarted, Said
 from tpunb.places.target import Estimate, Kind
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
 from tpunb.runs.folder_stream import FolderStream
-from tpunb.runs.spec import PhaseKind, RunState
+from tpunb.runs.spec import PhaseKind, RunState, StopCause
 from tpunb.runs.stream import Alive, End, Taken
+from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
 
@@ -158,8 +159,7 @@ class GkePlace(HostsPlace):
                 yield self._once(str(error))
                 yield from _pause(AGAIN)
                 continue
-            begun = [pod for pod in seen.pods.values() if pod.phase != "Pending"]
-            if len(begun) == hosts or seen.restarts > 0:
+            if len(begun_pods(seen)) == hosts or seen.restarts > 0:
                 return
             if not seen.exists:
                 raise PlaceError(f"JobSet {self.placed.name} is not there: somebody deleted it")
@@ -245,6 +245,7 @@ class GkePlace(HostsPlace):
                     if text := self._once(f"the cluster does not answer: {error}"):
                         self.run.emit(Note(text))
                     if now - unreached > UNREACHED and not followed:
+                        self.run.emit(Note(self._left_behind(str(error))))
                         for host in set(hosts) - set(ended):
                             yield Said(host, HostGone(f"the cluster does not answer: {error}"))
                         return
@@ -255,8 +256,8 @@ class GkePlace(HostsPlace):
                     yield from self._go_on(seen)
                     ended.clear()
                     continue
-                begun = begun or any(pod.phase != "Pending" for pod in seen.pods.values())
-                if stopped is not None and self._not_begun(seen, begun):
+                begun = begun or bool(begun_pods(seen))
+                if stopped is not None and not begun:
                     self._over = True
                     yield from (Said(host, End(1)) for host in hosts)
                     return
@@ -268,7 +269,8 @@ class GkePlace(HostsPlace):
                 final = yield from self._attend(seen, since, ended)
                 if final:
                     return
-                if not begun and (told := self._once(self._describe(seen))):
+                waits = not over(seen) and len(begun_pods(seen)) < len(hosts)
+                if waits and (told := self._once(self._describe(seen))):
                     self.run.emit(Phase(PhaseKind.STARTING, told))
             try:
                 said = self._said.get(timeout=LOOK)
@@ -276,6 +278,9 @@ class GkePlace(HostsPlace):
                 yield None
                 continue
             if isinstance(said.line, HostGone):
+                present = self._connections.get(said.host)
+                if present is not None and present.process.returncode is None:
+                    continue  # of the one before
                 self._close(said.host)
                 silent[said.host] += 1
                 if silent[said.host] == TRIES:
@@ -295,13 +300,13 @@ class GkePlace(HostsPlace):
                 silent.clear()
                 yield said
 
-    def _not_begun(self, seen: Seen, begun: bool) -> bool:
-        return not begun and all(pod.phase == "Pending" for pod in seen.pods.values())
-
     def _will_restart(self, ended: Mapping[int, Said]) -> bool:
         """Whether JobSet will start all pods again."""
-        if self._stops:
-            return False
+        result = records.read_dict(self.run.path / "hosts/0/result.json")
+        stop = result.get("stop")
+        by_user = isinstance(stop, dict) and stop.get("cause") == StopCause.USER
+        if self._stops or by_user or result.get("state") == RunState.TIMED_OUT:
+            return False  # the pods have ended as if all was well
         codes = [said.line.returncode for said in ended.values() if isinstance(said.line, End)]
         return any(codes) and self.placed.restart < self._settings.restarts
 
@@ -323,7 +328,6 @@ class GkePlace(HostsPlace):
         self, seen: Seen, since: Sequence[Mapping[str, int]], ended: dict[int, Said]
     ) -> Generator[Said, None, bool]:
         """Connect to pods that are not followed; True if nothing more can come."""
-        over = not seen.exists or bool(seen.ended)
         for host in range(len(self.placed.hosts)):
             if host in self._connections or host in ended:
                 continue
@@ -342,7 +346,7 @@ class GkePlace(HostsPlace):
             self._over = True
             yield from ended.values()
             return True
-        if not over or any(host in self._connections for host in left):
+        if not over(seen) or any(host in self._connections for host in left):
             return False
         self._over = True
         why = seen.told if seen.exists else f"JobSet {self.placed.name} was deleted"
@@ -452,6 +456,11 @@ class GkePlace(HostsPlace):
     def close(self) -> None:
         """End every connection; of a run that has ended, let the pods go and delete its objects."""
         if self._over:
+            if self._connections and self.run.read_spec().profile is not None:
+                try:  # what only the pods have
+                    self.fetch(["profile"], self.run.path)
+                except (TpunbError, OSError) as error:
+                    self.run.emit(Note(f"the profile has not come: {error}"))
             for connection in self._connections.values():
                 connection.tell(stream.encode(Taken()))
             if left := self._delete():
@@ -468,6 +477,10 @@ class GkePlace(HostsPlace):
             except TpunbError as error:
                 problem = str(error)
                 time.sleep(AGAIN)
+        return self._left_behind(problem)
+
+    def _left_behind(self, problem: str) -> str:
+        """That the objects of the run may be there still, and how they are deleted."""
         words = shlex.join(
             self._cluster.command(
                 *("delete", "jobset,configmap,secret", "-l"),
@@ -481,6 +494,16 @@ class GkePlace(HostsPlace):
 
 
 _NOT_MADE = kubectl.NOT_MADE
+
+
+def begun_pods(seen: Seen) -> list[Pod]:
+    """Those whose container has begun."""
+    return [pod for pod in seen.pods.values() if pod.phase != "Pending"]
+
+
+def over(seen: Seen) -> bool:
+    """Whether no pod of the run will begin any more."""
+    return not seen.exists or bool(seen.ended)
 
 
 def _pause(seconds: float) -> Iterator[str]:

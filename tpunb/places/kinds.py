@@ -8,6 +8,7 @@ from pathlib import Path
 from tpunb.places.config import find_place
 from tpunb.places.place import Place, PlacedRun, place_of
 from tpunb.places.target import Kind, PlaceReport, Say, Target
+from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.utils.errors import TpunbError
 
@@ -19,6 +20,8 @@ def find_kind(kind: str) -> Kind:
             from tpunb.places.gke import KIND
         case "colab":
             from tpunb.places.colab import KIND
+        case "kaggle":
+            from tpunb.places.kaggle import KIND
         case _:
             from tpunb.places.hosts_target import KIND
     return KIND
@@ -46,6 +49,21 @@ def read_run(run: RunDir) -> PlacedRun | None:
     """Where a run is; None for one on this machine. Raises ValueError."""
     place = place_of(run)
     return None if place is None else find_kind(place.kind).run.read(run)
+
+
+def why_unstoppable(run: RunDir) -> str:
+    """Why a run cannot be stopped from here, and what can be done; '' if it can be."""
+    try:
+        placed = read_run(run)
+    except ValueError:
+        return ""
+    return "" if placed is None else placed.cannot_stop
+
+
+def refuse_stop(run: RunDir) -> None:
+    """Raise TpunbError for an active run that cannot be stopped from here."""
+    if state.run_state(run).active and (cannot := why_unstoppable(run)):
+        raise TpunbError(f"run {run.id} goes on: {cannot}")
 
 
 def open_place(run: RunDir) -> Place:

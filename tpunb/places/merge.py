@@ -47,7 +47,7 @@ class Merge:
         self._count = 0
         self._earlier: list[dict[str, int]] = [{} for _ in spec.hosts]
         """How long each host's files here were when the place had started it again."""
-        self._first_attempt = 0
+        self.first_attempt = 0
         """Of the attempts since then, in the union."""
         self._started: dict[int, set[int]] = {}
         """Which hosts have started their ranks, by attempt."""
@@ -70,7 +70,7 @@ class Merge:
                 self.offsets = [dict(each) for each in offsets]
                 earlier = records.convert(tuple[Mapping[str, int], ...], kept["earlier"])
                 self._earlier = [dict(each) for each in earlier]
-                self._first_attempt = records.convert(int, kept["first_attempt"])
+                self.first_attempt = records.convert(int, kept["first_attempt"])
         except (KeyError, ValueError):  # nothing was noted: everything comes again
             lengths = {}
         log = self._run.log.name
@@ -95,7 +95,7 @@ class Merge:
                 "offsets": offsets,
                 "lengths": lengths,
                 "earlier": self._earlier,
-                "first_attempt": self._first_attempt,
+                "first_attempt": self.first_attempt,
             }
             files.write_json(self._run.path / OFFSETS, kept)
 
@@ -109,7 +109,7 @@ class Merge:
             offsets.clear()
         self._written = [0] * len(self._written)
         attempts = [int(each.name) for each in self._run.path.glob("attempts/[0-9]*")]
-        self._first_attempt = max(attempts, default=self._first_attempt - 1) + 1
+        self.first_attempt = max(attempts, default=self.first_attempt - 1) + 1
         self._started.clear()
         self._told.clear()
         self.save_offsets()
@@ -118,7 +118,7 @@ class Merge:
         """A file of a host with the number that its attempt has in the union."""
         parts = file.split("/")
         if parts[0] == "attempts" and len(parts) > 2 and parts[1].isdecimal():
-            parts[1] = str(int(parts[1]) + self._first_attempt)
+            parts[1] = str(int(parts[1]) + self.first_attempt)
         return "/".join(parts)
 
     def add(self, host: int, line: Append | Replace, now: float) -> None:
@@ -177,7 +177,7 @@ class Merge:
         name = self._spec.hosts[host]
         match event:
             case RanksStarted(own):
-                attempt = own + self._first_attempt
+                attempt = own + self.first_attempt
                 started = self._started.setdefault(attempt, set())
                 started.add(host)
                 if len(started) < len(self._spec.hosts):
@@ -185,7 +185,7 @@ class Merge:
                 # Their pids say nothing here.
                 return replace(event, attempt=attempt, pids=(0,) * self._spec.world_size)
             case RankEnded(own):
-                return replace(event, attempt=own + self._first_attempt)
+                return replace(event, attempt=own + self.first_attempt)
             case Stopping(step):
                 return self._once(("stopping", step), event)
             case Note(text):

@@ -30,7 +30,7 @@ from tpunb.places.merge import Merge
 from tpunb.places.place import Cancelled, HostGone, Place, Restarted, Said
 from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Note, Phase
+from tpunb.runs.events import Ended, Note, Phase, RanksStarted
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.spec import Stop as StopReason
@@ -211,7 +211,8 @@ class Mirror:
 
     def _pass_on_stops(self) -> None:
         for request in self._look_for_stops():
-            self._stop = self._stop or request
+            if not self.place.placed.cannot_stop:
+                self._stop = self._stop or request
             self.place.stop(request)
             if request.cause is StopCause.KERNEL_GONE:
                 self.place.let_go()
@@ -351,6 +352,14 @@ class Mirror:
         if whole is None:
             return self._made((*refused, *lost))
         whole = replace(whole, hosts=self.spec.hosts, place=self.spec.place, dir=self.run.path)
+        if earlier := self._merge.first_attempt:
+            # What the hosts know began with their last start.
+            started = (e.time for e in self.run.read_events() if isinstance(e, RanksStarted))
+            whole = replace(
+                whole,
+                attempts=whole.attempts + earlier,
+                started=min(next(started, whole.started), whole.started),
+            )
         known = {failure.host for failure in whole.failures}
         more = tuple(each for each in (*refused, *lost) if each.host not in known)
         if found[0] is None and not self._gone_by_request() and more:
@@ -368,7 +377,7 @@ class Mirror:
 
     def _finish_without_hosts(self, failures: tuple[Failure, ...]) -> None:
         """Of a run that no host has begun."""
-        self._write(self._made(failures))
+        self._write(replace(self._made(failures), price=None))
 
     def _made(self, failures: tuple[Failure, ...]) -> RunResult:
         """A result that no host has written."""
@@ -387,7 +396,7 @@ class Mirror:
             stop=None if stop is None else StopReason(stop.cause, stop.origin),
             spmd=self.spec.spmd,
             resumed_from=self.spec.resumed_from,
-            price=self.spec.price,
+            price=None if self._merge.phase is None else self.spec.price,
             hosts=self.spec.hosts,
             place=self.spec.place,
         )
@@ -419,7 +428,8 @@ def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
 def main() -> None:
     """Run a mirror: `sys.argv` has the run's folder and 'stays' or ''."""
     run, stays = RunDir(sys.argv[1]), bool(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Not ignored: what this starts would inherit that, and could not be interrupted either.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     os.umask(0o077)
     order = json.loads(_first_line())
     again = order["variables"] is None

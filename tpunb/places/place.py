@@ -30,6 +30,11 @@ class PlacedRun:
     skews: tuple[float, ...] = field(default=(), kw_only=True)
     """By how many seconds each host's clock is ahead of this one's, where that is known."""
 
+    @property
+    def cannot_stop(self) -> str:
+        """Why a run there cannot be stopped from here, and what can be done; '' if it can be."""
+        return ""
+
     def write(self, run: RunDir) -> None:
         """Note it in the run's folder here."""
         values = asdict(self) | {"place": self.place.to_json()}

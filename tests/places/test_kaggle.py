@@ -1,0 +1,435 @@
+"""A run on Kaggle: what is decided before, what is sent, and whatever the session does.
+
+Kaggle's own client speaks to its stand-in. What is pushed here are scripts that print what a
+session would; `tests/scenarios/test_kaggle.py` has whole runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drivers.kaggle import KEY, KaggleProject
+from tests.fakes.kaggle_kernels import Session
+from tests.places.test_kaggle_service import script, wait_until_over
+from tpunb.places import kaggle as places_kaggle
+from tpunb.places import log_stream
+from tpunb.places.config import KaggleSettings, PlaceConfig, find_place
+from tpunb.places.errors import PlaceError
+from tpunb.places.kaggle import (
+    CHIPS,
+    KagglePlace,
+    KaggleRun,
+    KaggleTarget,
+    find_kaggle,
+    inspect_kaggle,
+    matches,
+    place_here,
+)
+from tpunb.places.log_stream import Packer
+from tpunb.places.place import Cancelled, HostGone
+from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note, Phase, from_line
+from tpunb.runs.spec import RunSpec, RunState
+from tpunb.runs.stream import Append, End, Line, Replace, Stop
+from tpunb.utils.errors import DataError, TpunbError
+
+RUN = "20261123-051425-train"
+REF = f"somebody/tpunb-{RUN}"
+LINES: list[Line] = [
+    Append("run.log", 0, b"[0] hello\n", 1.0),
+    Append("metrics.jsonl", 0, b'{"step": 1}\n', 2.0),
+    Replace("result.json", b'{"returncode": 0}', 3.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {
+        **{"LOOK": 0.01, "ASK": 0.05, "LATE": 0.5, "OUTPUT": 0.5, "SILENT": 60.0},
+        **{"LOST": 60.0, "STARTS": 0.2},
+    }.items():
+        monkeypatch.setattr(places_kaggle, name, seconds)
+    monkeypatch.setattr(places_kaggle, "AGAIN", (0.02,))
+    monkeypatch.setattr(log_stream, "EVERY", 0.0)
+
+
+@pytest.fixture
+def run(kaggle: KaggleProject) -> RunDir:
+    run = RunDir(kaggle.folder / "runs" / RUN)
+    run.path.mkdir(parents=True)
+    run.script.write_text("print(1)\n")
+    run.write_spec(RunSpec(RUN, "train", 8, "TPU", ".", (), (), hosts=("kaggle",), place="kaggle"))
+    set_cells(run, "pass")
+    return run
+
+
+def set_cells(run: RunDir, *sources: str) -> None:
+    cells = [{"source": source, "kind": "code"} for source in sources]
+    run.snapshot.write_text(json.dumps({"cells": cells, "train": len(cells) - 1}))
+
+
+def opened(run: RunDir, **settings: Any) -> KagglePlace:
+    config = PlaceConfig("kaggle", "kaggle", Path("places.toml"), KaggleSettings(**settings))
+    placed = KaggleRun(config, REF, str(run.path.parents[1]), 19.0, detached=True)
+    placed.write(run)
+    return KagglePlace(run, placed)
+
+
+def found(kaggle: KaggleProject) -> KaggleTarget:
+    place = find_place("kaggle", kaggle.folder)
+    return find_kaggle(place, kaggle.folder, print, lambda: False)
+
+
+def texts(run: RunDir) -> list[str]:
+    events = map(from_line, run.events.read_text().splitlines())
+    return [event.text for event in events if isinstance(event, Note | Phase)]
+
+
+def printing(*lines: Line, then: str = "", wait: str = "") -> str:
+    """A script that prints what a session would, each line on its own."""
+    packer, printed = Packer(), []
+    for line in lines:
+        packer.add(line)
+        printed.append(packer.due(last=True))
+    return (
+        "import os, sys, time\n"
+        f"for text in {printed!r}:\n    print(text, end='', file=sys.stderr, flush=True)\n"
+        f"    {wait or 'time.sleep(0.02)'}\n{then}\n"
+    )
+
+
+def push(place: KagglePlace, kaggle: KaggleProject, text: str, **fields: Any) -> Session:
+    place._service.push(script(text, slug=REF, new_title=REF.split("/")[1], **fields))
+    return kaggle.service.sessions[REF]
+
+
+def followed(place: KagglePlace) -> list[Line | HostGone]:
+    return [said.line for said in place.follow([{}]) if said is not None]
+
+
+def gone(place: KagglePlace, *, final: bool = True) -> str:
+    *_, last = followed(place)
+    assert isinstance(last, HostGone)
+    assert last.final == final
+    return last.reason
+
+
+# Before
+
+
+def test_what_it_will_use(kaggle: KaggleProject) -> None:
+    target = found(kaggle)
+    assert (target.hosts, target.device, target.choose_cores("all")) == (("kaggle",), "TPU", 8)
+    with pytest.raises(ValueError, match="8 chips, which start together or not at all"):
+        target.choose_cores(2)
+    first, left = target.estimate.describe(None)
+    assert first.startswith("TpuV5E8 on Kaggle: 1.00 TPU hours an hour")
+    assert first.endswith("at most 9.00 TPU hours, in 9 h 00 min")
+    assert left == "left: 19.00 TPU hours, until 2026-11-28 00:00 UTC"
+    assert "no way to stop a session" in target.cannot["stop"]
+    placed = target.placed(RUN, detached=False)
+    assert (placed.ref, placed.detached) == (REF, True)
+    assert placed.url in placed.cannot_stop
+    assert "1.00 of 20" not in inspect_kaggle(target.place).text()
+    assert "19.00 of 20 TPU hours left" in inspect_kaggle(target.place).text()
+
+
+def test_a_quota_that_is_used_up(kaggle: KaggleProject) -> None:
+    kaggle.service.used = kaggle.service.allowed
+    with pytest.raises(PlaceError, match=r"20 TPU hours on Kaggle are used up; .* 2026-11-28"):
+        found(kaggle)
+    report = inspect_kaggle(find_place("kaggle", kaggle.folder))
+    assert report.problems() == [("kaggle", "the quota is used up")]
+    kaggle.set_place(accelerator="")
+    assert found(kaggle).device == "CPU"
+
+
+def test_an_interrupt_before_it_begins(kaggle: KaggleProject) -> None:
+    place = find_place("kaggle", kaggle.folder)
+    with pytest.raises(TpunbError, match="nothing was started"):
+        find_kaggle(place, kaggle.folder, print, lambda: True)
+    kaggle.service.trouble["GetAcceleratorQuotaStatistics"] = [-1]
+    with pytest.raises(TpunbError, match="nothing was started"):
+        find_kaggle(place, kaggle.folder, print, lambda: bool(kaggle.service.hanging))
+
+
+# What is sent
+
+
+def started(place: KagglePlace, **variables: str) -> None:
+    place.start(variables, lambda text: None, lambda: False)
+
+
+def test_what_is_pushed(kaggle: KaggleProject, run: RunDir) -> None:
+    kaggle.service.hold.clear()
+    (run.path.parents[1] / "helper.py").write_text("")
+    set_cells(
+        run,
+        "%tpu_data kaggle://datasets/me/cats/versions/3 --to x\n"
+        "%tpu_data --to y https://www.kaggle.com/competitions/titanic/data\n",
+        "%tpu_data kaggle://models/google/gemma/pytorch/2b/1\n%tpu_data out --upload gs://b/x\n",
+    )
+    place = opened(run, internet=False, session_hours=2.0, files=("helper.py",))
+    started(place, TPUNB_RESUME=f"kaggle-output:{REF}-before", LEARNING_RATE="0.1")
+    asked = dict(kaggle.service.sessions[REF].asked)
+    text = asked.pop("text")
+    assert "kaggle_session.bring('--to', 'y', 'https://www.kaggle.com/competitions" in text
+    assert "`helper.py`" in text
+    assert "--upload" not in text
+    assert asked == {
+        "slug": REF,
+        "newTitle": f"tpunb {RUN.replace('-', ' ')}",
+        "language": "python",
+        "kernelType": "notebook",
+        "isPrivate": True,
+        "enableInternet": False,
+        "machineShape": "TpuV5E8",
+        "sessionTimeoutSeconds": 7200,
+        "datasetDataSources": ["me/cats"],
+        "competitionDataSources": ["titanic"],
+        "modelDataSources": ["google/gemma/pytorch/2b/1"],
+        "kernelDataSources": [f"{REF}-before"],
+    }
+    assert place.state() is RunState.WAITING
+    unknown = "me/cats, titanic, somebody/"
+    assert any(unknown in text and "does not know" in text for text in texts(run))
+
+
+@pytest.mark.parametrize(
+    ("cell", "variables", "words"),
+    [
+        ("pass", {"HF_TOKEN": "hf_x"}, r"HF_TOKEN would be kept .* Secrets"),
+        (f"key = {KEY!r}", {}, "holds the key or token of your login"),
+        ("%tpu_data kaggle://datasets/{me}/cats", {}, "must stand there itself"),
+        ("%tpu_data kaggle://datasets/cats", {}, "is none of"),
+        ("x = '" + "".join(map(chr, range(256, 400))) * 4000 + "'", {}, "would have .* takes"),
+    ],
+)
+def test_what_is_not_pushed(
+    kaggle: KaggleProject, run: RunDir, cell: str, variables: dict[str, str], words: str
+) -> None:
+    run.script.write_text(cell)
+    set_cells(run, cell)
+    with pytest.raises((PlaceError, DataError), match=words):
+        started(opened(run), **variables)
+    assert not kaggle.service.sessions
+
+
+def test_a_push_that_is_given_up(kaggle: KaggleProject, run: RunDir) -> None:
+    with pytest.raises(Cancelled):
+        opened(run).start({}, lambda text: None, lambda: True)
+    kaggle.service.most_sessions = 0
+    with pytest.raises(PlaceError, match="session count of 0 reached"):
+        started(opened(run))
+
+
+def test_a_push_whose_answer_is_lost(kaggle: KaggleProject, run: RunDir) -> None:
+    kaggle.service.trouble["SaveKernel"] = [500]
+    with pytest.raises(PlaceError, match="HTTP 500: the run has not started"):
+        started(opened(run))
+    kaggle.service.hold.clear()
+    kaggle.service.lose_answer = True
+    started(opened(run))
+    assert list(kaggle.service.sessions) == [REF]
+
+
+# While it runs
+
+
+def test_a_run_to_its_end(kaggle: KaggleProject, run: RunDir) -> None:
+    place = opened(run)
+    push(place, kaggle, printing(*LINES, End(0)))
+    assert followed(place) == [*LINES, End(0)]
+    assert texts(run)[-1].startswith("quota: 19.00 TPU hours before the run, 19.00 now")
+    assert place.state() is RunState.SUCCEEDED
+
+
+def test_a_log_that_is_cut_again_and_again(kaggle: KaggleProject, run: RunDir) -> None:
+    place = opened(run)
+    kaggle.service.cut_after = [0, 1, 2, 2]
+    kaggle.service.trouble["logs"] = [502, 504]
+    session = push(place, kaggle, printing(*LINES, End(0), wait="time.sleep(0.3)"))
+    assert followed(place) == [*LINES, End(0)]
+    assert session.streamed > 4
+
+
+def test_a_log_that_stalls(
+    kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is cut, and nobody here is told."""
+    monkeypatch.setattr(places_kaggle, "SILENT", 0.3)
+    place = opened(run)
+    session = push(place, kaggle, printing(*LINES, End(0), wait="time.sleep(0.5)"))
+    assert followed(place) == [*LINES, End(0)]
+    assert session.streamed > 1
+
+
+def test_somebody_who_follows_later(kaggle: KaggleProject, run: RunDir) -> None:
+    place = opened(run)
+    push(place, kaggle, printing(*LINES, End(0)))
+    wait_until_over(kaggle)
+    assert followed(opened(run)) == [*LINES, End(0)]
+
+
+def test_a_state_that_is_wrong_after_the_end(kaggle: KaggleProject, run: RunDir) -> None:
+    kaggle.service.too_early = 10_000
+    place = opened(run)
+    push(place, kaggle, printing(*LINES, End(0)))
+    assert followed(place) == [*LINES, End(0)]
+    assert any("still takes its session for running" in text for text in texts(run))
+
+
+def test_a_session_in_the_queue(kaggle: KaggleProject, run: RunDir) -> None:
+    kaggle.service.hold.clear()
+    place = opened(run)
+    push(place, kaggle, printing(*LINES, End(0)))
+    said = []
+    for each in place.follow([{}]):
+        said += [] if each is None else [each.line]
+        if run.events.exists() and "waiting in Kaggle's queue" in texts(run):
+            kaggle.service.hold.set()
+    assert said == [*LINES, End(0)]
+
+
+def test_a_stop_is_not_claimed(kaggle: KaggleProject, run: RunDir) -> None:
+    place = opened(run)
+    place.stop(Stop())
+    place.stop(Stop(now=True))
+    first, second = texts(run)
+    assert f"https://www.kaggle.com/code/{REF}" in second
+    assert "goes on, and uses quota" in second
+    assert first == f"{second}. Interrupt again to stop following it"
+
+
+@pytest.mark.parametrize(
+    ("then", "fields", "words"),
+    [
+        ("sys.exit(1)", {}, r"before the run had ended \(ERROR: Your notebook failed"),
+        ("time.sleep(60)", {"session_timeout_seconds": 1}, "exceeded its time limit"),
+    ],
+)
+def test_a_session_that_ends_without_the_run(
+    kaggle: KaggleProject, run: RunDir, then: str, fields: dict[str, Any], words: str
+) -> None:
+    place = opened(run)
+    push(place, kaggle, printing(LINES[0], then=then), **fields)
+    said = list(followed(place))
+    assert said[0] == LINES[0]
+    assert isinstance(said[-1], HostGone)
+    assert said[-1].final
+    assert re.search(words, said[-1].reason)
+
+
+def test_a_log_without_an_end_whose_output_has_it(kaggle: KaggleProject, run: RunDir) -> None:
+    writes = "os.mkdir('tpunb-run')\n" + "".join(
+        f"open('tpunb-run/{name}', 'w').write({content!r})\n"
+        for name, content in {
+            "run.log": "[0] hello\n[0] more\n",
+            "result.json": '{"returncode": 3}',
+            "spec.json": "not for here",
+        }.items()
+    )
+    place = opened(run)
+    push(place, kaggle, printing(LINES[0], then=writes))
+    first, log, result, end = followed(place)
+    assert first == LINES[0]
+    assert isinstance(log, Append)
+    assert (log.file, log.at, log.data) == ("run.log", 0, b"[0] hello\n[0] more\n")
+    assert isinstance(result, Replace)
+    assert (result.file, end) == ("result.json", End(3))
+
+
+def test_a_notebook_that_is_not_there(kaggle: KaggleProject, run: RunDir) -> None:
+    """The run was interrupted before it was sent, or the notebook was deleted."""
+    assert "was deleted, or the run was never sent" in gone(opened(run))
+    assert opened(run).state() is RunState.LOST
+
+
+def test_a_run_that_is_cancelled_on_its_page(kaggle: KaggleProject, run: RunDir) -> None:
+    place = opened(run)
+    session = push(place, kaggle, printing(LINES[0]))
+    wait_until_over(kaggle)
+    session.status = "CANCEL_ACKNOWLEDGED"
+    assert "was cancelled on Kaggle's page" in gone(place)
+    assert place.state() is RunState.INTERRUPTED
+
+
+def test_kaggle_does_not_answer(
+    kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places_kaggle, "LOST", 0.5)
+    place = opened(run)
+    push(place, kaggle, printing(LINES[0], then="time.sleep(60)"))
+    kaggle.service.trouble["logs"] = kaggle.service.trouble["GetKernelSessionStatus"] = [503] * 999
+    reason = gone(place, final=False)
+    assert f"`tpunb attach {RUN}` follows it again" in reason
+    assert "HTTP 503" in reason
+
+
+def test_another_login(kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = opened(run)
+    monkeypatch.setenv("KAGGLE_USERNAME", "another")
+    assert "the run is somebody's on Kaggle" in gone(place, final=False)
+    monkeypatch.delenv("KAGGLE_USERNAME")
+    assert "no login" in gone(opened(run), final=False)
+
+
+# Its files
+
+
+def test_fetch(kaggle: KaggleProject, run: RunDir) -> None:
+    place = opened(run)
+    kaggle.service.hold.clear()
+    names = ["submission.csv", "tpunb-run/checkpoints/a/b.pt", "tpunb-run/run.log"]
+    folders = "import os\nos.makedirs('tpunb-run/checkpoints/a')\n"
+    push(place, kaggle, f"{folders}for name in {names}: open(name, 'w').close()")
+    with pytest.raises(PlaceError, match=r"when it has ended, and not before: https://.*/code/"):
+        place.fetch(["checkpoints"], run.path)
+    kaggle.service.hold.set()
+    wait_until_over(kaggle)
+    assert place.fetch(["checkpoints/"], run.path) == [run.path / "checkpoints/a/b.pt"]
+    assert place.fetch(["outputs/*.csv"], run.path) == [run.path / "outputs/submission.csv"]
+    assert not run.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("tpunb-run/returns/x.pt", "returns/x.pt"),
+        ("tpunb-run/run.log", None),
+        ("tpunb-run/place.json", None),
+        ("a/b", "outputs/a/b"),
+        ("a/__pycache__/b.pyc", None),
+        ("/etc/passwd", None),
+        ("tpunb-run/../../x", None),
+        ("a//b", None),
+    ],
+)
+def test_where_outputs_go(name: str, place: str | None) -> None:
+    assert place_here(name) == place
+
+
+def test_patterns() -> None:
+    assert matches("checkpoints/a/b.pt", "checkpoints")
+    assert matches("checkpoints/a/b.pt", "*.pt")
+    assert not matches("checkpoints/a/b.pt", "check")
+
+
+def test_resume(kaggle: KaggleProject, run: RunDir) -> None:
+    target = found(kaggle)
+    with pytest.raises(TpunbError, match="was not on Kaggle"):
+        target.resume(run)
+    opened(run)
+    assert target.resume(run) == f"kaggle-output:{REF}"
+    kaggle.set_place(checkpoints="gs://bucket/runs")
+    assert found(kaggle).resume(run) == f"gs://bucket/runs/{RUN}"
+
+
+def test_the_shapes_are_those_of_the_client() -> None:
+    assert set(CHIPS) == {"TpuV5E8"}
+    assert KaggleSettings().accelerator in CHIPS

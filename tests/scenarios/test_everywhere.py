@@ -1,0 +1,201 @@
+"""One notebook, unchanged, sent to every kind of place: the same numbers, the same form of result.
+
+Its ranks train together, with torch_xla on rehearsal cores: what stands in for a place has no chip.
+The table in docs/places.md is this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+from nbformat import v4
+
+from tests.drivers.colab import ColabProject, colab_project
+from tests.drivers.kaggle import kaggle_project
+from tests.drivers.nodes import until
+from tests.drivers.pods import ReachedPod, reached_pod
+from tests.fakes.cluster import Cluster
+from tests.fakes.hosts import why_refused
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.result import RunResult
+from tpunb.runs.returns import collect_returns
+from tpunb.runs.spec import RunState
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+PRELUDE = """
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+import tpunb
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 3), torch.randn(64, 1)
+model = torch.nn.Linear(3, 1)
+"""
+TRAIN = """%%tpu_train --returns weights
+device, rank, world = torch_xla.device(), xr.global_ordinal(), xr.world_size()
+model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+part = slice(rank * 64 // world, (rank + 1) * 64 // world)
+a, b = x[part].to(device), y[part].to(device)
+for step in range(5):
+    optimizer.zero_grad()
+    loss = ((model(a) - b) ** 2).mean()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+    tpunb.log(step=step, loss=loss)
+weights = model.weight.detach().cpu()[0].tolist()
+print("trained", flush=True)
+"""
+PLACES: Mapping[str, tuple[int, int, str]] = {
+    "ssh": (2, 2, ""),
+    "gcloud": (2, 2, ""),
+    "jobset": (1, 4, ""),
+    "kaggle": (1, 2, ""),
+    "colab": (1, 2, "compute units"),
+}
+"""Hosts, ranks, and what is paid in, by kind of place."""
+
+
+class Everywhere:
+    """A project with a place of each kind, and all stand-ins."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        made = [folder / name for name in ("pod", "cluster", "kaggle", "colab", "project")]
+        for each in made:
+            each.mkdir()
+        self.pod: ReachedPod = stack.enter_context(reached_pod(2, made[0]))
+        self.pod.set_cloud(
+            {"tpu": {"mine": {"zone": "z-a", "state": "READY", "hosts": ["h0", "h1"]}}}
+        )
+        self.cluster: Cluster = stack.enter_context(Cluster(made[1] / "c", tpunb=("-m", "tpunb")))
+        kaggle = stack.enter_context(kaggle_project(made[2]))
+        self.colab: ColabProject = stack.enter_context(colab_project(made[3]))
+        self.folder = made[4]
+        environments = [
+            self.pod.environment(),
+            self.cluster.environment(),
+            self.colab.environment(),
+        ]
+        path = os.pathsep.join(
+            dict.fromkeys(each["PATH"].split(os.pathsep)[0] for each in environments)
+        )
+        self.env = kaggle.environment()
+        for each in environments:
+            self.env |= each
+        self.env |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
+        cells = [v4.new_code_cell(PRELUDE), v4.new_code_cell(TRAIN)]
+        nbformat.write(v4.new_notebook(cells=cells), str(self.folder / "nb.ipynb"))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        hosts = {"python": sys.executable, "cores": 1}
+        slice_ = {"accelerator": "v6e", "topology": "2x2", "image": "image:1", "port": port}
+        tables: dict[str, dict[str, Any]] = {
+            "ssh": {"kind": "ssh", "hosts": self.pod.names, **hosts},
+            "gcloud": {"kind": "gcloud-tpu", "name": "mine", "zone": "z-a", **hosts},
+            "jobset": {"kind": "jobset", **slice_},
+            "kaggle": {"kind": "kaggle", "accelerator": "", "cores": 2},
+            "colab": {"kind": "colab", "accelerator": "cpu"},
+        }
+        lines = []
+        for name, table in tables.items():
+            lines += [f"[places.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+        (self.folder / "places.toml").write_text("\n".join(lines) + "\n")
+
+    def submit(self, place: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tpunb", "submit", "nb.ipynb", "--on", place],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everywhere]:
+    if refused := why_refused():
+        pytest.skip(refused)
+    with ExitStack() as stack:
+        yield Everywhere(tmp_path_factory.mktemp("everywhere"), stack)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """What the cells compute in one process."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 3), torch.randn(64, 1)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"loss": losses, "weights": model.weight[0].tolist()}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_same_notebook_gives_the_same_numbers(
+    everywhere: Everywhere, expected: dict[str, Any], place: str
+) -> None:
+    said = everywhere.submit(place)
+    run = list_runs(everywhere.folder / "runs")[-1]
+    result = run.read_result()
+    assert result is not None, said
+    hosts, ranks, unit = PLACES[place]
+    price = result.price
+    found = (len(result.hosts), result.world_size, price.unit if price else "")
+    assert found == (hosts, ranks, unit)
+    assert (result.state, result.place) == (RunState.SUCCEEDED, place)
+    by_step = result.metrics().groupby("step")["loss"]
+    assert by_step.count().tolist() == [ranks] * 5
+    assert by_step.mean().tolist() == pytest.approx(expected["loss"], abs=1e-6)
+    returned = collect_returns(result, run.read_spec()).returns
+    assert returned == {"weights": pytest.approx(expected["weights"], abs=1e-6)}
+    assert run.log.read_text().count("] trained") == ranks
+    assert forms_of(run, result) == FORM
+    until(lambda: not left(everywhere))
+
+
+FORM = {
+    "attempts", "env.json", "events.jsonl", "metrics.jsonl", "notebook.json", "place.json",
+    "result.json", "returns", "run.log", "script.py", "spec.json",
+}  # fmt: skip
+"""What every such run has in its folder."""
+
+
+def forms_of(run: RunDir, result: RunResult) -> set[str]:
+    """Of that, what this one has."""
+    assert RunResult.from_json(result.to_json(), run.path) == result
+    return {path.name for path in run.path.iterdir()} & FORM
+
+
+def left(everywhere: Everywhere) -> list[object]:
+    """What still runs or is allocated at any place."""
+    return [
+        *everywhere.pod.left(),
+        *everywhere.cluster.left(),
+        *everywhere.colab.colab.sessions,
+    ]

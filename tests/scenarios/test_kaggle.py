@@ -1,0 +1,271 @@
+"""Train cells on Kaggle, from a notebook and from a shell: its own client, its stand-in.
+
+Sessions run the pushed notebook for real. Their ranks are plain Python where torch is not what
+matters (tests/fakes/torchless.py); one run trains on rehearsal cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.data.archives import zipped
+from tests.drivers.kaggle import KEY, KaggleProject, kaggle_project
+from tests.drivers.kernel import Kernel, Ran, kernel, until
+from tests.fakes.kaggle_kernels import Session
+from tests.fakes.kaggle_server import Stored
+from tpunb.runs import returns, state
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import FailureKind, RunState
+
+pytestmark = pytest.mark.slow
+
+WAIT = """
+import os, time
+print('begun', flush=True)
+while not os.path.exists('{go}'):
+    time.sleep(0.05)
+print('went on', flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def kaggle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KaggleProject]:
+    with (
+        kaggle_project(tmp_path_factory.mktemp("kaggle")) as project,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in project.removed():
+            patch.delenv(name, raising=False)
+        project.without_torch()
+        yield project
+
+
+@pytest.fixture(scope="module")
+def nb(kaggle: KaggleProject) -> Iterator[Kernel]:
+    with kernel(kaggle.folder, "train.ipynb", **kaggle.login()) as made:
+        made.run("%load_ext tpunb", "load").good()
+        yield made
+
+
+def tpunb(kaggle: KaggleProject, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tpunb", *words],
+        cwd=kaggle.folder,
+        env=kaggle.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def newest(kaggle: KaggleProject) -> RunDir:
+    return list_runs(kaggle.folder / "runs")[-1]
+
+
+def result(kaggle: KaggleProject) -> RunResult:
+    found = newest(kaggle).read_result()
+    assert found is not None
+    return found
+
+
+def session(kaggle: KaggleProject) -> Session:
+    *_, last = kaggle.service.sessions.values()
+    return last
+
+
+def train(
+    nb: Kernel,
+    body: str,
+    options: str = "",
+    *,
+    cell: str = "train",
+    begun: KaggleProject | None = None,
+) -> Ran:
+    """`begun`: only until all ranks have printed so."""
+    before = list_runs(nb.folder / "runs")
+    ran = nb.send(f"%%tpu_train --on kaggle {options}\n{body}", cell)
+    if begun is None:
+        return nb.wait(ran)
+    until(lambda: len(list_runs(nb.folder / "runs")) > len(before), "a run")
+    run = newest(begun)
+    until(lambda: run.log.exists() and run.log.read_text().count("] begun") == 8, "its ranks")
+    return ran
+
+
+def mirrors(run: RunDir) -> list[int]:
+    """The processes that keep a run's folder."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(run.path) in file.read_text().split("\0"):
+                found.append(int(file.parent.name))
+    return found
+
+
+def waiting(path: Path) -> str:
+    """A train cell that goes on once a file is there."""
+    return WAIT.format(go=path)
+
+
+def test_a_train_cell_runs_there(kaggle: KaggleProject, nb: Kernel) -> None:
+    write = "import os\nopen('submission.csv', 'w').close()"
+    ran = train(nb, f"{write}\nprint('rank', os.environ['RANK'])").good()
+    assert re.findall(r"^\[kaggle/3\] rank 3$", ran.stdout, re.MULTILINE)
+    assert "TpuV5E8 on Kaggle: 1.00 TPU hours an hour" in ran.stdout
+    assert "left: 19.00 TPU hours" in ran.stdout
+    assert "19.00 TPU hours before the run, 19.00 now" in ran.stdout
+    ended = result(kaggle)
+    assert (ended.state, ended.world_size, ended.device) == (RunState.SUCCEEDED, 8, "TPU")
+    assert (ended.hosts, ended.place) == (("kaggle",), "kaggle")
+    assert ended.price is not None
+    assert ended.price.unit == "TPU hours"
+    assert ended.cost == pytest.approx(ended.duration / 3600, abs=1e-4)
+    assert [Path(each).name for each in tpunb(kaggle, "fetch", "--files", "*.csv").stdout.split()]
+    assert (newest(kaggle).path / "outputs/submission.csv").exists()
+    assert "succeeded" in tpunb(kaggle, "runs").stdout
+    # What people read on its page: the run's log, and nothing of the stream.
+    notebook = nbformat.read(session(kaggle).folder / "executed.ipynb", as_version=4)
+    [output] = notebook.cells[-1].outputs
+    assert "[3] rank 3\n" in output.data["text/plain"]
+    assert f"run {newest(kaggle).id} has ended: succeeded" in output.data["text/plain"]
+    assert "tpunb~" not in output.data["text/plain"]
+
+
+def test_a_failure_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -> None:
+    ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
+    assert re.search(r"rank 3 failed in cell \[\d+\], line 4: ValueError: bad", ran.screen())
+    assert result(kaggle).state is RunState.FAILED
+    # Kaggle keeps the output of a session that has succeeded.
+    assert session(kaggle).status == "COMPLETE"
+
+
+def test_an_interrupt_says_that_it_goes_on(
+    kaggle: KaggleProject, nb: Kernel, tmp_path: Path
+) -> None:
+    ran = train(nb, waiting(tmp_path / "go"), begun=kaggle)
+    run = newest(kaggle)
+    url = f"https://www.kaggle.com/code/somebody/tpunb-{run.id}"
+    nb.interrupt()
+
+    def told() -> bool:
+        nb.read(ran)
+        return "Interrupt again to stop following it" in ran.stdout
+
+    until(told, "why it is not stopped")
+    assert url in ran.stdout
+    nb.interrupt()
+    nb.wait(ran).good()
+    assert f"run {run.id} continues without this notebook" in ran.stdout
+    assert state.run_state(run) is RunState.RUNNING
+    stopped = tpunb(kaggle, "stop", run.id)
+    assert stopped.returncode == 1
+    assert f"run {run.id} goes on: Kaggle has no way to stop" in stopped.stderr
+    assert url in stopped.stderr
+    (tmp_path / "go").touch()
+    attached = nb.run(f"%tpu_attach {run.id}").good()
+    assert "went on" in attached.stdout
+    assert result(kaggle).state is RunState.SUCCEEDED
+
+
+@pytest.mark.long
+def test_the_kernel_and_its_mirror_are_lost(kaggle: KaggleProject, tmp_path: Path) -> None:
+    """Whoever asks next follows it from where it was, and every line is there once."""
+    with kernel(kaggle.folder, "lost.ipynb", **kaggle.login()) as nb:
+        nb.run("%load_ext tpunb", "load").good()
+        train(nb, waiting(tmp_path / "go"), begun=kaggle)
+        os.kill(nb.pid, signal.SIGKILL)
+    run = newest(kaggle)
+    [mirror] = mirrors(run)
+    os.kill(mirror, signal.SIGKILL)
+    until(lambda: state.run_state(run) is RunState.AWAY, "a run that nobody follows")
+    (tmp_path / "go").touch()
+    kaggle.service.cut_after = [3]
+    attached = tpunb(kaggle, "attach", run.id)
+    assert attached.returncode == 0, attached.stderr
+    assert run.log.read_text().count("] begun") == run.log.read_text().count("] went on") == 8
+    assert result(kaggle).state is RunState.SUCCEEDED
+
+
+@pytest.mark.long
+def test_a_session_that_is_killed(kaggle: KaggleProject, nb: Kernel, tmp_path: Path) -> None:
+    ran = train(nb, waiting(tmp_path / "go"), begun=kaggle)
+    kaggle.service.kill(session(kaggle))
+    nb.wait(ran)
+    assert "Kaggle has ended its session before the run had ended" in ran.screen()
+    [failure] = result(kaggle).failures
+    assert failure.kind is FailureKind.HOST_LOST
+
+
+def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
+    kaggle.service.without_xla = True
+    try:
+        ran = train(nb, "pass")
+    finally:
+        kaggle.service.without_xla = False
+    assert "this session of Kaggle has no torch_xla, though it was asked for" in ran.screen()
+    [failure] = result(kaggle).failures
+    assert failure.kind is FailureKind.REFUSED
+
+
+@pytest.mark.long
+def test_data_and_an_earlier_run(kaggle: KaggleProject, nb: Kernel) -> None:
+    kaggle.service.files["datasets/me/cats"] = Stored(zipped(**{"downloaded.csv": b"1"}))
+    kaggle.service.mounts["datasets/me/cats"] = "datasets/me/cats"
+    nb.run("%tpu_data kaggle://datasets/me/cats --to data/cats", "data").good()
+    save = "import os\nif os.environ['RANK'] == '0':\n    os.makedirs('tpunb-run/checkpoints/1')\n"
+    write = "    open('tpunb-run/checkpoints/1/w', 'w').close()"
+    train(nb, save + write, cell="below").good()  # the other train cell is above the data
+    run = newest(kaggle)
+    look = "import os\nprint(os.listdir('data/cats'), os.listdir(os.environ['TPUNB_RESUME']))"
+    train(nb, look, f"--resume {run.id}", cell="below").good()
+    assert "[0] ['mounted.csv'] ['1']" in newest(kaggle).log.read_text()
+    assert session(kaggle).asked["datasetDataSources"] == ["me/cats"]
+    assert session(kaggle).asked["kernelDataSources"] == [f"somebody/tpunb-{run.id}"]
+    assert result(kaggle).resumed_from == run.id
+
+
+@pytest.mark.long
+def test_training_from_a_shell(kaggle: KaggleProject) -> None:
+    """Without a TPU the session has rehearsal cores: torch, metrics, returns, no secret."""
+    kaggle.set_place(accelerator="", files=["helper.py"], cores=2)
+    torchless = kaggle.service.environment.pop("PYTHONPATH")
+    (kaggle.folder / "helper.py").write_text("X = 7\n")
+    v4 = nbformat.v4
+    parameters = v4.new_code_cell("lr = 0.1", metadata={"tags": ["parameters"]})
+    body = """%%tpu_train --returns final
+import torch, torch_xla, tpunb, helper
+from torch_xla import runtime
+for step in range(3):
+    tpunb.log(step, loss=lr / (step + 1))
+print("world", runtime.world_size(), helper.X)
+final = helper.X * lr
+"""
+    notebook = v4.new_notebook(cells=[parameters, v4.new_code_cell(body)])
+    nbformat.write(notebook, kaggle.folder / "shell.ipynb")
+    try:
+        done = tpunb(kaggle, "submit", "shell.ipynb", "--on", "kaggle", "-p", "lr", "0.5")
+    finally:
+        kaggle.set_place()
+        kaggle.service.environment["PYTHONPATH"] = torchless
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[kaggle/0-1] world 2 7" in done.stdout
+    ended = result(kaggle)
+    metrics = ended.metrics()
+    rank0 = metrics[metrics["rank"] == 0]
+    assert rank0["loss"].tolist() == pytest.approx([0.5, 0.25, 0.5 / 3])
+    spec = newest(kaggle).read_spec()
+    assert returns.collect_returns(ended, spec, attached=True).returns["final"] == 3.5
+    kept = [*newest(kaggle).path.rglob("*"), *session(kaggle).folder.rglob("*")]
+    for path in (path for path in kept if path.is_file()):
+        assert KEY.encode() not in path.read_bytes(), path

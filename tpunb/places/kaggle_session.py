@@ -1,0 +1,228 @@
+"""A run inside a session of Kaggle: called by the notebook that `kaggle_notebook` makes.
+
+    notebook's kernel ── pipes ──> tpunb node --stream (as on a host of any place)
+          └── stdout: the run's log, for people     stderr: the stream, packed (`log_stream`)
+
+Whoever has started the run reads both from the session's log. When the run has ended, the
+notebook's output is its log alone. Standard library only, but for IPython, which the kernel has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from importlib import util
+from pathlib import Path
+from typing import Any, TextIO
+
+from tpunb.places.log_stream import Packer, shown
+from tpunb.runs import stream
+from tpunb.runs.directory import RunDir
+from tpunb.runs.stream import End, Start
+from tpunb.utils import env_vars
+from tpunb.utils.files import PACKAGE_ROOT
+
+FOLDER = "tpunb-run"
+"""The run's folder, in the session's working directory: all of it becomes output."""
+SCRIPT = "script.py"
+ORDER = "session.json"
+"""Beside the package: what `kaggle_notebook` has put there for `run`."""
+EARLIER = "kaggle-output:"
+"""Before 'owner/slug' of an earlier run, whose checkpoints are an input of this one."""
+INPUTS = "/kaggle/input"
+ENDING = 600.0
+"""Seconds before the session's time-out in which a run is stopped, may save, and its output is
+kept: of a session that is cut off nothing is. A sixth of the time, if that is less."""
+LOOK = 0.5
+MOST = 1_000_000
+"""Characters of the log that the notebook keeps; all of it is in the run's folder."""
+FAILURES = 3
+"""That are told below it."""
+
+
+def bring(source: str, *words: str) -> None:
+    """A line of `%tpu_data`: there, it links what Kaggle has mounted to where the run wants it."""
+    _call("data", source, *words)
+
+
+def run() -> None:
+    """Run it, to its end. Raises RuntimeError if it cannot begin."""
+    _Session(Path.cwd() / FOLDER, Path(PACKAGE_ROOT)).run()
+
+
+class _Session:
+    def __init__(self, folder: Path, sent: Path) -> None:
+        self._folder = folder
+        self._sent = sent
+        self._packer = Packer()
+        self._order: Mapping[str, Any] = json.loads((sent / ORDER).read_text(encoding="utf-8"))
+
+    def run(self) -> None:
+        try:
+            self._prepare()
+        except RuntimeError as error:
+            self._packer.add(End(2, str(error)))
+            self._write_due(last=True)
+            raise
+        end = self._follow(self._start())
+        self._show(end)
+
+    # Before
+
+    def _prepare(self) -> None:
+        """The run folder, and what must be so in the session."""
+        self._folder.mkdir()
+        _copy(self._sent / "run", self._folder)
+        Path(SCRIPT).replace(self._folder / SCRIPT)
+        _copy(self._sent / "files", Path.cwd())
+        self._limit()
+        if util.find_spec("torch_xla") is None:
+            machine = self._order["accelerator"] or "no accelerator"
+            raise RuntimeError(
+                f"this session of Kaggle has no torch_xla, though it was asked for {machine}: "
+                "its image is not that of a TPU session. Start it again; if it stays so, look at "
+                "the notebook's accelerator and environment on its page"
+            )
+
+    def _limit(self) -> None:
+        """Have the supervisor stop the run before Kaggle cuts the session off."""
+        run = RunDir(self._folder)
+        spec = json.loads(run.spec.read_text(encoding="utf-8"))
+        seconds = float(self._order["seconds"])
+        most = seconds - min(ENDING, seconds / 6)
+        spec["timeout"] = min(most, spec.get("timeout") or most)
+        run.spec.write_text(json.dumps(spec), encoding="utf-8")
+
+    def _variables(self) -> dict[str, str]:
+        variables = dict(self._order["variables"])
+        earlier = variables.get(env_vars.RESUME, "")
+        if earlier.startswith(EARLIER):
+            variables[env_vars.RESUME] = _find_checkpoints(earlier.removeprefix(EARLIER))
+        return variables
+
+    # The run
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        variables = self._variables()
+        words = ["node", "--run", str(self._folder), "--nnodes", "1", "--node-rank", "0"]
+        words += ["--rendezvous", "127.0.0.1:0", "--address", "127.0.0.1"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tpunb", *words, "--key-file", "-", "--stream"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(),
+        )
+        assert process.stdin is not None
+        # It stays open: the run ends with this kernel.
+        process.stdin.write(stream.encode(Start(secrets.token_hex(32), variables)))
+        process.stdin.flush()
+        return process
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> End:
+        """Write what it says, until it has ended."""
+        end: list[End] = []
+        lock = threading.Lock()
+        over = threading.Event()
+
+        def read() -> None:
+            assert process.stdout is not None
+            for text in process.stdout:
+                line = stream.decode(text)
+                if isinstance(line, End):
+                    end.append(line)
+                if people := shown(line, RunDir(self._folder).log.name):
+                    _write(sys.stdout, people)
+                with lock:
+                    self._packer.add(line)
+            over.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while not over.wait(LOOK):
+            with lock:
+                self._write_due()
+        reader.join()
+        code = process.wait()
+        if not end:
+            end.append(End(code or 1, f"tpunb node has ended without a result (exit code {code})"))
+            self._packer.add(end[0])
+        self._write_due(last=True)
+        return end[0]
+
+    def _write_due(self, *, last: bool = False) -> None:
+        if text := self._packer.due(last=last):
+            _write(sys.stderr, text)
+
+    # Afterwards
+
+    def _show(self, end: End) -> None:
+        """Leave the run's log alone as the cell's output."""
+        from IPython.display import clear_output, display
+
+        from tpunb.runs import state
+
+        run = RunDir(self._folder)
+        log = run.log.read_text(encoding="utf-8", errors="replace") if run.log.exists() else ""
+        told, result = [end.message], state.read_result(run)
+        if result is not None:
+            why = f" ({result.reason})" if result.reason else ""
+            name = state.read_spec(run).id
+            told = [f"run {name} has ended: {result.state}{why}, after {result.duration:.1f} s"]
+            told += [str(failure) for failure in result.failures[:FAILURES]]
+        clear_output(wait=True)
+        display({"text/plain": "\n".join([log[-MOST:].rstrip(), "", *told])}, raw=True)
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            place = folder / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+
+
+def _write(file: TextIO, text: str) -> None:
+    file.write(text)
+    file.flush()
+
+
+def _environment() -> dict[str, str]:
+    """With the package that was sent."""
+    path = [PACKAGE_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def _call(*words: str) -> None:
+    """Run a command of tpunb. Raises RuntimeError."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tpunb", *words],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+    )
+    _write(sys.stdout, done.stdout + done.stderr)
+    if done.returncode:
+        packer = Packer()
+        message = done.stderr.strip().removeprefix("tpunb: ")
+        packer.add(End(2, message))
+        _write(sys.stderr, packer.due(last=True))
+        raise RuntimeError(message)
+
+
+def _find_checkpoints(ref: str) -> str:
+    """Those of an earlier run, among the notebook's inputs. Raises RuntimeError."""
+    inputs = Path(os.environ.get("KAGGLE_CACHE_MOUNT_FOLDER", INPUTS))
+    owner, _, slug = ref.partition("/")
+    # Where Kaggle mounts a notebook's output has changed more than once.
+    for pattern in (slug, f"*/{slug}", f"*/{owner}/{slug}"):
+        for folder in inputs.glob(f"{pattern}/{FOLDER}/checkpoints"):
+            return str(folder)
+    raise RuntimeError(
+        f"the output of {ref}, whose checkpoints this run continues from, is not among the "
+        f"notebook's inputs in {inputs}"
+    )
