@@ -84,7 +84,7 @@ SURFACE = {
         "--lost-after S",
         "--patience S",
     ],
-    "runs": ["DIR", "--all", "--runs DIR"],
+    "runs": ["--all", "--runs DIR", "DIR"],
     "logs": [
         "RUN",
         "--ranks all|none|LIST",
@@ -97,7 +97,7 @@ SURFACE = {
         "-f --follow",
     ],
     "stop": ["RUN", "--runs DIR"],
-    "top": ["--json", "--once", "--runs DIR"],
+    "top": ["--runs DIR", "--once", "--json"],
     "clean": ["--runs DIR", "--older-than DAYS", "--keep N", "-y --yes"],
     "keep": [],
     "complete": [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
@@ -60,15 +61,21 @@ class FakeLibtpu(service.RuntimeMetricServiceServicer):  # type: ignore[misc]
 
 
 @contextmanager
-def serving(*processes: Sequence[FakeChip]) -> Iterator[list[FakeLibtpu]]:
-    """A server for each process with its chips; `ports_of` them is for libtpu's variable."""
+def serving(
+    *processes: Sequence[FakeChip], ports: Sequence[int] = ()
+) -> Iterator[list[FakeLibtpu]]:
+    """A server for each process with its chips; `ports_of` them is for libtpu's variable.
+
+    At ports that the system chooses, if no `ports` are given.
+    """
     servers, fakes = [], []
     try:
-        for chips in processes:
+        for number, chips in enumerate(processes):
             server = grpc.server(futures.ThreadPoolExecutor(2))
             fake = FakeLibtpu(list(chips))
             service.add_RuntimeMetricServiceServicer_to_server(fake, server)
-            fake.port = server.add_secure_port("localhost:0", grpc.local_server_credentials())
+            port = ports[number] if ports else 0
+            fake.port = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
             server.start()
             servers.append(server)
             fakes.append(fake)
@@ -81,3 +88,9 @@ def serving(*processes: Sequence[FakeChip]) -> Iterator[list[FakeLibtpu]]:
 def ports_of(fakes: Sequence[FakeLibtpu]) -> str:
     """As TPU_RUNTIME_METRICS_PORTS has them."""
     return ",".join(str(fake.port) for fake in fakes)
+
+
+if __name__ == "__main__":  # on another host: PORT MEMORY DUTY
+    with serving([FakeChip(int(sys.argv[2]), float(sys.argv[3]))], ports=[int(sys.argv[1])]):
+        print("serves", flush=True)
+        sys.stdin.read()

@@ -77,6 +77,13 @@ def test_what_is_no_line_is_refused(text: str) -> None:
         ("supervisor.log", 2, "hosts/2/supervisor.log"),
         ("result.json", 0, "result.json"),
         ("result.json", 2, "hosts/2/result.json"),
+        ("chips.json", 1, "hosts/1/chips.json"),
+        (
+            "profile/plugins/profile/s/rank-3.xplane.pb",
+            1,
+            "profile/plugins/profile/s/rank-3.xplane.pb",
+        ),
+        ("profile/p/rank-1.xplane.pb", 1, "hosts/1/profile/p/rank-1.xplane.pb"),
     ],
 )
 def test_each_file_of_a_host_has_a_place_in_the_union(

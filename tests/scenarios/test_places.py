@@ -13,13 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel, until
-from tests.drivers.pods import ReachedPod, reached_pod
+from tests.drivers.pods import ROOT, ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
-from tpunb.runs import state
+from tpunb.runs import chips, state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, RunState, StopCause
@@ -130,6 +131,33 @@ def test_a_train_cell_runs_on_every_host(nb: Kernel) -> None:
     assert sorted(lines) == sorted(
         line for rank in range(4) for line in (f"[{rank}] same", f"[{rank}] rank {rank}")
     )
+
+
+TOLD = """
+import os, pathlib, time
+told = pathlib.Path(os.environ["TPUNB_RUN"], "chips.json")
+while not told.exists():
+    time.sleep(0.05)
+"""
+
+
+def test_the_chips_of_every_host_are_told_here(pod: ReachedPod, nb: Kernel) -> None:
+    """Each host asks its own ports: nobody else can reach them."""
+    command = [sys.executable, "-m", "tests.fakes.libtpu", "18431"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    servers = [
+        pod[n].popen([*command, str((n + 1) * 10**9), "50"], cwd=ROOT, **pipes) for n in (0, 1)
+    ]
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"serves\n"
+        train(nb, TOLD, "--env TPU_RUNTIME_METRICS_PORTS=18431").good()
+    finally:
+        for server in servers:
+            server.communicate()
+    known = chips.read_chips(last(nb).dir, ("h0", "h1"))
+    assert [(chip.name, chip.peak) for chip in known] == [("h0/0", 10**9), ("h1/0", 2 * 10**9)]
 
 
 def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:

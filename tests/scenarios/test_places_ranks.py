@@ -10,8 +10,9 @@ import pytest
 from tests.drivers.kernel import Kernel, kernel
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
+from tpunb.runs import trace
 from tpunb.runs.directory import RunDir, list_runs
-from tpunb.runs.spec import RunState
+from tpunb.runs.spec import Profile, RunState
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -84,7 +85,7 @@ def _nothing_left(pod: ReachedPod) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(nb: Kernel) -> RunDir:
     """The run on both hosts: its weights are `weights` in the kernel."""
-    nb.run(f"%%tpu_train --on pod --returns weights,helped\n{TRAIN}", "train").good()
+    nb.run(f"%%tpu_train --on pod --profile 2-4 --returns weights,helped\n{TRAIN}", "train").good()
     return list_runs(nb.folder / "runs")[-1]
 
 
@@ -99,6 +100,15 @@ def test_two_hosts_of_two_give_the_numbers_of_four_and_of_one(nb: Kernel, traine
     results = [trained.read_result(), list_runs(nb.folder / "runs")[-1].read_result()]
     pod, here = (r.metrics().groupby("step")["loss"].mean().tolist() for r in results if r)
     assert pod == pytest.approx(here)
+
+
+def test_the_traces_of_all_hosts_are_one_here(trained: RunDir) -> None:
+    [session] = (trained.profile / "plugins" / "profile").iterdir()
+    every = [f"rank-{rank}.xplane.pb" for rank in range(4)]
+    assert sorted(path.name for path in session.iterdir()) == every
+    steps = trace.read_step_times(trained, Profile((), 2, 4), 4, 1)
+    assert steps is not None
+    assert (steps.first, steps.ranks) == (2, (0, 1, 2, 3))
 
 
 SECOND = """

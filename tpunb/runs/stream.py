@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
@@ -29,6 +30,7 @@ SHARED = ("parameters.json",)
 """Every host has the same one."""
 PROFILE = "profile"
 """A folder with a file of each rank, which together are one trace."""
+_TRACE = re.compile(r"rank-(\d+)\.xplane\.pb", re.ASCII)
 RESULT = "result.json"
 """Of the whole run, on every host, once host 0 has written it. A host that was cut off from host 0
 has one of its own ranks, which names the host that it has lost."""
@@ -212,13 +214,21 @@ def is_streamed(file: str) -> bool:
 def place_in_union(file: str, node_rank: int, ranks: range) -> str:
     """Where a host's file stands in the folder of the whole run.
 
-    The folders of its ranks (`ranks`) and of traces have the same name; what all hosts have is
-    merged, or that of host 0; anything else, as `supervisor.log`, the prelude's folder and what
-    it says of ranks that are not its own, is below `hosts/<node rank>/`.
+    The folders of its ranks (`ranks`) and their parts of a trace have the same name; what all
+    hosts have is merged, or that of host 0; anything else, as `supervisor.log`, the prelude's
+    folder and what it says of ranks that are not its own, is below `hosts/<node rank>/`.
     """
-    parts = file.split("/")
-    of_a_rank = parts[0] == "attempts" and len(parts) > 2 and parts[2].isdecimal()
-    shared = node_rank == 0 or parts[0] == PROFILE or file in (*MERGED, *SHARED)
-    if int(parts[2]) in ranks if of_a_rank else shared:
+    rank = _rank_of(file)
+    if rank in ranks if rank is not None else node_rank == 0 or file in (*MERGED, *SHARED):
         return file
     return f"hosts/{node_rank}/{file}"
+
+
+def _rank_of(file: str) -> int | None:
+    """The rank whose file it is: in its folder, or its part of a trace."""
+    parts = file.split("/")
+    if parts[0] == "attempts" and len(parts) > 2 and parts[2].isdecimal():
+        return int(parts[2])
+    if parts[0] == PROFILE and (match := _TRACE.fullmatch(parts[-1])):
+        return int(match[1])
+    return None
