@@ -94,6 +94,7 @@ def test_a_cache_that_was_emptied_is_filled_again(kaggle: FakeKaggle) -> None:
     assert files(folder) == {"x": b"1"}
 
 
+@pytest.mark.long
 def test_datasets_models_and_single_files(kaggle: FakeKaggle) -> None:
     kaggle.files |= {
         "datasets/me/cats/versions/2": Stored(zipped(**{"a.txt": b"two"})),
@@ -116,6 +117,7 @@ def test_datasets_models_and_single_files(kaggle: FakeKaggle) -> None:
         downloaded(CATS, "kept", unpack=False)
 
 
+@pytest.mark.long
 def test_a_lost_connection_is_resumed(kaggle: FakeKaggle) -> None:
     stored = Stored(zipped(x=NOISE), cut=[1_500_000])
     kaggle.files["datasets/me/cats"] = stored
@@ -197,6 +199,7 @@ def test_what_kaggle_refuses(
     assert not Path("data").exists()
 
 
+@pytest.mark.long
 def test_wrong_credentials_and_none(kaggle: FakeKaggle, monkeypatch: pytest.MonkeyPatch) -> None:
     kaggle.files["datasets/me/cats"] = Stored(zipped(x=b"1"))
     monkeypatch.setenv("KAGGLE_KEY", "an-older-key")

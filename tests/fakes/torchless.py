@@ -196,7 +196,7 @@ class _Runner:
             time.sleep(0.01)
 
     def become(self, attempt: int, rank: int, local_rank: int) -> NoReturn:
-        code = 1
+        code = 130  # where a stop comes before the error has been written
         try:
             os.setsid()
             folder = self.run.attempt(attempt, rank)
@@ -221,6 +221,7 @@ class _Runner:
         except SystemExit as error:
             code = int(error.code or 0)
         except BaseException as error:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a rank does: it is too late to matter
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
             where = [f.lineno for f in traceback.extract_tb(error.__traceback__) if
                      f.filename == "cell"]  # fmt: skip

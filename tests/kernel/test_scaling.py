@@ -66,6 +66,7 @@ class TestCompare:
         assert table["cores"].isna().tolist() == [False, False, True]
         assert "dollars" not in table
 
+    @pytest.mark.long
     def test_on_the_cpu_no_peak_is_known(self, runs: dict[int, RunResult]) -> None:
         table = tpunb.scaling(runs[1])
         assert "mfu" not in table

@@ -77,6 +77,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(zip(EXPECTED, json.loads(done.stdout), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_ranks_and_addresses(name: str, found: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from tpunb.places.hosts import HostsPlace
 from tpunb.places.place import HostGone, PlacedRun
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
 from tpunb.runs.stream import Append, End
 
 
@@ -43,7 +44,10 @@ class Shells:
 def run(tmp_path: Path) -> RunDir:
     folder = tmp_path / "here"
     folder.mkdir(mode=0o700)
-    return RunDir(folder)
+    spec = RunSpec("id", "pod", 2, "CPU", "/", (), (), hosts=("h0", "h1"), place="pod")
+    run = RunDir(folder)
+    run.write_spec(spec)
+    return run
 
 
 @pytest.fixture
@@ -77,12 +81,13 @@ def write(folder: Path, *names: str) -> None:
 def test_what_the_folder_here_has_for_the_whole_run_is_not_fetched(
     place: HostsPlace, run: RunDir, tmp_path: Path
 ) -> None:
-    whole = "spec.json", "script.py", "run.log", "result.json", "place.json", "given/x/spec.json"
+    whole = "env.json", "script.py", "run.log", "result.json", "place.json", "given/x/spec.json"
     write(run.path, *whole, "attempts/0/0/stdout.log")
     for host in ("h0", "h1"):
         write(tmp_path / host, *whole, "attempts/0/0/stdout.log", "checkpoints/1/.metadata")
     fetched = {path.relative_to(run.path).as_posix() for path in place.fetch(["*"], run.path)}
     there = {f"hosts/1/{name}" for name in whole if name != "run.log"}
+    there.add("hosts/1/attempts/0/0/stdout.log")  # of a rank that is on the first host
     assert fetched == {"checkpoints/1/.metadata", "hosts/1/checkpoints/1/.metadata"} | there
     for name in (*whole, "attempts/0/0/stdout.log"):
         assert (run.path / name).read_text() == f"here {name}"

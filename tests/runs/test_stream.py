@@ -68,6 +68,8 @@ def test_what_is_no_line_is_refused(text: str) -> None:
     ("file", "node_rank", "place"),
     [
         ("attempts/0/3/stdout.log", 1, "attempts/0/3/stdout.log"),
+        ("attempts/0/1/error.json", 1, "hosts/1/attempts/0/1/error.json"),  # another host's rank
+        ("attempts/0/3/error.json", 0, "hosts/0/attempts/0/3/error.json"),
         ("attempts/0/prelude/prelude.log", 0, "attempts/0/prelude/prelude.log"),
         ("attempts/0/prelude/prelude.log", 1, "hosts/1/attempts/0/prelude/prelude.log"),
         ("run.log", 1, "run.log"),
@@ -80,4 +82,5 @@ def test_what_is_no_line_is_refused(text: str) -> None:
 def test_each_file_of_a_host_has_a_place_in_the_union(
     file: str, node_rank: int, place: str
 ) -> None:
-    assert stream.place_in_union(file, node_rank) == place
+    own = range(2 * node_rank, 2 * node_rank + 2)
+    assert stream.place_in_union(file, node_rank, own) == place

@@ -137,6 +137,7 @@ def test_all_hosts_start_again_together(make: Make) -> None:
     assert "rank h0/0 has failed: starting again" in run.nodes[1].text("events.jsonl")
 
 
+@pytest.mark.long
 def test_when_no_retry_is_left_all_hosts_end(make: Make) -> None:
     run = make("raise ValueError('always')", retries=1, count=3)
     run.start_all()
@@ -258,6 +259,7 @@ def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> N
     assert run.nodes[0].result().state is RunState.SUCCEEDED
 
 
+@pytest.mark.long
 def test_the_host_that_leads_is_lost(make: Make, pod: Pod) -> None:
     run = make(GO_ON, count=3)
     run.start_all()
@@ -287,6 +289,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.long
 def test_a_host_may_come_late(make: Make) -> None:
     run = make("print('done')")
     run.start(1)
@@ -296,6 +299,7 @@ def test_a_host_may_come_late(make: Make) -> None:
     assert run.wait() == [0, 0]
 
 
+@pytest.mark.long
 def test_a_host_that_never_comes_is_named(make: Make) -> None:
     run = make("print('done')", count=3)
     for number in (0, 1):
@@ -332,6 +336,7 @@ def test_whoever_started_it_is_gone(make: Make) -> None:
     assert stop.cause is StopCause.KERNEL_GONE
 
 
+@pytest.mark.long
 def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
@@ -341,6 +346,7 @@ def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
+@pytest.mark.long
 def test_whoever_started_it_is_cut_off(make: Make) -> None:
     """Nothing is closed: it is only not heard any more."""
     run = make(GO_ON)
@@ -415,6 +421,7 @@ def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
         assert run.wait() == [0, 0]
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_named(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
@@ -452,6 +459,7 @@ def test_another_version_on_one_host_is_refused_before_anything_starts(make: Mak
         assert not node.log()
 
 
+@pytest.mark.long
 def test_who_has_not_the_key_is_not_let_in(make: Make) -> None:
     run = make("print('done')")
     run.start(0, "--patience", "4s")
@@ -476,6 +484,7 @@ def test_host_0_listens_on_the_address_that_is_used_alone(make: Make, pod: Pod) 
     run.wait()
 
 
+@pytest.mark.long
 def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
     run = make(
         "import os, time\n"

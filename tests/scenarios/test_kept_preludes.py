@@ -127,6 +127,7 @@ def test_what_runs_again(
     assert ran == []
 
 
+@pytest.mark.long
 def test_what_importing_torch_xla_sets_makes_no_difference(notebook: Notebook) -> None:
     notebook.run()
     listing = "import json, os\nprint(json.dumps(dict(os.environ)))"
@@ -310,6 +311,7 @@ def kept_processes(driver: Driver) -> list[processes.Process]:
     return sorted(waiting, key=lambda process: process.started)
 
 
+@pytest.mark.long
 def test_kept_preludes_may_die_at_any_time(notebook: Notebook) -> None:
     notebook.run()
 
@@ -328,6 +330,7 @@ def test_kept_preludes_may_die_at_any_time(notebook: Notebook) -> None:
     assert (executed, seen.result.state) == ([0, 1, 2, 3], "succeeded")
 
 
+@pytest.mark.long
 def test_one_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     notebook.run()
     longest = kept_processes(notebook.driver)[-1]
@@ -342,6 +345,7 @@ def test_one_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     assert run.result().state == "succeeded"
 
 
+@pytest.mark.long
 def test_replicate_keeps_nothing_and_needs_nothing(notebook: Notebook) -> None:
     notebook.run()
     seen, executed = notebook.run(replicate="asked")

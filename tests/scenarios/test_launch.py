@@ -197,6 +197,7 @@ def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
     assert ran.statuses() == []
 
 
+@pytest.mark.long
 def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
     cell(
         nb,
@@ -308,6 +309,7 @@ def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> Non
     assert (folder / "1.txt").read_text() == "2 2 2 2 "
 
 
+@pytest.mark.long
 def test_the_kept_folder_says_what_was_called(nb: Kernel) -> None:
     cell(nb, "def plus(a, b=1):\n    return a + b\ntpunb.launch(plus, (1,), cores=1)").good()
     snapshot = json.loads(last_run(nb).snapshot.read_text(encoding="utf-8"))

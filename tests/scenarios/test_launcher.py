@@ -995,6 +995,7 @@ class TestDetached:
         until(lambda: not any(map(processes.is_alive, everyone)), "nothing of it is left")
         until(lambda: processes.find_process(int(again)) is None, "nor of the other supervisor")
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_it_is_stopped_and_leaves_nothing(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)

@@ -155,6 +155,7 @@ def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     assert result.stop.cause is StopCause.USER
 
 
+@pytest.mark.long
 def test_a_second_interrupt_skips_the_grace_period(nb: Kernel) -> None:
     ran = train(nb, SLOW_TO_END, "--grace 10m", until_begun=4)
     run = newest(nb)
@@ -200,6 +201,7 @@ def test_a_host_that_differs_is_refused_before_anything_starts(pod: ReachedPod, 
     assert len(list_runs(nb.folder / "runs")) == before
 
 
+@pytest.mark.long
 def test_retries_start_all_hosts_again(nb: Kernel) -> None:
     body = (
         "import os\nif os.environ['RANK'] == '2' and os.environ['TPUNB_ATTEMPT'] == '0':\n"
@@ -222,6 +224,7 @@ def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> No
     assert "ranks h1/2-3 lost" in ran.status
 
 
+@pytest.mark.long
 def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[0].kill()
@@ -231,6 +234,7 @@ def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> N
     assert "h0" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
 
 
+@pytest.mark.long
 def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
     with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
         made.run("%load_ext tpunb", "load").good()
@@ -245,11 +249,13 @@ def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
+@pytest.mark.long
 def test_a_run_in_the_background(nb: Kernel) -> None:
     train(nb, "print('here')", "--bg --out handle").good()
     assert nb.run("handle.wait().state").good().shown == "'succeeded'"
 
 
+@pytest.mark.long
 def test_a_detached_run_is_found_again_when_its_mirror_is_gone(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(
         nb,
@@ -282,6 +288,7 @@ def mirrors(run: RunDir) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) -> None:
     train(nb, GO_ON, "--detach").good()
     run = newest(nb)

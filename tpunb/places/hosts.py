@@ -256,6 +256,7 @@ class HostsPlace(Place):
             words = [inspect.getsource(remote), "pack", folder, *patterns]
             commands[host] = (f"exec {self.placed.python} -c {shlex.join(words)}", b"")
         fetched = []
+        spec = self.run.read_spec()
         with contextlib.ExitStack() as stack:
             # Checkpoints may be larger than the memory here.
             archives = {
@@ -267,7 +268,7 @@ class HostsPlace(Place):
                 raise HostsError(self.placed.place.name, tuple(problems), "nothing was fetched")
             for host, archive in archives.items():
                 try:
-                    fetched += _extract(archive, into, host)
+                    fetched += _extract(archive, into, host, spec.ranks_on(host))
                 except (ValueError, tarfile.TarError) as error:
                     told = (answers[host].host, f"what it has sent cannot be read: {error}")
                     raise HostsError(
@@ -276,7 +277,7 @@ class HostsPlace(Place):
         return fetched
 
 
-def _extract(archive: IO[bytes], into: Path, host: int) -> list[Path]:
+def _extract(archive: IO[bytes], into: Path, host: int, ranks: range) -> list[Path]:
     """Files of a host's run folder into the one here. Raises ValueError and TarError."""
     archive.seek(0)
     start = archive.read(1 << 20).find(remote.ARCHIVE)
@@ -287,7 +288,7 @@ def _extract(archive: IO[bytes], into: Path, host: int) -> list[Path]:
     with tarfile.open(fileobj=archive, mode="r|") as members:
         for member in members:
             name = _inside(member.name)
-            place = stream.place_in_union(name, host)
+            place = stream.place_in_union(name, host, ranks)
             own = name.split("/")[0] in stream.OWN or stream.is_streamed(name)
             if not member.isfile() or (own and place == name):
                 continue  # what the folder here has for the whole run

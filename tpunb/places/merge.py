@@ -102,7 +102,8 @@ class Merge:
             self.problem = self.problem or f"{error.strerror or error} ({line.file})"
 
     def _write(self, host: int, line: Append | Replace, now: float) -> None:
-        place = self._run.path / place_in_union(line.file, host)
+        own = self._spec.ranks_on(host)
+        place = self._run.path / place_in_union(line.file, host, own)
         if line.file in MERGED and isinstance(line, Append):
             if line.file == self._run.log.name:
                 self._count += 1

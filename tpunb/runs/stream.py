@@ -179,14 +179,15 @@ def is_streamed(file: str) -> bool:
     )
 
 
-def place_in_union(file: str, node_rank: int) -> str:
+def place_in_union(file: str, node_rank: int, ranks: range) -> str:
     """Where a host's file stands in the folder of the whole run.
 
-    The folders of ranks have the same name; what all hosts have is merged, or that of host 0;
-    anything else, as `supervisor.log` and the prelude's folder, is below `hosts/<node rank>/`.
+    The folders of its ranks (`ranks`) have the same name; what all hosts have is merged, or that
+    of host 0; anything else, as `supervisor.log`, the prelude's folder and what it says of ranks
+    that are not its own, is below `hosts/<node rank>/`.
     """
     parts = file.split("/")
     of_a_rank = parts[0] == "attempts" and len(parts) > 2 and parts[2].isdecimal()
-    if node_rank == 0 or of_a_rank or file in (*MERGED, *SHARED):
+    if int(parts[2]) in ranks if of_a_rank else node_rank == 0 or file in (*MERGED, *SHARED):
         return file
     return f"hosts/{node_rank}/{file}"

@@ -201,6 +201,7 @@ def test_runners_are_found_by_their_command_line(
     assert found["notes"] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_papermill_parameters_stay_where_they_ran(tmp_path: Path) -> None:
     write(tmp_path / "in.ipynb", *NOTEBOOK)

@@ -127,6 +127,7 @@ def test_what_nothing_works_without_ends_every_rank(
     assert all(message in done.stderr for done in ended), ended
 
 
+@pytest.mark.long
 def test_a_package_is_installed_for_this_interpreter_and_found(
     ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_a_script_has_of_tpunb_what_it_uses(ranks: Ranks) -> None:
     assert second.stdout == ""
 
 
+@pytest.mark.long
 def test_launch_imported_by_its_name(ranks: Ranks) -> None:
     script = exported(
         "from tpunb import launch as go, log",

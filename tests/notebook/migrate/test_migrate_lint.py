@@ -80,6 +80,7 @@ def test_notebooks_of_any_shape(sources: list[str]) -> None:
     assert_not_worse(notebook(*sources))
 
 
+@pytest.mark.long
 def test_the_notebooks_of_this_repository() -> None:
     for path in sorted(ROOT.glob("notebooks/**/*.ipynb")):
         made = json.loads(path.read_text(encoding="utf-8"))

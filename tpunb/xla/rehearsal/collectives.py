@@ -89,11 +89,15 @@ def _scale_text(scale: float) -> str:
     return "" if scale == 1 else f"scale {scale:g}"
 
 
-class AllReduce:
-    """All ranks get the reduction of their tensors."""
+class _Collective:
+    """One kind of collective, among the ranks of a run."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
+
+
+class AllReduce(_Collective):
+    """All ranks get the reduction of their tensors."""
 
     def new(
         self,
@@ -187,11 +191,8 @@ class _Message:
         return cls(indexes, dtype, is_sum, flat, sizes)
 
 
-class AllGather:
+class AllGather(_Collective):
     """All ranks get the tensors of all, concatenated along a dimension."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
 
     def new(
         self,
@@ -338,11 +339,8 @@ def _first_is_empty(tensors: Sequence[torch.Tensor]) -> bool:
     return any(tensor.numel() == 0 for tensor in firsts.values())
 
 
-class ReduceScatter:
+class ReduceScatter(_Collective):
     """Each rank gets its share of the reduction."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
 
     def new(
         self,
@@ -470,11 +468,8 @@ def _scatter_problem(tensors: Sequence[torch.Tensor], dim: int, shard_count: int
     return EMPTY if _first_is_empty(tensors) else ""
 
 
-class AllToAll:
+class AllToAll(_Collective):
     """Each rank cuts its tensor into shares; share i goes to rank i."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
 
     def new(
         self,
@@ -524,11 +519,8 @@ class AllToAll:
         return join_values([part.view(value.dtype).reshape(shape) for part in parts], concat_dim)
 
 
-class CollectivePermute:
+class CollectivePermute(_Collective):
     """Each rank sends its tensor to at most one other rank."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
 
     def new(
         self, tensor: torch.Tensor, token: Token, pairs: Sequence[Sequence[int]]
