@@ -67,7 +67,7 @@ def measure(folder: Path, rounds: int, trials: int, preludes: tuple[int, ...]) -
             later.add(_later(folder, notebook.stem))
         ratio = loop.over(sweep)
         rows.append(
-            [f"{seconds} s", loop.text(0), sweep.text(0), f"{ratio.text(1)} ×", later.text(1)]
+            [f"{seconds} s", loop.text(1), sweep.text(1), f"{ratio.text(1)} ×", later.text(1)]
         )
     return table(rows)
 

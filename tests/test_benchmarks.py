@@ -142,6 +142,7 @@ ROOT = Path(__file__).parents[1]
                 r"s from a stop at the last host until all have ended {2,}N",
             ],
         ),
+        ("sweeping", [r"0 s {2,}N {2,}N {2,}N × {2,}N"]),
         (
             "watching",
             [

@@ -208,7 +208,7 @@ def test_the_table_is_sorted_and_hides_nothing(order: SweepOrder) -> None:
     assert [trial.number for trial in made.sorted()] == [2, 0, 3, 1]
     assert made.best is not None
     assert made.best.number == 2
-    assert made.parameters() == ["lr"]
+    assert made.parameters == ["lr"]
     assert made.headline() == (
         "6 trials: 2 complete, 1 pruned, 1 failed, 2 waiting · best loss 0 in trial 2"
     )

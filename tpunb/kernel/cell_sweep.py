@@ -19,6 +19,7 @@ from tpunb.kernel.launcher import Run
 from tpunb.kernel.session import Interrupts, Session, counted_interrupts
 from tpunb.notebook.convert import statements
 from tpunb.notebook.lint.walk import parse_cells
+from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunState, StopCause, StopOrigin
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
@@ -158,11 +159,19 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
         cores=str(request.cores),
         code=folders.code_digest(cells, ()),
         packages=folders.packages_digest(),
-        cell=hashlib.sha256(
-            (cell + json.dumps(None if values is None else values.to_json(), default=str)).encode()
-        ).hexdigest()[:16],
+        cell=_digest(cell, values),
     )
     return folders.open_sweep(session.defaults.runs, spec, again=False, copy=False)
+
+
+def _digest(cell: str, values: KernelValues | None) -> str:
+    """Of the train cell, and of what it would take from the kernel."""
+    names = () if values is None else values.names
+    taken = [
+        (name.name, [(part.path, part.literal, part.digest) for part in name.parts])
+        for name in names
+    ]
+    return hashlib.sha256(json.dumps([cell, taken], default=str).encode()).hexdigest()[:16]
 
 
 def _is_plain(value: object) -> bool:

@@ -31,7 +31,7 @@ from tpunb.notebook.convert.launches import with_call
 from tpunb.notebook.lint.findings import Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
-from tpunb.notebook.trial_cells import defer_parameters, with_parameters
+from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
 from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import cpus, env_vars
@@ -116,15 +116,19 @@ def prepare_notebook(
         script, values = convert(snapshot, got, left=left), None
     else:
         script = convert(snapshot, got, left=left, held=HeldNames(user_ns), parameters=True)
-        values = read_kernel(names_read(script, snapshot, history.executions()), user_ns)
+        names = names_read(script, snapshot, history.executions())
+        if parameters:
+            ours = reached_names(snapshot, parameters)
+            names = tuple(name for name in names if name.name not in ours)
+        values = read_kernel(names, user_ns)
     reason = ASKED if replicate else static_reason(script)
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
     # Cells below are no part of the run, and most of them have not run.
     end = None if snapshot.train is None else snapshot.train + 1
-    ours = replace(snapshot, cells=snapshot.cells[:end])
-    findings = lint(ours, () if replay else HeldNames(user_ns))
+    whole = replace(snapshot, cells=snapshot.cells[:end])
+    findings = lint(whole, () if replay else HeldNames(user_ns))
     return PreparedNotebook(snapshot, script, reason, tuple(findings), values, removed)
 
 

@@ -31,7 +31,7 @@ def draw(table: SweepTable) -> Picture:
     trials = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
     if not any(trial.state is TrialState.COMPLETE for trial in trials):
         raise ValueError("no trial is complete: there is nothing to draw")
-    names = table.parameters()
+    names = table.parameters
     important = _importance(table, names)
     widths = [_PANEL[0], _AXIS * (len(names) + 1), *([_PANEL[0]] if important else [])]
     figure = Picture(figsize=(sum(widths), _PANEL[1]), layout="constrained", dpi=120)

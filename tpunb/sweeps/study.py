@@ -285,7 +285,7 @@ class Study(Printable):
         import pandas as pd
 
         table = self._table()
-        names = table.parameters()
+        names = table.parameters
         rows = []
         for trial in table.sorted():
             executed = self._folder.executed(trial.number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -48,7 +49,7 @@ class SweepTable:
     total: int
     """Trials of the whole sweep, also those that are in no record yet."""
 
-    @property
+    @cached_property
     def metric(self) -> str | None:
         """The sweep's metric, or the first of which a name says whether less or more is better."""
         if self.spec.metric is not None:
@@ -96,6 +97,7 @@ class SweepTable:
 
         return sorted(self.trials.values(), key=key)
 
+    @cached_property
     def parameters(self) -> list[str]:
         """Those that differ between trials; all, if none does."""
         names = list(dict.fromkeys(n for trial in self.trials.values() for n in trial.parameters))
@@ -125,7 +127,7 @@ class SweepTable:
     def heads(self) -> list[str]:
         """The columns."""
         listed = self.trials.values()
-        heads = ["", "trial", *self.parameters(), "state", self.metric or "value"]
+        heads = ["", "trial", *self.parameters, "state", self.metric or "value"]
         heads += ["step"] if self.spec.metric is not None else []
         heads += ["time"]
         if any(trial.cost is not None for trial in listed):
@@ -156,9 +158,9 @@ class SweepTable:
         if trial.copied_from:
             values["time"] = "ran before"
         row = [values.get(head, "") for head in heads]
-        for place, name in enumerate(self.parameters(), start=2):
+        for place, name in enumerate(self.parameters, start=2):
             row[place] = _shown(trial.parameters.get(name))
-        column = 2 + len(self.parameters()) + 1
+        column = 2 + len(self.parameters) + 1
         row[column] = "" if value is None else f"{value:.4g}"
         return row
 
@@ -169,7 +171,7 @@ class SweepTable:
         shown = _chosen(listed, most)
         rows = [self.row(trial, heads, best) for trial in shown]
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        state = 2 + len(self.parameters())
+        state = 2 + len(self.parameters)
         lines = [paint(self.headline(), Style.STRONG)]
         for trial, row in [(None, heads), *zip(shown, rows, strict=True)]:
             columns: list[str] = [v.ljust(w) for v, w in zip(row, widths, strict=True)]
@@ -188,7 +190,7 @@ class SweepTable:
         heads, best = self.heads(), self.best
         columns = _cells("th", heads, "text-align:left;padding:2px 8px;opacity:0.7")
         lines = [f"<tr>{columns}</tr>"]
-        state = 2 + len(self.parameters())
+        state = 2 + len(self.parameters)
         for trial in self.sorted():
             row = self.row(trial, heads, best)
             style = "text-align:left;padding:2px 8px"
