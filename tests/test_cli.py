@@ -47,6 +47,7 @@ SURFACE = {
         "-p --parameter NAME VALUE",
         "--detach",
         "--dry-run",
+        "--yes",
         "--manifest",
     ],
     "sweep": [
@@ -83,6 +84,8 @@ SURFACE = {
         "--heartbeat S",
         "--lost-after S",
         "--patience S",
+        "--linger S",
+        "--alone S",
     ],
     "runs": ["--all", "--runs DIR", "DIR"],
     "logs": [
