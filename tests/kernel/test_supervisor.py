@@ -7,13 +7,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.drivers.kernel import PATIENCE, until
+from tpunb.kernel import supervisor as module
 from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.runs.spec import StopCause
-from tpunb.utils import processes
+from tpunb.utils import files, processes
 
 FORKS = """
 import os, time
+from tpunb.kernel import supervisor as module
 from tpunb.kernel.supervisor import SupervisorProcess
 supervisor = SupervisorProcess(dict(os.environ))
 child = os.fork()
@@ -113,3 +117,18 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_kernel(tmp_path: Path) 
     other.kill()
     other.wait()
     supervisor.close(PATIENCE)
+
+
+def test_what_a_lender_that_was_killed_has_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    kept = {"tpunb-lent-used": os.getpid(), "tpunb-other": ended.pid, "tpunb-lent-new": None}
+    for name, pid in {**kept, "tpunb-lent-left": ended.pid}.items():
+        (tmp_path / name).mkdir()
+        if pid is not None:
+            files.write_json(tmp_path / name / "supervisor.json", {"pid": pid})
+    module._remove_abandoned()
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)

@@ -43,6 +43,8 @@ _TAIL = 3000
 
 _ORDERS, _REPORTS, _ABOUT = "orders", "reports", "supervisor.json"
 """In the folder of a supervisor that is lent."""
+_LENT = "tpunb-lent-"
+"""How such a folder's name begins, among temporary files."""
 
 _connected: weakref.WeakSet[SupervisorProcess] = weakref.WeakSet()
 detached: list[SupervisorProcess] = []
@@ -268,7 +270,8 @@ class LentSupervisor:
     """
 
     def __init__(self, env: dict[str, str], fingerprint: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tpunb-lent-"))
+        _remove_abandoned()
+        self.folder = Path(tempfile.mkdtemp(prefix=_LENT))
         for name in (_ORDERS, _REPORTS):
             os.mkfifo(self.folder / name, 0o600)
         flags = os.O_NONBLOCK | os.O_CLOEXEC
@@ -297,6 +300,14 @@ class LentSupervisor:
         finally:
             os.close(self._reports)
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of lenders that were killed: their supervisors ended with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_LENT}*"):
+        pid = records.read_dict(folder / _ABOUT).get("pid")  # none of another user's can be read
+        if isinstance(pid, int) and processes.find_process(pid) is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class BorrowedSupervisor(SupervisorProcess):
