@@ -107,6 +107,27 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
     assert (told.done, told.problem, told.url) == (True, "", url)
 
 
+def test_a_bucket_that_hangs_is_not_asked_for_every_file(run: RunDir) -> None:
+    """Each call that hangs takes minutes, and its thread stays."""
+    asked = []
+
+    class Hanging:
+        def put(self, source: Path, name: str) -> int:
+            asked.append(name)
+            raise TimeoutError("no answer for 120 s")
+
+        def remove(self, name: str) -> int:
+            raise AssertionError(name)
+
+    for number in range(40):
+        (run.path / f"{number}.txt").write_text("")
+    uploader = Uploader(run, Hanging(), "s3://none")
+    for _ in range(2):
+        asked.clear()
+        assert not uploader.copy(eager=True)
+        assert 0 < len(asked) <= upload._AT_ONCE
+
+
 def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,9 +141,12 @@ class Uploader:
         self._copied: dict[str, tuple[int, int]] = {}
         """What `stat` said of the files that are there."""
         self._due: dict[str, float] = {}
+        self._hangs = False
+        """Whether a call of this round has got no answer: the others are left for the next."""
 
     def copy(self, *, eager: bool = False) -> bool:
         """Copy what has changed and is due, or all of it; not `result.json`. False if one fails."""
+        self._hangs = False
         here = dict(_files_of(self._run.path))
         here.pop(RESULT, None)
         gone = [name for name in self._copied if name not in here]
@@ -181,10 +184,14 @@ class Uploader:
         return True
 
     def _try(self, call: Callable[[], int]) -> int | None:
+        if self._hangs:
+            return None
         try:
             return call()
         # Each library has errors of its own, and all of them mean: try again.
         except Exception as error:
+            if isinstance(error, TimeoutError):
+                self._hangs = True
             self._problem = f"{type(error).__name__}: {error}".rstrip(": ")[:500]
             return None
 
