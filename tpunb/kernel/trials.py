@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ from tpunb.utils.errors import TpunbError
 _LAUNCHER = ["-m", "ipykernel_launcher"]
 _MOST = 1 << 20
 """Bytes of a request for a kernel: its command and environment."""
+_LONGEST = 10_000
+"""Characters of an error: a message to the worker has to fit a socket."""
 _PATIENCE = 30.0
 """Seconds in which a kernel ends whose papermill has ended."""
 
@@ -143,7 +146,6 @@ def _become_papermill(
             env_vars.ON: order["on"],
             env_vars.LENT: str(lent.folder),
         }
-        error = ""
         try:
             with papermill.environment(variables):
                 failure = papermill.execute(
@@ -157,7 +159,11 @@ def _become_papermill(
             error = "" if failure is None else failure.headline
         except TpunbError as refused:
             error = str(refused).partition("\n")[0]
-        worker.send(json.dumps({"failed": bool(error), "error": error}).encode())
+        except Exception as problem:  # a full disk, say; else nobody would hear of it
+            traceback.print_exc()
+            error = f"{type(problem).__name__}: {problem}".partition("\n")[0]
+        reply = {"failed": bool(error), "error": error[:_LONGEST]}
+        worker.send(json.dumps(reply).encode())
         sys.stderr.flush()
     finally:
         os._exit(0)
@@ -236,7 +242,10 @@ def _become_kernel(request: Mapping[str, Any], worker: int) -> NoReturn:
     os.setsid()
     processes.die_with_parent(worker)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for name in os.listdir("/proc/self/fd"):  # the limit may be a thousand million
+        if int(name) > 2:
+            with suppress(OSError):  # that of the listing itself
+                os.close(int(name))
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

@@ -1,0 +1,39 @@
+"""The processes of a sweep's trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tpunb.kernel import papermill, trials
+
+
+def test_an_error_of_papermills_own_is_the_trials(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A full disk, say; however long the message is."""
+
+    def execute(*arguments: Any, **options: Any) -> None:
+        raise OSError("no space left" + 1_000_000 * " on device")
+
+    monkeypatch.setattr(papermill, "execute", execute)
+    order = {"notebook": "a", "ran": "r", "output": "o", "parameters": {}, "cores": "", "on": ""}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), 2)
+        lent: Any = SimpleNamespace(folder=tmp_path)
+        trials._become_papermill(order, theirs, parent, lent)
+    theirs.close()
+    with ours:
+        said = json.loads(ours.recv(1 << 20) or "{}")
+    os.waitpid(pid, 0)
+    assert said.get("failed")
+    assert said["error"].startswith("OSError: no space left on device")
