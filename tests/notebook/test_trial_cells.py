@@ -39,6 +39,8 @@ def kept(tmp_path: Path, *sources: str) -> list[int]:
         (["lr = 1", "data = 2", TRAIN, "print(globals())"], []),
         (["lr = 1", "data = 2", "%%tpu_train --name {data}\npass"], []),
         (["lr = 1", "data = 2", "# tpu: skip\nmore = 3"], []),
+        (["lr = 1", "import os\nos.environ['A'] = '1'", "os.chdir('x')", "a = 1", TRAIN], [3]),
+        (["lr = 1", "import sys", "sys.path.insert(0, 'src')", TRAIN, "import mine"], []),
     ],
 )
 def test_cells_that_only_the_runs_need(

@@ -28,6 +28,8 @@ _SKIP = "skip-execution"
 _WORD = re.compile(r"[^\W\d]\w*")
 _EVERYTHING = frozenset("globals locals vars eval exec dir get_ipython __main__ input".split())
 """Who uses these may use any name."""
+_PROCESS = frozenset("environ putenv chdir load_dotenv".split())
+"""Who uses these may change the kernel's process, which runs and the cells below it begin from."""
 NOTE = (
     "[tpunb] this cell ran in the processes of the run, once for all trials with the same cells "
     "above it; this kernel needs nothing of it\n"
@@ -138,7 +140,9 @@ def _is_plain(parsed: ParsedCell, cell: Cell, words: set[str]) -> bool:
     """Whether it is Python alone, and part of the run."""
     tagged = {"parameters", INJECTED, *SKIP_TAGS} & set(cell.tags)
     whole = parsed.runs and parsed.problem is None and not parsed.left_out
-    return whole and bool(parsed.tree.body) and not tagged and not words & _EVERYTHING
+    if words & (_EVERYTHING | _PROCESS) or {"sys", "path"} <= words:
+        return False
+    return whole and bool(parsed.tree.body) and not tagged
 
 
 def _imported(cells: Iterable[ParsedCell]) -> set[str]:
