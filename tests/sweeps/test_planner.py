@@ -79,6 +79,20 @@ def test_a_search_that_was_killed_goes_on(folder: SweepDir) -> None:
     assert ended == ["COMPLETE"] * 4 + ["FAIL"] + ["COMPLETE"] * 3
 
 
+def test_a_trial_that_was_asked_for_in_part_or_has_failed_is_not_proposed(
+    folder: SweepDir,
+) -> None:
+    planner = search(folder)
+    half = planner.study.ask({"depth": optuna.distributions.IntDistribution(1, 8)})
+    proposed = planner.propose({})
+    assert proposed is not None
+    assert proposed.number > half.number
+    assert proposed.parameters.keys() == SPACE.keys()
+    # One that has failed and is run again with --retries is no trial of Optuna's any more.
+    planner.tell(replace(proposed, state=TrialState.FAILED, error="OSError"))
+    assert not planner.report(proposed, [(0, 0.5)])
+
+
 def test_a_hopeless_trial_is_pruned_and_one_that_goes_well_is_not(folder: SweepDir) -> None:
     known: dict[int, Trial] = {}
     planner = search(folder)

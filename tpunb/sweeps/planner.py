@@ -93,7 +93,10 @@ class Search:
         """One that was asked for and never begun, as a crash leaves it; else a new one."""
         for asked in self.study.get_trials(deepcopy=False):
             if asked.number not in known and not asked.state.is_finished():
-                return Trial(asked.number, asked.params)
+                if asked.params.keys() == self._space.keys():
+                    return Trial(asked.number, asked.params)
+                # Killed while Optuna wrote them: without the rest it would run with defaults.
+                self.study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
         if len(known) >= self.total:
             return None
         proposed = self.study.ask(self._space)
@@ -103,8 +106,10 @@ class Search:
         """Give the values to the pruner. Of long trials every second, fourth … value is left out,
         the same in all trials: it compares what they had at the same step.
         """
-        proposed = self._proposed(trial)
-        known = set(self.study._storage.get_trial(proposed._trial_id).intermediate_values)
+        frozen = self._frozen(trial.number)
+        if frozen.state.is_finished():  # it failed, was told, and is run again
+            return False
+        proposed, known = self._proposed(trial), set(frozen.intermediate_values)
         new = False
         for step, value in points:
             index = self._reported.get(trial.number, 0)
