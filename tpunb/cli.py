@@ -535,7 +535,8 @@ def _sweep(chosen: SweepOptions) -> int:
     from tpunb.sweeps.study import SweepOrder, run_sweep
 
     known = parameters.defaults(load_cells(chosen.notebook))
-    space = spaces.from_python(dict(chosen.grid), dict(chosen.space), known)
+    grid = spaces.by_name(chosen.grid, "--grid")
+    space = spaces.from_python(grid, spaces.by_name(chosen.space, "--space"), known)
     order = SweepOrder(
         chosen.notebook,
         space,

@@ -31,6 +31,7 @@ from tpunb.sweeps.scheduler import Scheduler
 from tpunb.sweeps.space import Choice
 from tpunb.sweeps.study import Study, SweepOrder
 from tpunb.sweeps.table import SweepTable
+from tpunb.sweeps.worker import Reply
 from tpunb.utils import env_vars, processes
 
 TRIALS = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
@@ -138,6 +139,38 @@ def test_what_ran_in_another_sweep_is_not_run_again(
         assert folders.trial_key(changed, known, {"lr": 0.1}) != same
 
 
+def test_what_ran_before_has_no_value_of_another_metric(
+    sweep: SweepDir, order: SweepOrder, tmp_path: Path
+) -> None:
+    run = ran(sweep, 0, 0.25)
+    done = Trial(0, TRIALS[0], TrialState.COMPLETE, 0.25, 3, runs=(str(run.path),), attempts=1)
+    sweep.write_trial(done)
+    sweep.note_done(folders.trial_key(sweep.read_spec(), order.known, done.parameters), done)
+    for changes, value in ({"metric": "accuracy"}, None), ({"maximize": True}, 0.25):
+        spec = replace(sweep.read_spec(), **changes)
+        other = folders.open_sweep(tmp_path / "runs", spec, again=False)
+        found = other.find_done(
+            folders.trial_key(spec, order.known, done.parameters), replace(done, number=7), spec
+        )
+        assert (None if found is None else found.value) == value
+
+
+def test_again_also_runs_what_another_sweep_ran(order: SweepOrder, tmp_path: Path) -> None:
+    first = folders.open_sweep(tmp_path / "runs", order.spec(), again=True)
+    assert prepared(first, order)._again
+
+
+def test_a_metric_that_is_nan_or_of_many_steps(sweep: SweepDir, order: SweepOrder) -> None:
+    scheduler = prepared(sweep, order)
+    run = ran(sweep, 0, float("nan"))
+    trial = Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0)
+    assert scheduler._finished(trial, Reply(False)).error == "every loss that it logged is NaN"
+    row = {"rank": 0, "time": 1.0, "step": 0, "loss": 0.5, "attempt": 0, "x" * 5000: 0.0}
+    many = 21_000_000 // len(json.dumps(row))
+    run.metrics.write_text(f"{json.dumps(row)}\n" * many)
+    assert scheduler._finished(trial, Reply(False)).value == 0.5
+
+
 def test_again_is_a_new_folder_and_what_goes_on_is_the_newest(
     order: SweepOrder, tmp_path: Path
 ) -> None:
@@ -158,10 +191,14 @@ def test_the_notebooks_own_modules_belong_to_its_code(tmp_path: Path) -> None:
         return folders.code_digest(load_cells(notebook), (tmp_path,))
 
     seen = set()
-    for text in ("a = 1", "a = 2", "a = 1"):
+    for text in ("import layers", "import layers, mine", "import layers"):
         (tmp_path / "mine" / "net.py").write_text(text)
         seen.add(digest())
     assert len(seen) == 2
+    for text in ("from mine import net", "a = 1"):  # a module that only the module imports
+        (tmp_path / "layers.py").write_text(text)
+        seen.add(digest())
+    assert len(seen) == 4
 
 
 def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:
@@ -174,10 +211,11 @@ def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:
     ("changes", "said"),
     [
         ({"space": {"lrr": Choice((1,))}}, "lrr: .*no such parameter; did you mean lr"),
-        ({"space": {}}, "what is to be tried"),
-        ({"random": 2, "search": 2}, "--random draws parameters, --search"),
-        ({"search": 2, "metric": None}, "--search: of which metric"),
-        ({"maximize": True, "metric": None}, "--maximize: of which metric"),
+        ({"jobs": 0}, "at least one trial"),
+        ({"space": {}}, "nothing to try: give"),
+        ({"random": 2, "search": 2}, "--random and --search"),
+        ({"search": 2, "metric": None}, "--search needs --metric"),
+        ({"maximize": True, "metric": None}, "--maximize needs --metric"),
         ({"trials": [{"lr": 1}]}, "trials= is the list of all trials"),
     ],
 )
@@ -321,14 +359,14 @@ def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path
     wait_until(lambda: lines(tmp_path).count("begin 0.2") == 2, process)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=200)[0]
-    assert "stopped; the same call goes on where it was" in said, said
+    assert "stopped; run it again to continue" in said, said
     assert states(tmp_path)[1] == "waiting"
     hold.unlink()
     # And now to the end.
     process = begin(tmp_path)
     said = process.communicate(timeout=400)[0]
     assert process.returncode == 0, said
-    assert "1 of 3 trials have ended before" in said
+    assert "1 of 3 trials had already ended" in said
     assert "3 trials: 3 complete · best loss 0 in trial 1" in said
     ends = [line for line in lines(tmp_path) if line.startswith("end")]
     assert sorted(ends) == ["end 0.1", "end 0.2", "end 0.3"]

@@ -12,7 +12,7 @@ from tpunb.errors import TpunbError
 from tpunb.sweeps import space
 from tpunb.sweeps.space import Choice, Range
 
-KNOWN = {"lr": 0.1, "depth": 3, "name": "sgd", "fast": False, "none": None}
+KNOWN = {"lr": 0.1, "depth": 3, "name": "sgd", "fast": False, "none": None, "pair": (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ KNOWN = {"lr": 0.1, "depth": 3, "name": "sgd", "fast": False, "none": None}
         ("fast", "True,False", (True, False)),
         ("none", "1,x,None", (1, "x", None)),
         ("other", "[1, 2],(3)", ([1, 2], 3)),
+        ("pair", "(1, 2),[3, 4]", ([1, 2], [3, 4])),
     ],
 )
 def test_a_grid(name: str, text: str, values: tuple[Any, ...]) -> None:
@@ -54,9 +55,11 @@ def test_a_range(name: str, text: str, made: Choice | Range) -> None:
     [
         ({"depth": "1,1.5"}, {}, "--grid depth=1.5: the notebook's default is 3, so depth is an"),
         ({"fast": [1]}, {}, "grid fast=1: the notebook's default is False"),
-        ({"lr": "3..1"}, {}, "--grid lr=3..1: there is no number from 3..1"),
+        ({"lr": "3..1"}, {}, "--grid lr=3..1: the first number is the lower one"),
+        ({"lr": ","}, {}, "--grid lr=,: there is no value in it"),
+        ({"none": "{1}"}, {}, "a parameter is a number, a string"),
         ({"lr": []}, {}, "grid of lr: there is no value in it"),
-        ({"lr": [{1}]}, {}, "a parameter is a number, a text"),
+        ({"lr": [{1}]}, {}, "a parameter is a number, a string"),
         ({}, {"lr": "2..1"}, "--space lr=2..1: the first number is the lower one"),
         ({}, {"lr": "0..1:log"}, "--space lr=0..1:log: a logarithmic range begins above 0"),
         ({}, {"depth": "1..2.5"}, "--space depth=2.5: the notebook's default is 3"),
@@ -71,6 +74,11 @@ def test_what_does_not_fit_is_refused(
         space.from_python(grid, ranges, KNOWN)
 
 
+def test_a_name_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(TpunbError, match="--grid lr is given twice"):
+        space.by_name([("lr", "1"), ("lr", "2")], "--grid")
+
+
 def test_all_combinations_and_too_many() -> None:
     made = space.from_python({"lr": [1, 2], "depth": range(2)}, {}, KNOWN)
     assert space.grid_trials(made) == [
@@ -79,7 +87,7 @@ def test_all_combinations_and_too_many() -> None:
     many = space.from_python({"lr": range(200), "depth": range(200)}, {}, KNOWN)
     with pytest.raises(TpunbError, match=r"40,000 trials; the most is 10,000. --random N"):
         space.grid_trials(many)
-    with pytest.raises(TpunbError, match="--random N or --search N says it"):
+    with pytest.raises(TpunbError, match="--random N or --search N"):
         space.grid_trials({"lr": Range(0.0, 1.0)})
 
 

@@ -52,7 +52,7 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
         if getattr(options, name):
             raise UsageError(f"%%tpu_train --grid: not with --{name.replace('_', '-')}")
     known = {name: value for name, value in session.shell.user_ns.items() if _is_plain(value)}
-    space = spaces.from_python(dict(options.grid), {}, known)
+    space = spaces.from_python(spaces.by_name(options.grid, "--grid"), {}, known)
     trials = spaces.grid_trials(space)
     single = replace(options, grid=())
     request = session.prepare(single, cell, interrupts, parameters=trials[0])

@@ -87,8 +87,8 @@ def defaults(cells: Iterable[Cell]) -> dict[str, Any]:
 def typed(name: str, value: Any, known: Mapping[str, Any], option: str) -> Any:
     """The value as the notebook's parameter has it: its type is that of the default.
 
-    An int does for a float. Raises TpunbError for a value of another type. Without a default,
-    or with None for one, every value does.
+    An int does for a float, and a list for a tuple: papermill writes a list. Raises TpunbError for
+    a value of another type. Without a default, or with None for one, every value does.
     """
     default = known.get(name)
     if default is None or value is None:
@@ -96,7 +96,7 @@ def typed(name: str, value: Any, known: Mapping[str, Any], option: str) -> Any:
     kind = type(default)
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is kind:
+    if type(value) is kind or {type(value), kind} == {list, tuple}:
         return value
     raise TpunbError(
         f"{option} {name}={value!r}: the notebook's default is {default!r}, so {name} is "

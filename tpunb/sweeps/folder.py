@@ -26,6 +26,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -35,7 +36,7 @@ from typing import Any
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
 from tpunb.notebook.trial_cells import for_trials
-from tpunb.runs import metrics, state, summary
+from tpunb.runs import metrics, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 from tpunb.utils import files, records
@@ -223,10 +224,7 @@ class SweepDir:
         try:
             files.write_json(self.record(trial.number), asdict(trial))
         except OSError as error:
-            raise TpunbError(
-                f"cannot write {self.record(trial.number)}: {error.strerror}. The sweep goes on "
-                "where it was with the same command"
-            ) from error
+            raise _not_written(self.record(trial.number), error) from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -237,7 +235,7 @@ class SweepDir:
             except BlockingIOError:
                 lock.seek(0)
                 raise TpunbError(
-                    f"this sweep goes on already, in process {lock.read().strip() or '?'}: "
+                    f"this sweep is running already, in process {lock.read().strip() or '?'}: "
                     f"{self.path}"
                 ) from None
             lock.truncate(0)
@@ -250,8 +248,11 @@ class SweepDir:
     def note_done(self, key: str, trial: Trial) -> None:
         """Keep where a trial is whose result will do for all that depend on the same."""
         done = self.path.parent / _DONE
-        done.mkdir(mode=0o700, exist_ok=True)
-        files.write_json(done / key, {"sweep": self.id, "number": trial.number})
+        try:
+            done.mkdir(mode=0o700, exist_ok=True)
+            files.write_json(done / key, {"sweep": self.id, "number": trial.number})
+        except OSError as error:
+            raise _not_written(done / key, error) from error
 
     def find_done(self, key: str, trial: Trial, spec: SweepSpec) -> Trial | None:
         """The trial as complete, if one with the same key has run, in whichever sweep."""
@@ -262,9 +263,15 @@ class SweepDir:
         if sweep == self.id and number == trial.number:
             return None
         other = SweepDir(self.path.parent / sweep)
-        earlier = other.read_trials().get(number)
-        if earlier is None or earlier.state is not TrialState.COMPLETE:
+        try:
+            earlier = records.build(Trial, records.read(other.record(number)))
+            theirs = other.read_spec()
+        except (OSError, ValueError, TpunbError):  # removed, or another version's
             return None
+        if earlier.state is not TrialState.COMPLETE:
+            return None
+        if (theirs.metric, theirs.maximize) != (spec.metric, spec.maximize):
+            earlier = replace(earlier, value=None, step=None)  # of another metric
         measured = measure(earlier, spec)
         if spec.metric is not None and measured.value is None:
             return None  # its run folder was removed, or logged no such metric
@@ -274,6 +281,12 @@ class SweepDir:
             parameters=trial.parameters,
             copied_from=earlier.copied_from or f"{sweep}/{number}",
         )
+
+
+def _not_written(path: Path, error: OSError) -> TpunbError:
+    return TpunbError(
+        f"cannot write {path}: {error.strerror}. Run the same command again to continue the sweep"
+    )
 
 
 def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -> SweepDir:
@@ -298,7 +311,8 @@ def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -
             text = Path(spec.notebook).read_text(encoding="utf-8-sig")
             made = for_trials(text, spec.notebook).encode("utf-8", "replace")
             files.atomic_write(path / Path(spec.notebook).name, made)
-        files.write_json(path / "sweep.json", asdict(replace(spec, again=number)))
+        begun = max(number, 1) if again else 0  # `again` holds for what other sweeps ran, too
+        files.write_json(path / "sweep.json", asdict(replace(spec, again=begun)))
     except OSError as error:
         raise TpunbError(f"cannot make {path}: {error.strerror}") from error
     return SweepDir(path)
@@ -313,12 +327,17 @@ def measure(trial: Trial, spec: SweepSpec) -> Trial:
     value, step = trial.value, trial.step
     better = is_better(spec)
     for folder in trial.runs:
-        rows = summary.read_steps(RunDir(folder))
+        rows = read_steps(folder)
         best |= {each.name: each.value for each in metrics.best_values(rows)}
         found = _best_of(rows, spec.metric, better) if spec.metric else None
         if found is not None:
             value, step = found
     return replace(trial, value=value, step=step, metrics=best or trial.metrics)
+
+
+def read_steps(run: str) -> list[metrics.Row]:
+    """A row for each step that a run has logged; of very many, of some."""
+    return metrics.reduce_rows(metrics.read_rows(RunDir(run).metrics), whole=True)
 
 
 def is_better(spec: SweepSpec) -> Any:
@@ -349,39 +368,50 @@ def trial_key(spec: SweepSpec, known: Mapping[str, Any], trial: Mapping[str, Any
 
 
 def code_digest(cells: tuple[Cell, ...], folders: tuple[Path, ...]) -> str:
-    """Of a notebook's code cells and of the modules in these folders that they import."""
+    """Of a notebook's code cells, and of the modules in these folders that they import, and that
+    those import in turn.
+    """
     code = [(cell.source, "parameters" in cell.tags) for cell in cells if cell.kind == "code"]
-    modules = {
-        name: _module_digest(path)
-        for name in sorted(_imported(cells))
-        for folder in folders
-        for path in (folder / f"{name}.py", folder / name)
-        if path.exists()
-    }
-    return _digest((code, modules))
-
-
-def _imported(cells: tuple[Cell, ...]) -> set[str]:
-    """The top names of modules that cells import."""
-    names: set[str] = set()
+    waiting: set[str] = set()
     for cell in parse_cells(Snapshot(cells, None, "", "the notebook file")):
-        for node in ast.walk(cell.tree):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
+        waiting |= _imported(cell.tree)
+    modules: dict[str, list[str]] = {}
+    while waiting:
+        name = waiting.pop()
+        modules[name] = []
+        for path in (path for folder in folders for path in (folder / f"{name}.py", folder / name)):
+            if path.exists():
+                digest, imported = _read_module(path)
+                modules[name].append(digest)
+                waiting |= imported
+        waiting -= modules.keys()
+    return _digest((code, {name: own for name, own in modules.items() if own}))
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """The top names of the modules that it imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
     return names
 
 
-def _module_digest(path: Path) -> str:
-    found = hashlib.sha256()
+def _read_module(path: Path) -> tuple[str, set[str]]:
+    """The digest of a module's files, and the modules that they import themselves."""
+    found, imported = hashlib.sha256(), set()
     room = _MODULES
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         with contextlib.suppress(OSError):
             data = files.read_start(file, room)
             room -= len(data)
             found.update(f"{file.relative_to(path.parent)}\0".encode() + data)
-    return found.hexdigest()
+            with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its escape sequences, say
+                imported |= _imported(ast.parse(data))
+    return found.hexdigest(), imported
 
 
 def packages_digest() -> str:

@@ -14,10 +14,19 @@ from tpunb.runs.events import Metric
 from tpunb.runs.metrics import MetricSeries
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import StopOrigin
-from tpunb.sweeps.folder import SweepDir, SweepSpec, Trial, TrialState, measure, trial_key
+from tpunb.sweeps.folder import (
+    SweepDir,
+    SweepSpec,
+    Trial,
+    TrialState,
+    measure,
+    read_steps,
+    trial_key,
+)
 from tpunb.sweeps.planner import Planner, settled
 from tpunb.sweeps.worker import Reply, Worker
 from tpunb.utils import env_vars, files, memory, processes, records
+from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
 
 LOOK = 0.1
@@ -121,7 +130,8 @@ class Scheduler:
                 trial.state is TrialState.FAILED and tries_left
             ):
                 self._order.append(trial.number)
-        settled(self.planner, {n: t for n, t in self.trials.items() if n not in set(self._order)})
+        waiting = set(self._order)
+        settled(self.planner, {n: t for n, t in self.trials.items() if n not in waiting})
 
     def run(self) -> Iterator[None]:
         """Run what is left; yields about ten times a second, for whoever wants to stop it."""
@@ -348,6 +358,9 @@ class Scheduler:
         if not trial.runs:
             return "no cell ran %%tpu_train"
         if self.spec.metric is not None and trial.value is None:
+            rows = [row for run in trial.runs for row in read_steps(run)]
+            if any(self.spec.metric in row for row in rows):
+                return f"every {self.spec.metric} that it logged is NaN"
             logged = ", ".join(trial.metrics) or "nothing"
             return f"it logged no {self.spec.metric} (it logged: {logged})"
         return ""
@@ -418,7 +431,8 @@ class Scheduler:
             if slot.trial is not None:  # something went wrong here
                 slot.worker.kill()
                 self._end_left(slot.worker.mark)
-                self._put(self._cut_off(slot.trial))
+                with suppress(TpunbError):  # a full disk: the next call finds that it was cut off
+                    self._put(self._cut_off(slot.trial))
             slot.worker.close()
 
 

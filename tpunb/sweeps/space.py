@@ -76,6 +76,16 @@ def assignment(text: str) -> tuple[str, str]:
     return name.strip(), values.strip()
 
 
+def by_name(given: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
+    """The texts of an option that may be repeated. Raises TpunbError for a name given twice."""
+    found: dict[str, str] = {}
+    for name, text in given:
+        if name in found:
+            raise TpunbError(f"{option} {name} is given twice; write {option} {name}=V,V")
+        found[name] = text
+    return found
+
+
 def parse_grid(name: str, text: str, known: Mapping[str, Any]) -> Choice:
     """Values with commas between them, and whole numbers from 0 to 4 as `0..4`.
 
@@ -90,10 +100,12 @@ def parse_grid(name: str, text: str, known: Mapping[str, Any]) -> Choice:
                 raise TpunbError(f"{option} {name}={part}: that is more than {MOST:,} values")
             numbers = range(int(first), int(last) + 1)
             if not numbers:
-                raise TpunbError(f"{option} {name}={part}: there is no number from {part}")
+                raise TpunbError(f"{option} {name}={part}: the first number is the lower one")
             values += (parameters.typed(name, number, known, option) for number in numbers)
         else:
-            values.append(parameters.typed_text(name, part, known, option))
+            values.append(_plain(name, parameters.typed_text(name, part, known, option)))
+    if not values:
+        raise TpunbError(f"{option} {name}={text}: there is no value in it")
     return Choice(unique(values))
 
 
@@ -172,8 +184,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _plain(name, inner) for key, inner in value.items()}
     raise TpunbError(
-        f"{name}={value!r}: a parameter is a number, a text, a boolean, None, or a list or dict of "
-        "such"
+        f"{name}={value!r}: a parameter is a number, a string, a boolean, None, or a list or dict "
+        "of these"
     )
 
 
@@ -200,8 +212,7 @@ def grid_trials(space: Space) -> list[dict[str, Any]]:
     for name, values in space.items():
         if isinstance(values, Range):
             raise TpunbError(
-                f"--space {name}: a range has no end of values: how many trials? --random N or "
-                "--search N says it"
+                f"--space {name}: a range needs a number of trials: --random N or --search N"
             )
         lists.append(values.values)
     count = math.prod(map(len, lists))

@@ -66,16 +66,18 @@ class SweepOrder:
 
     def check(self) -> None:
         """Raise TpunbError for what does not go together or does not fit the notebook."""
+        if self.jobs < 1:
+            raise TpunbError(f"jobs={self.jobs}: at least one trial runs at a time")
         if self.random is not None and self.search is not None:
-            raise TpunbError("--random draws parameters, --search has Optuna propose them: one")
+            raise TpunbError("--random and --search do not go together: use one of them")
         if self.search is not None and self.metric is None:
-            raise TpunbError("--search: of which metric? --metric NAME, as tpunb.log has it")
+            raise TpunbError("--search needs --metric NAME, a name that tpunb.log was given")
         if self.trials is not None and (self.space or self.random or self.search):
             raise TpunbError("trials= is the list of all trials: no grid, space, random or search")
         if not self.space and not self.trials:
-            raise TpunbError("what is to be tried? --grid NAME=V,V or --space NAME=LOW..HIGH")
+            raise TpunbError("nothing to try: give --grid NAME=V,V or --space NAME=LOW..HIGH")
         if self.search is None and self.maximize is not None and self.metric is None:
-            raise TpunbError("--maximize: of which metric? --metric NAME, as tpunb.log has it")
+            raise TpunbError("--maximize needs --metric NAME, a name that tpunb.log was given")
         names = [*self.space, *(name for trial in self.trials or () for name in trial)]
         option = "parameter" if self.trials is not None else "--grid, --space:"
         parameters.refuse_unknown(self.notebook, dict.fromkeys(names), option)

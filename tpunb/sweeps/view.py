@@ -17,7 +17,6 @@ from tpunb.sweeps.folder import Trial, TrialState
 from tpunb.sweeps.table import SweepTable
 from tpunb.utils import terminal
 
-STOPPED = "stopped; the same call goes on where it was"
 _ROWS_LEFT = 4
 """Of a terminal: the headline, the columns' names and how many rows are left out."""
 
@@ -49,6 +48,12 @@ class SweepView:
         self.show(trials)
 
     @property
+    def stopped(self) -> str:
+        """What to say of a sweep that was stopped."""
+        how = " without --again (again=True)" if self.table.spec.again else ""
+        return f"stopped; run it again{how} to continue"
+
+    @property
     def tells_all(self) -> Callable[[], bool] | None:
         """Whether the running cell shows the table already; None where it never does."""
         return None
@@ -69,7 +74,7 @@ class _Notebook(SweepView):
 
     def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
         super().show(trials)
-        self._publish(STOPPED if stopped else "")
+        self._publish(self.stopped if stopped else "")
 
     def _publish(self, note: str) -> None:
         assert self._front.publish is not None
@@ -113,7 +118,7 @@ class _Terminal(SweepView):
         self.table = replace(self.table, trials=dict(trials))
         print(terminal.coloured(self.table.text()))
         if stopped:
-            print(STOPPED)
+            print(self.stopped)
 
 
 class _Lines(SweepView):
@@ -131,7 +136,7 @@ class _Lines(SweepView):
         if self._told is None:  # what was there before the sweep went on
             self._told = {n for n, trial in over.items() if not trial.copied_from}
             if self._told:
-                print(f"{len(self._told)} of {self.table.total} trials have ended before")
+                print(f"{len(self._told)} of {self.table.total} trials had already ended")
         for number in sorted(over.keys() - self._told):
             self._told.add(number)
             print(self._describe(over[number]), flush=True)
@@ -148,7 +153,7 @@ class _Lines(SweepView):
         self.show(trials)
         print(self.table.text())
         if stopped:
-            print(STOPPED)
+            print(self.stopped)
 
 
 def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
