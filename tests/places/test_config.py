@@ -21,6 +21,8 @@ POD = '[places.pod]\nkind = "ssh"\nhosts = ["10.0.0.2", "me@10.0.0.3"]\n'
 
 GKE = '[places.pod]\nkind = "jobset"\naccelerator = "v6e"\ntopology = "4x4"\nimage = "i"\n'
 
+KAGGLE = '[places.pod]\nkind = "kaggle"\n'
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -130,6 +132,7 @@ def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
         (GKE + "restarts = -1\n", "places.pod.restarts", "0 or more"),
         (GKE + "chips_per_host = 8\n", "places.pod.chips_per_host", "have 4 chips"),
         (GKE.replace('"i"', '"a b"'), "places.pod.image", "no spaces"),
+        (KAGGLE + "session_hours = 0\n", "places.pod.session_hours", "at least 0.1"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_key_and_what_to_write(

@@ -25,11 +25,13 @@ from tpunb.places.kaggle import (
     KagglePlace,
     KaggleRun,
     KaggleTarget,
+    _slug,
     find_kaggle,
     inspect_kaggle,
     matches,
     place_here,
 )
+from tpunb.places.kaggle_service import NoAnswerError, Status
 from tpunb.places.log_stream import Packer
 from tpunb.places.place import Cancelled, HostGone
 from tpunb.runs.directory import RunDir
@@ -236,6 +238,47 @@ def test_a_push_whose_answer_is_lost(kaggle: KaggleProject, run: RunDir) -> None
     kaggle.service.lose_answer = True
     started(opened(run))
     assert list(kaggle.service.sessions) == [REF]
+
+
+@pytest.mark.parametrize("late", [Status("QUEUED"), NoAnswerError("Kaggle answers with HTTP 500")])
+def test_a_push_of_which_kaggle_tells_late(
+    kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch, late: Status | PlaceError
+) -> None:
+    """What is not known at once may have begun all the same."""
+    place = opened(run)
+    monkeypatch.setattr(place, "_fields", lambda variables: script("pass"))
+    kaggle.service.trouble["SaveKernel"] = [500]
+    answers = iter([None, late])
+
+    def status(ref: str) -> Status | None:
+        if isinstance(answer := next(answers), PlaceError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(place._service, "status", status)
+    if isinstance(late, Status):
+        started(place)
+    else:
+        with pytest.raises(PlaceError, match=f"is not known.* uses quota: .*{REF}"):
+            started(place)
+
+
+def test_the_login_is_in_no_file_that_travels(kaggle: KaggleProject, run: RunDir) -> None:
+    (run.path / "kernel_values.json").write_text(json.dumps({"api": KEY}))
+    with pytest.raises(PlaceError, match=r"kernel_values.json holds the key or token"):
+        started(opened(run))
+    (run.path / "kernel_values.json").unlink()
+    (kaggle.folder / "kaggle.json").write_text(json.dumps({"key": KEY}))
+    with pytest.raises(PlaceError, match=r"kaggle.json holds the key or token"):
+        started(opened(run, files=("*.json",)))
+    assert not kaggle.service.sessions
+
+
+def test_long_names_are_not_those_of_one_notebook() -> None:
+    first, second = (_slug(f"{RUN}-with-a-very-long-name{end}") for end in ("", "-2"))
+    assert first != second
+    assert max(len(first), len(second)) <= 50
+    assert _slug(RUN) == f"tpunb-{RUN}"
 
 
 # While it runs

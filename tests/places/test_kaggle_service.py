@@ -120,6 +120,8 @@ def test_a_file_that_does_not_come(kaggle: KaggleProject, tmp_path: Path) -> Non
         download(file, tmp_path / "b")
     assert SECRET not in str(caught.value)
     assert [path.name for path in tmp_path.glob("*[ab]*") if path.is_file()] == ["a"]
+    with pytest.raises(PlaceError, match=r"^c has not come: HTTP 404$"):
+        download(OutputFile("c", f"http://store.test/outputs/c?{SECRET}"), tmp_path / "b")
 
 
 def test_logins(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -14,7 +14,7 @@ from tpunb.places import kaggle_session
 from tpunb.places.kaggle_session import ENDING, FOLDER, ORDER, SCRIPT, bring
 from tpunb.places.log_stream import Unpacker
 from tpunb.runs.spec import RunSpec
-from tpunb.runs.stream import End
+from tpunb.runs.stream import End, encode
 
 
 @pytest.fixture
@@ -82,6 +82,17 @@ def test_data_that_does_not_come(sent: Path, capsys: pytest.CaptureFixture[str])
     assert isinstance(end, End)
     assert end.returncode == 2
     assert end.message.startswith("kaggle://datasets/cats is none of")
+
+
+def test_what_else_the_node_prints_ends_nothing(
+    sent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"import sys; sys.stdout.write('a warning\\n' + {encode(End(3)).decode()!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as node:
+        assert session(sent)._follow(node) == End(3)
+    printed = capsys.readouterr()
+    assert printed.out == "a warning\n"
+    assert list(Unpacker().feed(printed.err)) == [End(3)]
 
 
 def test_it_loads_the_standard_library_only() -> None:

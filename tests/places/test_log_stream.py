@@ -66,6 +66,13 @@ def test_a_log_that_begins_again() -> None:
     assert [line for text in texts for line in unpacker.feed(text)] == []
 
 
+def test_what_another_version_says_is_left_out() -> None:
+    packer = Packer()
+    packer.add(End(0))
+    packer._waiting = {1: b'{"kind": "of a later version"}\n', **packer._waiting}
+    assert list(Unpacker().feed(packer.due(last=True))) == [End(0)]
+
+
 def test_what_does_not_come_is_counted() -> None:
     texts = [text for text in packed(*LINES) if text.startswith("tpunb~")]
     texts[1] = texts[1].replace(texts[1][12:15], "zzz")

@@ -369,6 +369,13 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
         twice = next(host for host in hosts if hosts.count(host) > 1)
         raise PlaceError(f"{file}: {where}.hosts names {twice!r} twice", file, f"{where}.hosts")
     settings = made(**values)
+    if isinstance(settings, KaggleSettings) and settings.session_hours < 0.1:
+        raise PlaceError(
+            f"{file}: {where}.session_hours = {values['session_hours']!r}: write hours, at least "
+            "0.1 (Kaggle ends a session with a TPU after 9)",
+            file,
+            f"{where}.session_hours",
+        )
     if isinstance(settings, JobSetSettings) and (wrong := _wrong_in(settings)) is not None:
         key, problem = wrong
         raise PlaceError(

@@ -8,6 +8,7 @@ a session from outside, so every run here outlives the kernel, and none is ever 
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import queue
 import re
 import shlex
@@ -207,7 +208,11 @@ class KaggleTarget(Target):
 def _slug(run_id: str) -> str:
     """What the notebook's address ends with: Kaggle makes it from the title."""
     words = re.sub(r"[^a-z0-9]+", "-", f"tpunb-{run_id}".lower()).strip("-")
-    return words[:_TITLE].rstrip("-")
+    if len(words) <= _TITLE:
+        return words
+    # Of two long names that begin in the same way, one would be pushed over the other.
+    mark = hashlib.sha256(run_id.encode()).hexdigest()[:6]
+    return f"{words[: _TITLE - 7].rstrip('-')}-{mark}"
 
 
 def find_kaggle(
@@ -325,7 +330,14 @@ class KagglePlace(Place):
         except NoAnswerError as error:
             # It may have been taken all the same.
             say(f"{error}; looking whether the run has started")
-            if not self._is_there():
+            try:
+                found = self._is_there()
+            except NoAnswerError:
+                raise PlaceError(
+                    f"{error}, and whether the run has started is not known. If it has, it goes on "
+                    f"and uses quota: look at {self.placed.url}"
+                ) from None
+            if not found:
                 raise PlaceError(f"{error}: the run has not started") from None
             return
         if pushed.ref != self.placed.ref:
@@ -358,6 +370,9 @@ class KagglePlace(Place):
         spec = self.run.read_spec()
         root = Path(self.placed.root)
         files = {name: root / name for name in chosen_files(root, settings.files)}
+        # In the notebook they are packed, so they are looked into before.
+        for name, path in {**kaggle_notebook.sent_files(self.run), **files}.items():
+            self._refuse_login(name, path.read_bytes())
         seconds = int(settings.session_hours * 3600)
         order = {
             "accelerator": settings.accelerator,
@@ -370,11 +385,7 @@ class KagglePlace(Place):
                 f"the notebook would have {size(len(text))}, and Kaggle takes {size(MOST_SOURCE)}: "
                 "bring what is large as a dataset (%tpu_data), not in cells or `files`"
             )
-        if any(secret in text for secret in self._service.secrets()):
-            raise PlaceError(
-                "the notebook holds the key or token of your login to Kaggle: remove it from the "
-                "cell that has it; inputs of the notebook need none there"
-            )
+        self._refuse_login("the notebook", text.encode())
         slug = self.placed.ref.partition("/")[2]
         return {
             "slug": self.placed.ref,
@@ -389,15 +400,30 @@ class KagglePlace(Place):
             **sources,
         }
 
+    def _refuse_login(self, where: str, content: bytes) -> None:
+        """Raise PlaceError if the login to Kaggle is in something that would be sent."""
+        if any(secret.encode() in content for secret in self._service.secrets()):
+            raise PlaceError(
+                f"{where} holds the key or token of your login to Kaggle: remove it from there; "
+                "inputs of the notebook need none on Kaggle"
+            )
+
     def _is_there(self) -> bool:
-        """Whether Kaggle has the notebook of this run; asks for a while."""
+        """Whether Kaggle has the notebook of this run; asks for a while. Raises NoAnswerError.
+
+        What Kaggle has taken in late, or only then tells of, has begun all the same.
+        """
         deadline = time.monotonic() + STARTS
         pause = 1.0
         while True:
+            late = time.monotonic() > deadline
             try:
-                return self._service.status(self.placed.ref) is not None
+                if self._service.status(self.placed.ref) is not None:
+                    return True
+                if late:
+                    return False
             except NoAnswerError:
-                if time.monotonic() > deadline:
+                if late:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, 15.0)

@@ -90,6 +90,12 @@ def write_notebook(
     return str(nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata=metadata)))
 
 
+def sent_files(run: RunDir) -> dict[str, Path]:
+    """What of a run folder is packed, by its path there."""
+    paths = [path for name in SENT for path in (run.path / name, *(run.path / name).rglob("*"))]
+    return {str(path.relative_to(run.path)): path for path in paths if path.is_file()}
+
+
 def _unpack(run: RunDir, order: Mapping[str, Any], files: Mapping[str, Path]) -> str:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", dereference=True) as archive:
@@ -99,11 +105,8 @@ def _unpack(run: RunDir, order: Mapping[str, Any], files: Mapping[str, Path]) ->
             skipped = inside.startswith(tuple(f"{each}/" for each in _LEFT_OUT))
             if path.is_file() and "__pycache__" not in path.parts and not skipped:
                 _add(archive, f"tpunb/{inside}", path.read_bytes())
-        for name in SENT:
-            paths = [run.path / name, *(run.path / name).rglob("*")]
-            for path in paths:
-                if path.is_file():
-                    _add(archive, f"run/{path.relative_to(run.path)}", path.read_bytes())
+        for name, path in sent_files(run).items():
+            _add(archive, f"run/{name}", path.read_bytes())
         for name, path in files.items():
             _add(archive, f"files/{name}", path.read_bytes())
         _add(archive, ORDER, json.dumps(dict(order)).encode())

@@ -319,8 +319,9 @@ def download(file: OutputFile, path: Path) -> None:
                         raise NoAnswerError("the connection was lost")
                 part.replace(path)
                 return
+            except _RefusedError as error:  # its words have the URL, which is signed
+                raise PlaceError(f"{file.name} has not come: HTTP {error.status}") from None
             except (requests.RequestException, NoAnswerError) as error:
-                # Its URL is signed: it is not told.
                 if pause is None:
                     raise NoAnswerError(
                         f"{file.name} has not come: {type(error).__name__}"

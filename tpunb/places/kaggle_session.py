@@ -131,15 +131,21 @@ class _Session:
 
         def read() -> None:
             assert process.stdout is not None
-            for text in process.stdout:
-                line = stream.decode(text)
-                if isinstance(line, End):
-                    end.append(line)
-                if people := shown(line, RunDir(self._folder).log.name):
-                    _write(sys.stdout, people)
-                with lock:
-                    self._packer.add(line)
-            over.set()
+            try:
+                for text in process.stdout:
+                    try:
+                        line = stream.decode(text)
+                    except ValueError:  # a library has printed it
+                        _write(sys.stdout, text.decode("utf-8", "replace"))
+                        continue
+                    if isinstance(line, End):
+                        end.append(line)
+                    if people := shown(line, RunDir(self._folder).log.name):
+                        _write(sys.stdout, people)
+                    with lock:
+                        self._packer.add(line)
+            finally:
+                over.set()
 
         reader = threading.Thread(target=read)
         reader.start()
