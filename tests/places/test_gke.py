@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,16 @@ from tpunb.places import gke, kinds, kubectl
 from tpunb.places.errors import PlaceError
 from tpunb.places.gke import GkePlace
 from tpunb.places.jobset import JobSetTarget
+from tpunb.places.kubectl import Pod, Seen, UnansweredError
 from tpunb.places.mirror import Mirror
-from tpunb.places.place import Cancelled, Said
-from tpunb.runs import directory
+from tpunb.places.place import Cancelled, HostGone, Restarted, Said
+from tpunb.places.transport import HostProcess
+from tpunb.runs import directory, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import Profile, RunSpec, RunState
-from tpunb.runs.stream import Stop
+from tpunb.runs.stream import End, Stop
 from tpunb.utils.errors import TpunbError
 
 HUSH = {"TOKEN": "hush"}
@@ -222,6 +225,53 @@ def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
     assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
     assert objects(cluster) == []
     assert b"hush" not in b"".join(p.read_bytes() for p in made.run.path.rglob("*") if p.is_file())
+
+
+def test_a_log_that_cannot_be_read_at_once_is_read_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = place()
+    pods = {host: Pod(f"p-{host}", host, 0, "Succeeded") for host in range(2)}
+    seen = Seen(True, ended="Completed", pods=pods)
+    tried: Counter[str] = Counter()
+
+    def run(*words: str, given: str = "") -> str:
+        """The second pod's log cannot be read at all."""
+        name = words[1]
+        tried[name] += 1
+        if name == "p-1" or tried[name] == 1:
+            raise UnansweredError("busy")
+        return "noise\n" + stream.encode(End(0)).decode()
+
+    monkeypatch.setattr(made._cluster, "run", run)
+    ended: dict[int, Said] = {}
+    told: list[Said] = []
+
+    def attend() -> bool:
+        attending = made._attend(seen, [{}, {}], ended)
+        while True:
+            try:
+                told.append(next(attending))
+            except StopIteration as stop:
+                return bool(stop.value)
+
+    assert [attend() for _ in range(gke.LOGS)] == [False] * (gke.LOGS - 1) + [True]
+    assert told[0] == Said(0, End(0))
+    assert isinstance(told[1].line, HostGone)
+
+
+def test_what_comes_late_is_not_of_the_pods_that_jobset_has_started_again(
+    cluster: Cluster,
+) -> None:
+    made = place()
+    before = made._said
+    assert [said.line for said in made._go_on(Seen(True, restarts=1))] == [Restarted()]
+    late = stream.encode(stream.Append("run.log", 0, b"late\n", 0.0))
+    process = HostProcess(["printf", "%s", late.decode()])
+    made._read(0, process, before)
+    process.close()
+    assert before.get_nowait().line == stream.decode(late)
+    assert made._said.empty()
 
 
 @pytest.mark.slow

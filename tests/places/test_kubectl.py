@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.cluster import FAKES
 from tpunb.places import kubectl
+from tpunb.places.config import JobSetSettings
 
 VERBS = ("get", "create", "delete", "exec", "logs", "auth", "version", "config")
 
@@ -52,3 +53,13 @@ def test_pods_say_why_they_wait() -> None:
     )
     assert seen.told == "Evicted; OOMKilled, exit code 137"
     assert pod() == kubectl.Pod("p", 3, 2, "Unknown")
+
+
+def test_what_is_sent_and_printed_is_utf_8_whatever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod's log may have anything, and it is no reason to stop following."""
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nprintf '\\377'\nexec cat\n")
+    (tmp_path / "kubectl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert kubectl.Kubectl(JobSetSettings()).run("logs", given="ü") == "\ufffdü"

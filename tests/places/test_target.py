@@ -27,6 +27,13 @@ QUOTA = Price(1.0, "TPU v5e-8", "2026-11-23", "the place", unit="TPU hours")
             None,
             [f"{DOLLARS}; without --timeout there is no limit", "queue team: 2 workloads wait"],
         ),
+        # JobSet's restarts begin with the whole time again.
+        (
+            Estimate(DOLLARS, starts=3),
+            1800.0,
+            15.0,
+            [f"{DOLLARS}; at most $15.00, in 1 h 30 min"],
+        ),
         (Estimate(DOLLARS), 1800.0, 5.0, [f"{DOLLARS}; at most $5.00, in 30 min 00 s"]),
         (
             Estimate(QUOTA, longest=9 * 3600.0, left=12.5, until="2026-11-28"),

@@ -28,7 +28,7 @@ from tpunb.machine import prices
 from tpunb.places import bucket, kubectl
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError, list_hosts
-from tpunb.places.hosts import ALIVE, LOOK, HostsPlace
+from tpunb.places.hosts import ALIVE, LOOK, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
 from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Restarted, Said
@@ -57,6 +57,8 @@ ALONE = 600.0
 """Seconds after which a run that is not detached is stopped if nobody follows it."""
 TRIES = 20
 """How often a pod that runs may be reached without a word from it."""
+LOGS = 5
+"""How often it is tried to read the log of a pod that has ended."""
 ENDING = 60.0
 """Seconds beyond the grace period until pods that do not end are deleted."""
 
@@ -101,6 +103,8 @@ class GkePlace(HostsPlace):
         self._over = False
         """Everything has ended and is here: the objects can go."""
         self._told = ""
+        self._unread: Counter[int] = Counter()
+        """How often the log of each host's pod, which has ended, could not be read."""
 
     # Starting
 
@@ -317,7 +321,10 @@ class GkePlace(HostsPlace):
         while not self._said.empty():
             if not isinstance((said := self._said.get()).line, (HostGone, End)):
                 yield said
+        # A thread that still reads one of them must not put its lines behind this.
+        self._said = queue.Queue(WAITING)
         self._pods.pods.clear()
+        self._unread.clear()
         yield Said(0, Restarted())
         self.placed = replace(self.placed, restart=seen.restarts)
         self.placed.write(self.run)
@@ -328,6 +335,7 @@ class GkePlace(HostsPlace):
         self, seen: Seen, since: Sequence[Mapping[str, int]], ended: dict[int, Said]
     ) -> Generator[Said, None, bool]:
         """Connect to pods that are not followed; True if nothing more can come."""
+        later = False
         for host in range(len(self.placed.hosts)):
             if host in self._connections or host in ended:
                 continue
@@ -339,14 +347,16 @@ class GkePlace(HostsPlace):
                 self._look_again(host, since[host])
             elif pod.phase in ("Succeeded", "Failed") and self._pods.pods.get(host) != "":
                 self._pods.pods[host] = pod.name
-                yield from self._read_log(host, since[host], ended)
-                self._pods.pods[host] = ""  # once
+                if (yield from self._read_log(host, ended)) or self._unread[host] == LOGS:
+                    self._pods.pods[host] = ""  # once
+                else:
+                    later = True
         left = [h for h in range(len(self.placed.hosts)) if h not in ended]
         if not left:
             self._over = True
             yield from ended.values()
             return True
-        if not over(seen) or any(host in self._connections for host in left):
+        if later or not over(seen) or any(host in self._connections for host in left):
             return False
         self._over = True
         why = seen.told if seen.exists else f"JobSet {self.placed.name} was deleted"
@@ -365,20 +375,23 @@ class GkePlace(HostsPlace):
             told = f"{why}; {pod.told}" if pod is not None and pod.told else why
             yield from self._from_bucket(host, told)
 
-    def _read_log(
-        self, host: int, since: Mapping[str, int], ended: dict[int, Said]
-    ) -> Iterator[Said]:
-        """What the pod of a run that has ended has left in its log, as lines of a stream."""
+    def _read_log(self, host: int, ended: dict[int, Said]) -> Generator[Said, None, bool]:
+        """What the pod of a run that has ended has left in its log, as lines of a stream.
+
+        False if it could not be read.
+        """
         reader = stream.StreamReader(1 << 24)
         try:
             told = self._cluster.run(*self._pods.log(host)[1 + len(self._cluster.flags) :])
         except UnansweredError:
-            return
+            self._unread[host] += 1
+            return False
         for said in reader.feed(told.encode()):
             if isinstance(said, End):
                 ended[host] = Said(host, said)
             elif not isinstance(said, str):
                 yield Said(host, said)
+        return True
 
     def _from_bucket(self, host: int, why: str) -> Iterator[Said]:
         """What a pod that is gone has left where the run saves."""
@@ -543,7 +556,8 @@ def find_cluster(
     if cancelled():
         raise TpunbError("interrupted before the run began: nothing was started")
     price, unknown = _price(cluster, settings)
-    return JobSetTarget(place, asked=Estimate(price, unknown, notes=tuple(notes)))
+    asked = Estimate(price, unknown, notes=tuple(notes), starts=1 + settings.restarts)
+    return JobSetTarget(place, asked=asked)
 
 
 def _describe_queue(

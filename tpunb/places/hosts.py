@@ -142,9 +142,10 @@ class HostsPlace(Place):
     def _connect(self, host: int, command: str, first: bytes) -> None:
         connection = _Connection(self._transport.command(host, command), first)
         self._connections[host] = connection
-        threading.Thread(target=self._read, args=(host, connection.process), daemon=True).start()
+        words = (host, connection.process, self._said)
+        threading.Thread(target=self._read, args=words, daemon=True).start()
 
-    def _read(self, host: int, process: HostProcess) -> None:
+    def _read(self, host: int, process: HostProcess, into: queue.Queue[Said]) -> None:
         """Pass on the lines of a host, in a thread of its own, until its connection ends."""
         lines = stream.StreamReader(LONGEST)
         ended = False
@@ -159,12 +160,12 @@ class HostsPlace(Place):
                 if isinstance(said, str):
                     continue  # what a login shell prints
                 ended = ended or isinstance(said, End)
-                self._said.put(Said(host, said))
+                into.put(Said(host, said))
         if not ended:
             code = process.wait(PATIENCE)
             told = process.errors().splitlines()
             reason = told[-1] if told else f"{process.tool} has ended without a message"
-            self._said.put(Said(host, HostGone(f"{reason} (exit code {code})")))
+            into.put(Said(host, HostGone(f"{reason} (exit code {code})")))
 
     # Following
 

@@ -91,8 +91,14 @@ class Kubectl:
         command = ["kubectl", *self.flags, _ANSWER, *words]
         shown = f"`kubectl {words[0]}`"
         try:
+            # Not as the locale has it: scripts are UTF-8, and logs have whatever was printed.
             done = subprocess.run(
-                command, input=given, capture_output=True, text=True, timeout=PATIENCE
+                command,
+                input=given,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=PATIENCE,
             )
         except FileNotFoundError:
             raise PlaceError(

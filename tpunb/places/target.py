@@ -36,21 +36,28 @@ class Estimate:
     """When there is more again."""
     notes: tuple[str, ...] = ()
     """What else is to be known before: how long the queue is, …"""
+    starts: int = 1
+    """How often the place starts the run at most; its `--timeout` begins anew with each."""
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        """How long a run can take at most; None if that is not known."""
+        whole = None if timeout is None else timeout * self.starts
+        return min((each for each in (whole, self.longest) if each is not None), default=None)
 
     def most(self, timeout: float | None) -> float | None:
         """What a run with this `--timeout` can cost or use at most; None if that is not known."""
-        limits = [each for each in (timeout, self.longest) if each is not None]
-        return None if self.price is None or not limits else self.price.cost(min(limits))
+        seconds = self._seconds(timeout)
+        return None if self.price is None or seconds is None else self.price.cost(seconds)
 
     def describe(self, timeout: float | None) -> list[str]:
         """Lines for the user."""
         lines = []
         if self.price is not None:
-            most = self.most(timeout)
+            seconds = self._seconds(timeout)
             limit = "without --timeout there is no limit"
-            if most is not None:
-                seconds = min(each for each in (timeout, self.longest) if each is not None)
-                limit = f"at most {self.price.amount(most)}, in {duration(seconds)}"
+            if seconds is not None:
+                most = self.price.amount(self.price.cost(seconds))
+                limit = f"at most {most}, in {duration(seconds)}"
             lines.append(f"{self.price}; {limit}")
         elif self.unknown:
             lines.append(f"what this costs is not known: {self.unknown}")
