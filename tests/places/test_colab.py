@@ -285,6 +285,19 @@ def test_what_cannot_be_started_is_refused_and_nothing_is_left(
     assert TOKEN not in str(refused.value)
 
 
+def test_a_session_without_a_name_is_told_of(project: ColabProject, tmp_path: Path) -> None:
+    """Colab may have given it before `colab` has noted what it is called."""
+    run = RunDir(tmp_path)
+    run.write_spec(SPEC)
+    config = find_place("colab", project.project)
+    place = ColabPlace(run, ColabRun(config, "tpunb-nameless", str(project.project)))
+    place._tool.new("?", "cpu")
+    project.colab.fail(new=503)
+    with pytest.raises(TpunbError, match="a session that `colab` has no name for"):
+        place.start({}, lambda text: None, lambda: False)
+    place._tool.stop("?")
+
+
 @pytest.mark.long
 def test_who_interrupts_the_start_has_no_session_left(project: ColabProject) -> None:
     project.notebook("print('never')")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import zlib
 from base64 import b64decode
 from pathlib import Path
@@ -119,6 +120,23 @@ def test_stops_come_as_files_and_another_follower_ends_this_one(
         assert zlib.decompress(b64decode(said(capsys.readouterr().out)[0]["data"])) == b"a line\n"
     finally:
         node.close()
+
+
+def test_who_follows_does_not_wait_for_files(
+    content: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, packed = threading.Event(), threading.Event()
+
+    def pack(folder: str, name: str, patterns: list[str]) -> None:
+        go.wait(60)
+        packed.set()
+
+    monkeypatch.setattr(session, "pack", pack)
+    (content / "pack-1.json").write_text('{"name": "pack-1", "patterns": []}\n')
+    session.take_requests(str(content), None)
+    assert not packed.is_set()
+    go.set()
+    assert packed.wait(60)
 
 
 def test_files_are_packed_in_parts(

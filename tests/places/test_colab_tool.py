@@ -37,6 +37,15 @@ def test_what_the_account_has(account: FakeColab) -> None:
     assert ColabTool("adc").command("usage") == ["colab", "--auth", "adc", "usage"]
 
 
+def test_sessions_in_another_form_are_not_taken_for_none(
+    account: FakeColab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = ColabTool()
+    monkeypatch.setattr(tool, "run", lambda *words, timeout: "[mine] m-s-mine | TPU: V5E1 | x\n")
+    with pytest.raises(ColabError, match="in a form that tpunb does not know"):
+        tool.sessions()
+
+
 def test_what_is_uploaded_is_in_no_file_here(account: FakeColab, tmp_path: Path) -> None:
     tool = ColabTool()
     tool.new("mine", "cpu")

@@ -223,7 +223,7 @@ class ColabPlace(Place):
         try:
             self._tool.new(self._name, self._settings.accelerator)
         except ColabError as error:
-            raise ColabError(f"{error}{self._release()}", error.why) from None
+            raise ColabError(f"{error}{self._release()}{self._nameless()}", error.why) from None
         try:
             self._note_session()
             if cancelled():
@@ -518,6 +518,20 @@ class ColabPlace(Place):
             f"given back ({why}): `colab stop -s {self._name}`, or Runtime, Manage sessions at "
             "https://colab.research.google.com"
         )
+
+    def _nameless(self) -> str:
+        """What to look at after an allocation that failed; '' for nothing.
+
+        Colab may have given a session whose name `colab` has not noted any more.
+        """
+        with contextlib.suppress(ColabError):
+            if any(session.name == "?" for session in self._tool.sessions()):
+                return (
+                    "; your account has a session that `colab` has no name for, and if it is from "
+                    "this attempt it costs: look at Runtime, Manage sessions at "
+                    "https://colab.research.google.com"
+                )
+        return ""
 
 
 class _Cell:

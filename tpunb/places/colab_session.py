@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import zlib
 from importlib import metadata
@@ -222,7 +223,9 @@ def take_requests(folder: str, process: Any) -> None:
         if name.startswith("stop-"):
             tell(process, text.strip())
         else:
-            pack(folder, **json.loads(text))
+            # Beside what is told: checkpoints take longer than who follows waits for a word.
+            order = json.loads(text)
+            threading.Thread(target=pack, args=(folder,), kwargs=order, daemon=True).start()
 
 
 def packed(folder: str, name: str, patterns: list[str]) -> None:

@@ -143,7 +143,11 @@ class ColabTool:
                 f"{str(error).rstrip('.')}. `{asked}` in a terminal logs in, or says what is wrong",
                 error.why,
             ) from None
-        return [Session(*found.groups()) for found in _SESSION.finditer(text)]
+        found = [Session(*each.groups()) for each in _SESSION.finditer(text)]
+        if len(found) < sum(" | " in line for line in text.splitlines()):
+            # A session that is not seen would be taken for given back.
+            raise ColabError(f"`{TOOL} sessions` lists sessions in a form that tpunb does not know")
+        return found
 
     def usage(self) -> Usage | None:
         """Compute units; None if `colab` does not say."""
