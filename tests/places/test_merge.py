@@ -140,3 +140,13 @@ def test_lines_do_not_wait_for_a_clock_that_was_set_back(run: RunDir, merge: Mer
     merge.add(0, Append("run.log", 0, b"[0] before\n", 5000.0), 5000.0)
     merge.flush(1000.0)
     assert run.log.read_text() == "[0] before\n"
+
+
+def test_a_note_that_lacks_something_is_none(run: RunDir, merge: Merge) -> None:
+    """Otherwise files were cut off whose lines nobody would send again."""
+    merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
+    merge.save_offsets()
+    noted = json.loads((run.path / "mirror.json").read_text())
+    del noted["earlier"]
+    (run.path / "mirror.json").write_text(json.dumps(noted))
+    assert Merge(run, SPEC, (0.0, 0.0), again=True).offsets == [{}, {}]

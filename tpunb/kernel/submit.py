@@ -61,7 +61,7 @@ def submit(
     options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
     cost.refuse_options(target, options)
-    request = _prepare(snapshot, options, target)
+    request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))
         return 0
@@ -116,7 +116,7 @@ def print_manifest(
     options = replace(_options(snapshot), on=place)
     name = jobset.name_run(options.name or snapshot.name, config)
     target = jobset.JobSetTarget(config, name)
-    request = _prepare(snapshot, options, target)
+    request = _prepare(snapshot, options, target, Path.cwd() / "runs")
     request.raise_for_lint()
     script = request.notebook.script
     if earlier := handed.runs_read(script.text):
@@ -243,7 +243,9 @@ def _options(snapshot: Snapshot) -> TrainOptions:
         raise TpunbError(str(error)) from None
 
 
-def _prepare(snapshot: Snapshot, options: TrainOptions, target: Target) -> pipeline.RunRequest:
+def _prepare(
+    snapshot: Snapshot, options: TrainOptions, target: Target, runs: Path
+) -> pipeline.RunRequest:
     here: Machine = target.machine(machine.detect_machine(os.environ))
     try:
         cores = target.choose_cores(options.cores)
@@ -263,7 +265,7 @@ def _prepare(snapshot: Snapshot, options: TrainOptions, target: Target) -> pipel
     env = requested if spmd is None else dict(spmd.env)
     resumed = options.resume
     if resumed is not None:
-        env[env_vars.RESUME] = _checkpoints(resumed, target)
+        env[env_vars.RESUME] = _checkpoints(resumed, target, runs)
     return pipeline.RunRequest(
         options=options,
         notebook=prepared,
@@ -278,11 +280,11 @@ def _prepare(snapshot: Snapshot, options: TrainOptions, target: Target) -> pipel
     )
 
 
-def _checkpoints(resume: str, target: Target) -> str:
+def _checkpoints(resume: str, target: Target, runs: Path) -> str:
     """Where the hosts find the checkpoints that `--resume` names."""
     if "://" in resume or resume.startswith("/"):
         return resume
-    return target.resume(directory.find_run(Path.cwd() / "runs", resume))
+    return target.resume(directory.find_run(runs, resume))
 
 
 def fetch(runs: Path, wanted: str | None, patterns: tuple[str, ...]) -> int:

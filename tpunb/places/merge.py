@@ -66,11 +66,12 @@ class Merge:
         try:
             lengths = records.convert(Mapping[str, int], kept["lengths"])
             offsets = records.convert(tuple[Mapping[str, int], ...], kept["offsets"])
-            if len(offsets) == len(self._spec.hosts):
+            earlier = records.convert(tuple[Mapping[str, int], ...], kept["earlier"])
+            first = records.convert(int, kept["first_attempt"])
+            if len(offsets) == len(earlier) == len(self._spec.hosts):
                 self.offsets = [dict(each) for each in offsets]
-                earlier = records.convert(tuple[Mapping[str, int], ...], kept["earlier"])
                 self._earlier = [dict(each) for each in earlier]
-                self.first_attempt = records.convert(int, kept["first_attempt"])
+                self.first_attempt = first
         except (KeyError, ValueError):  # nothing was noted: everything comes again
             lengths = {}
         log = self._run.log.name
