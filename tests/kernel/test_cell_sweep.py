@@ -55,6 +55,16 @@ def test_a_grid_in_a_cell(nb: Kernel) -> None:
     assert len(lines(nb, "ran.txt")) == 4  # nothing runs twice
 
 
+def test_a_module_that_has_changed_is_another_sweep(nb: Kernel) -> None:
+    cell = (
+        "%%tpu_train --cores 1 --grid rate=0.1\nimport mine\nopen('said.txt', 'a').write(mine.said)"
+    )
+    for said in ("one", "two and more", "two and more"):
+        (nb.folder / "mine.py").write_text(f"said = '{said}\\n'")
+        nb.run(cell, "mine").good()
+    assert lines(nb, "said.txt") == ["one", "two and more"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

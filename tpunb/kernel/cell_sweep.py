@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -149,6 +150,7 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
     end = (snapshot.train or 0) + 1
     cells = tuple(c for c in snapshot.cells[:end] if c.index not in given)
     values = request.notebook.values
+    beside = () if snapshot.path is None else (Path(snapshot.path).absolute().parent,)
     spec = SweepSpec(
         notebook=snapshot.path or snapshot.name,
         kind=Kind.GRID,
@@ -157,7 +159,7 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
         maximize=None,
         place=request.options.on or "",
         cores=str(request.cores),
-        code=folders.code_digest(cells, ()),
+        code=folders.code_digest(cells, tuple(dict.fromkeys((Path.cwd(), *beside)))),
         packages=folders.packages_digest(),
         cell=_digest(cell, values),
     )
