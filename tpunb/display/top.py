@@ -68,12 +68,19 @@ class Top:
     )
     """Of each run: when it was looked at last, in which attempt, and its ranks."""
 
+    _over: set[str] = field(default_factory=set)
+    """Runs that will never be active again: a sweep has thousands of them."""
+
     def look(self) -> list[ActiveRun]:
         """The active runs, oldest first. Raises TpunbError if the folder cannot be read."""
         found = []
         for run in directory.list_runs(self.runs):
+            if run.id in self._over:
+                continue
             standing = state.run_state(run)
             if not standing.active:
+                if standing is not RunState.LOST:  # as one looks that just begins
+                    self._over.add(run.id)
                 self._before.pop(run.id, None)
                 continue
             with contextlib.suppress(TpunbError, OSError):  # removed a moment ago
