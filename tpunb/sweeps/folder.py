@@ -203,6 +203,14 @@ class SweepDir:
         except OSError:
             return ()
 
+    def clear(self, number: int) -> None:
+        """Forget what an earlier attempt at a trial has left. Raises TpunbError."""
+        try:
+            self.executed(number).unlink(missing_ok=True)
+            self.runs_file(number).write_text("")
+        except OSError as error:
+            raise _not_written(self.runs_file(number), error) from error
+
     def read_spec(self) -> SweepSpec:
         """What it tries. Raises TpunbError if it cannot be read."""
         try:

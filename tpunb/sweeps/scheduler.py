@@ -198,8 +198,7 @@ class Scheduler:
 
     def _start(self, slot: _Slot, trial: Trial) -> None:
         number = trial.number
-        self.folder.executed(number).unlink(missing_ok=True)
-        self.folder.runs_file(number).write_text("")
+        self.folder.clear(number)
         trial = replace(
             trial, state=TrialState.RUNNING, started=time.time(), ended=None, error="", runs=()
         )
