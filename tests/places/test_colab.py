@@ -298,6 +298,15 @@ def test_a_session_without_a_name_is_told_of(project: ColabProject, tmp_path: Pa
     place._tool.stop("?")
 
 
+def test_a_lost_run_says_what_may_still_cost(tmp_path: Path) -> None:
+    """Its mirror was killed, and the session knows nothing of that."""
+    config = PlaceConfig("c", "colab", tmp_path / "places.toml", ColabSettings(accelerator="v5e1"))
+    placed = ColabRun(config, "tpunb-lost", str(tmp_path))
+    placed.write(RunDir(tmp_path))
+    assert ColabRun.read(RunDir(tmp_path)) == placed
+    assert "`colab stop -s tpunb-lost` gives it back" in state.lost_message(RunDir(tmp_path))
+
+
 @pytest.mark.long
 def test_who_interrupts_the_start_has_no_session_left(project: ColabProject) -> None:
     project.notebook("print('never')")

@@ -22,7 +22,7 @@ from tpunb.places.kubectl import Pod, Seen, UnansweredError
 from tpunb.places.mirror import Mirror
 from tpunb.places.place import Cancelled, HostGone, Restarted, Said
 from tpunb.places.transport import HostProcess
-from tpunb.runs import directory, stream
+from tpunb.runs import directory, state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
@@ -258,6 +258,12 @@ def test_a_log_that_cannot_be_read_at_once_is_read_later(
     assert [attend() for _ in range(gke.LOGS)] == [False] * (gke.LOGS - 1) + [True]
     assert told[0] == Said(0, End(0))
     assert isinstance(told[1].line, HostGone)
+
+
+def test_a_lost_run_says_how_its_jobset_is_deleted(cluster: Cluster) -> None:
+    made = place(detached=False)
+    told = f"`kubectl delete jobset,configmap,secret -l {kubectl.INSTANCE}={made.placed.name}`"
+    assert told in state.lost_message(made.run)
 
 
 def test_what_comes_late_is_not_of_the_pods_that_jobset_has_started_again(

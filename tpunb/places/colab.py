@@ -92,6 +92,13 @@ class ColabRun(PlacedRun):
     endpoint: str = ""
     """Colab's own name for the session, once there is one."""
 
+    @property
+    def leftover(self) -> str:
+        return (
+            f"Session {self.session} may still be allocated, and cost: `colab stop -s "
+            f"{self.session}` gives it back"
+        )
+
 
 def _settings(place: PlaceConfig) -> ColabSettings:
     assert isinstance(place.settings, ColabSettings)

@@ -16,6 +16,7 @@ import io
 import json
 import re
 import secrets
+import shlex
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from tpunb.machine.machine import Machine
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.kubectl import CONTAINER, INSTANCE
+from tpunb.places.kubectl import CONTAINER, INSTANCE, Kubectl
 from tpunb.places.place import place_of
 from tpunb.places.target import Estimate, Target
 from tpunb.runs.directory import RunDir
@@ -58,6 +59,17 @@ class JobSetRun(HostsRun):
     """Of its objects."""
     restart: int = field(default=0, kw_only=True)
     """How often JobSet had started all pods again when they were followed last."""
+
+    @property
+    def leftover(self) -> str:
+        assert isinstance(self.place.settings, JobSetSettings)
+        words = Kubectl(self.place.settings).command(
+            "delete", "jobset,configmap,secret", "-l", f"{INSTANCE}={self.name}"
+        )
+        return (
+            f"JobSet {self.name} may still be there, and start or cost: `{shlex.join(words)}` "
+            "deletes it"
+        )
 
 
 @dataclass(frozen=True)

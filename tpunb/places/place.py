@@ -35,9 +35,17 @@ class PlacedRun:
         """Why a run there cannot be stopped from here, and what can be done; '' if it can be."""
         return ""
 
+    @property
+    def leftover(self) -> str:
+        """What may go on there, and cost, if nobody follows it any more; '' for nothing.
+
+        Also how it is ended: a mirror that was killed can say neither.
+        """
+        return ""
+
     def write(self, run: RunDir) -> None:
         """Note it in the run's folder here."""
-        values = asdict(self) | {"place": self.place.to_json()}
+        values = asdict(self) | {"place": self.place.to_json(), "leftover": self.leftover}
         files.write_json(run.place, values)
 
     @classmethod
@@ -46,6 +54,7 @@ class PlacedRun:
         try:
             data: dict[str, Any] = records.read(run.place)
             place = PlaceConfig.from_json(data.pop("place"))
+            data.pop("leftover", None)  # for `state.lost_message`
             types: dict[str, Any] = get_type_hints(cls)
             return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
         except (OSError, KeyError, TypeError) as error:

@@ -22,7 +22,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase, Stopping
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopCause, StopOrigin
-from tpunb.utils import files
+from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import date_and_time
 
@@ -159,10 +159,11 @@ def lost_message(run: RunDir) -> str:
             f"the hosts of run {run.id} do not answer, so nobody here knows how it stands. "
             f"`tpunb attach {run.id}` asks them again; what came from them is in {run.path}"
         )
+    leftover = records.read_dict(run.place).get("leftover")
     return (
         f"run {run.id} is lost: its supervisor or its machine has ended without a result. "
         f"What it wrote until then is in {run.path}"
-    )
+    ) + (f". {leftover}" if leftover else "")
 
 
 def find_active(runs: Path, wanted: str | None) -> RunDir:
