@@ -74,8 +74,9 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
             for number, parameters in enumerate(trials):
                 if interrupts.count:
                     break
-                if number in known_trials and known_trials[number].state.over:
-                    continue
+                before = known_trials.get(number)
+                if before and before.state.over and before.state is not TrialState.FAILED:
+                    continue  # who runs the cell again has mended what a failed one needs
                 trial = Trial(number, parameters, TrialState.RUNNING, started=time.time())
                 if number:
                     request = session.prepare(single, cell, interrupts, parameters=parameters)

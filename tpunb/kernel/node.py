@@ -31,6 +31,7 @@ from tpunb.machine import environment, hosts
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import Machine, detect_machine, root_of
 from tpunb.machine.metadata import PATIENT, read_all
+from tpunb.places import remote
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.folder_stream import FolderStream
@@ -606,10 +607,12 @@ def _bring_files(source: Path, folder: Path) -> None:
         for file in source.iterdir():
             if file.name == ARCHIVE:
                 with tarfile.open(file) as archive:
-                    archive.extractall(folder, filter="data")
+                    remote.extract(archive, str(folder))
             elif file.is_file():
                 (folder / file.name).touch(0o600)
                 (folder / file.name).write_bytes(file.read_bytes())
+    except tarfile.TarError as error:
+        raise TpunbError(f"--files {source}: {ARCHIVE} cannot be read: {error}") from None
     except OSError as error:
         raise TpunbError(f"--files {source}: {error.strerror}: {error.filename}") from None
 
