@@ -38,6 +38,7 @@ def test_the_line_in_the_cell(source: str, lines: list[int], line: int) -> None:
 def test_options_are_those_of_a_train_cell() -> None:
     """Every one but those that are for cells: a new one has to be decided on."""
     for_cells = {"returns", "out", "dry_run", "background", "detach", "stop_when_done", "idle"}
+    for_cells.add("grid")  # of a function: a loop, or tpunb.sweep
     declared = {item.name for item, _ in declarations(TrainOptions)} - for_cells
     arguments = set(inspect.signature(tpunb.launch).parameters) - {"fn", "args"}
     assert arguments - {"raises"} == declared - {"no_raise"}

@@ -347,7 +347,7 @@ def test_setup_refuses_a_tpu_that_is_not_there(kernel: Session) -> None:
 def test_setup_preloads_unless_told_not_to(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_preload", lambda: None)
+    monkeypatch.setattr(session, "preload", lambda: None)
     monkeypatch.setattr(listing, "_chosen", None)  # the choice is the process's
     kernel.setup(options.SETUP.parse_line("--no-warm --runs other --json", {}))
     assert calls(kernel) == []

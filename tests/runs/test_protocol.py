@@ -62,7 +62,7 @@ MESSAGES = [
     ImportLibraries(["/a"], "/tmp/x"),
     ForkRunner("/runs/1", {"A": "b"}, None),
     ForkRunner("/runs/1", {"A": "b"}, "cell [2] runs a backward pass", 3),
-    LibrariesImported({"GRPC_VERBOSITY": "ERROR"}),
+    LibrariesImported({"GRPC_VERBOSITY": ["ERROR"], "XLA_FLAGS": ["--a", "--a --b"]}),
     RunnerForked(12),
     RunnerExits(1),
     CellStarted(None),

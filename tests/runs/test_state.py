@@ -105,8 +105,8 @@ class TestStop:
         state.request_stop(run, "one")
         state.request_stop(run, "two", origin=StopOrigin.COMMAND, now=True)
         assert [json.loads(line) for line in run.requests.read_text().splitlines()] == [
-            {"do": "stop", "reason": "one", "origin": None, "now": False},
-            {"do": "stop", "reason": "two", "origin": "command", "now": True},
+            {"do": "stop", "cause": "interrupt", "reason": "one", "origin": None, "now": False},
+            {"do": "stop", "cause": "interrupt", "reason": "two", "origin": "command", "now": True},
         ]
         assert run.requests.stat().st_mode & 0o077 == 0
 

@@ -26,6 +26,7 @@ CANNOT = {
     "12_inference_on_all_cores": TRAINING,
     "13_big_batches": TRAINING,
     "14_resume": TRAINING,
+    "15_sweep": "it runs a sweep, which is tpunb's: the notebook that is swept stands alone",
 }
 """Notebooks whose script does not run without a TPU and without tpunb, and why."""
 SHORTER = {

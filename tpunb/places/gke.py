@@ -353,6 +353,8 @@ class GkePlace(HostsPlace):
                     later = True
         left = [h for h in range(len(self.placed.hosts)) if h not in ended]
         if not left:
+            if self._will_restart(ended) and not over(seen):
+                return False  # the pods have not gone yet
             self._over = True
             yield from ended.values()
             return True

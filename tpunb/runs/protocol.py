@@ -172,8 +172,9 @@ def store_ports(port: int) -> range:
 class LibrariesImported:
     """From here on the fork server forks runners."""
 
-    variables: dict[str, str]
-    """What importing them has set in the environment, as it does in the kernel."""
+    variables: dict[str, list[str]]
+    """What importing them has set in the environment, as it does in the kernel: the values, before
+    if there was one, and after."""
 
 
 @dataclass(frozen=True)

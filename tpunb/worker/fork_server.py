@@ -58,7 +58,11 @@ def main() -> None:
     tempfile.tempdir = received[0].tmp
     before = dict(os.environ)
     _import_libraries()
-    variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    variables = {
+        name: [before[name], value] if name in before else [value]
+        for name, value in os.environ.items()
+        if before.get(name) != value
+    }
     tempfile.tempdir = None  # what runs write is theirs
     reports.send(LibrariesImported(variables))
     serve(orders, reports, supervisor)

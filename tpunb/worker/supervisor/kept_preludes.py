@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from socket import socket, socketpair
 
@@ -63,19 +63,24 @@ class PreludeInputs:
 
     @classmethod
     def of_run(
-        cls, run: RunDir, spec: RunSpec, env: Mapping[str, str], set_by_imports: Mapping[str, str]
+        cls,
+        run: RunDir,
+        spec: RunSpec,
+        env: Mapping[str, str],
+        set_by_imports: Mapping[str, Collection[str]],
     ) -> PreludeInputs:
         """Those of a run, whose folder holds its script.
 
         `set_by_imports` are variables that torch and torch_xla set when they are imported, with
-        the values: it makes no difference whether the kernel has done that before the run.
+        the values before and after: it makes no difference whether the kernel has done that
+        before the run.
         """
         lines = run.script.read_text(encoding="utf-8").split("\n")
         blocks = tuple(block for block in spec.blocks if block.role == "prelude")
         variables = {
             f"the variable {name}": value
             for name, value in env.items()
-            if name not in env_vars.PER_RUN and set_by_imports.get(name) != value
+            if name not in env_vars.PER_RUN and value not in set_by_imports.get(name, ())
         }
         surroundings = {
             "the working directory": spec.cwd,
@@ -128,7 +133,7 @@ class KeptPreludes:
     """Those of one supervisor. Only one run is made from them at a time."""
 
     def __init__(self) -> None:
-        self.set_by_imports: Mapping[str, str] = {}
+        self.set_by_imports: Mapping[str, Collection[str]] = {}
         self._kept: list[KeptPrelude] = []
         self._sockets: dict[int, socket] = {}
         """Our ends of the connections to the copies that the present runner may leave."""
