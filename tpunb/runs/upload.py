@@ -261,15 +261,19 @@ class PatientBucket:
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
         self._bucket = FsspecBucket(url)
         self._patience = patience
+        self._late: dict[str, threading.Thread] = {}
+        """Calls that were given up, by the file that they may still write."""
 
     def put(self, source: Path, name: str) -> int:
         limit = self._patience + source.stat().st_size / _SLOWEST
-        return self._within(limit, lambda: self._bucket.put(source, name))
+        if (late := self._late.pop(name, None)) is not None:
+            late.join(4 * limit)  # or what it writes, which is older, would come last
+        return self._within(limit, name, lambda: self._bucket.put(source, name))
 
     def remove(self, name: str) -> int:
-        return self._within(self._patience, lambda: self._bucket.remove(name))
+        return self._within(self._patience, name, lambda: self._bucket.remove(name))
 
-    def _within(self, limit: float, call: Callable[[], _T]) -> _T:
+    def _within(self, limit: float, name: str, call: Callable[[], _T]) -> _T:
         results: list[_T] = []
         errors: list[BaseException] = []
 
@@ -283,6 +287,7 @@ class PatientBucket:
         thread.start()
         thread.join(limit)
         if thread.is_alive():
+            self._late[name] = thread
             self._bucket.connect()
             raise TimeoutError(f"no answer for {limit:.0f} s")
         if errors:
