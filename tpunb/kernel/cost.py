@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from IPython.core.error import StdinNotImplementedError
+from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 
 from tpunb.kernel.options import TrainOptions
 from tpunb.places.target import Target
