@@ -112,6 +112,8 @@ LOAD = "%load_ext tpunb"
 PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
 TRAIN = """%%tpu_train --cores {cores}
 import tpunb
+
+pytestmark = pytest.mark.usefixtures("lent")
 tpunb.log(step=epochs, loss=0.25)
 print('epochs', epochs + 1, name)"""
 FAILING = "%%tpu_train --cores 1\nprint('before')\n1 / 0"

@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 
 from tests import option_tables
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",

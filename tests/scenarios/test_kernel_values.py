@@ -20,6 +20,8 @@ from tpunb.runs.directory import RunDir, list_runs
 
 PRELUDE = """
 import os, torch
+
+pytestmark = pytest.mark.usefixtures("lent")
 torch.manual_seed(0)
 lr = 0.01
 config = {"width": 8, "loss": print}

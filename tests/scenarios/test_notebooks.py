@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-pytestmark = pytest.mark.long  # each is a kernel with a training
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # each is a kernel with a training
 
 ROOT = Path(__file__).parents[2] / "notebooks"
 SHOWS = {

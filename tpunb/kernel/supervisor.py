@@ -289,6 +289,10 @@ class LentSupervisor:
         write_json(self.folder / _ABOUT, {"pid": self._process.pid, "fingerprint": fingerprint})
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
