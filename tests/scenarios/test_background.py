@@ -21,8 +21,6 @@ from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import processes
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 PRELUDE = "import os, pathlib, sys, time\nrank = lambda: int(os.environ['RANK'])"
 UNTIL_TOLD = """
 pathlib.Path("at work " + os.environ["RANK"]).touch()

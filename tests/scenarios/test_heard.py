@@ -25,7 +25,6 @@ from tpunb.kernel import panel
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 
-pytestmark = pytest.mark.usefixtures("lent")
 run = RunDir(Path({folder!r}))
 with panel.open_panel(state.read_spec(run), run) as watched:
     while not Path("go on").exists():

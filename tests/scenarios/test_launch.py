@@ -18,8 +18,6 @@ from tests.support import free_port
 from tpunb.cli import main
 from tpunb.runs.directory import RunDir, list_runs
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 
 @pytest.fixture(scope="module")
 def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:

@@ -20,8 +20,6 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import processes
 from tpunb.utils.errors import INSTALL_XLA
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 PRELUDE = "import os, pathlib, signal, sys, time\nrank = lambda: int(os.environ['RANK'])"
 
 
