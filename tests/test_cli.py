@@ -32,6 +32,8 @@ from tpunb.runs import listing
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import files, terminal
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 SURFACE = {
     "doctor": ["--runs DIR", "--json", "--on PLACE", "--import"],
     "convert": ["NB.ipynb", "--cell N|ID", "-o --output OUT.py", "--no-setup"],
@@ -112,8 +114,6 @@ LOAD = "%load_ext tpunb"
 PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
 TRAIN = """%%tpu_train --cores {cores}
 import tpunb
-
-pytestmark = pytest.mark.usefixtures("lent")
 tpunb.log(step=epochs, loss=0.25)
 print('epochs', epochs + 1, name)"""
 FAILING = "%%tpu_train --cores 1\nprint('before')\n1 / 0"

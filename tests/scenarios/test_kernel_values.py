@@ -18,10 +18,10 @@ import tpunb
 from tests.drivers.kernel import Kernel, Ran, kernel
 from tpunb.runs.directory import RunDir, list_runs
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 PRELUDE = """
 import os, torch
-
-pytestmark = pytest.mark.usefixtures("lent")
 torch.manual_seed(0)
 lr = 0.01
 config = {"width": 8, "loss": print}
