@@ -75,6 +75,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+_marked: dict[tuple[int, str], bool] = {}
+"""Whether a process carries the mark, which it has from its parent and never loses."""
+
+
 class Processes:
     """The processes of this test session at one moment, except this one."""
 
@@ -93,7 +97,10 @@ class Processes:
                 if stat[0] in "ZX":
                     continue
                 self.parents[pid] = int(stat[1])
-                if _NEEDLE in Path(entry.path, "environ").read_bytes():
+                key = (pid, stat[19])  # when it was started
+                if key not in _marked:
+                    _marked[key] = _NEEDLE in Path(entry.path, "environ").read_bytes()
+                if _marked[key]:
                     marked.add(pid)
             except OSError:  # it has just ended, or is another user's
                 continue
