@@ -42,7 +42,9 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_a_step_of_a_tpu_is_split_into_what_ranks_and_devices_did(run: RunDir) -> None:
+def test_a_step_of_a_tpu_is_split_into_what_ranks_and_devices_did(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     profile = Profile((), 5, 6)
     folder = trace.session_of(run, profile)
     folder.mkdir(parents=True)
@@ -59,6 +61,13 @@ def test_a_step_of_a_tpu_is_split_into_what_ranks_and_devices_did(run: RunDir) -
         "device 2.0, collectives 1.0, idle 7.0"
     )
     assert str(steps) in steps_image(steps)
+    # Of many large traces some are read: the mean device is theirs.
+    monkeypatch.setattr(trace, "MOST", (folder / "rank-0.xplane.pb").stat().st_size)
+    read: list[Path] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
+    assert trace.read_step_times(run, profile, 2, 1) == steps
+    assert [path.name for path in read if path.suffix == ".pb"] == ["rank-0.xplane.pb"]
 
 
 def test_a_rehearsal_has_no_devices_and_a_damaged_trace_none_either(run: RunDir) -> None:

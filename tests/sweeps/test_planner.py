@@ -110,6 +110,29 @@ def test_a_hopeless_trial_is_pruned_and_one_that_goes_well_is_not(folder: SweepD
         planner.tell(known[trial.number])
 
 
+def test_a_trial_that_runs_again_is_judged_by_what_it_logs_now(folder: SweepDir) -> None:
+    known: dict[int, Trial] = {}
+    planner = search(folder)
+    run(planner, known, 5)  # of 1 to 8, at no step
+    for value in (0.5, 0.6, 0.7, 0.8, 0.9):
+        trial = planner.propose(known)
+        assert trial is not None
+        planner.report(trial, [(step, value) for step in range(9)])
+        known[trial.number] = replace(trial, state=TrialState.COMPLETE, value=value)
+        planner.tell(known[trial.number])
+    trial = planner.propose(known)
+    assert trial is not None
+    first = replace(trial, started=1.0)
+    assert not planner.report(first, [(step, 0.99) for step in range(7)])  # and then it failed
+    again = replace(trial, started=2.0, attempts=1)
+    assert planner.report(again, [(0, 0.1)])
+    assert planner.study.trials[trial.number].intermediate_values[0] == 0.1
+    # So it is after a stop: what the journal has is of the attempt that was cut off.
+    later = search(folder)
+    assert not later.report(replace(trial, started=3.0), [(0, 0.99)])
+    assert later.study.trials[trial.number].intermediate_values[0] == 0.99
+
+
 def test_of_a_long_trial_the_pruner_gets_some_steps(folder: SweepDir) -> None:
     planner = search(folder)
     trial = planner.propose({})

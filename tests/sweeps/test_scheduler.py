@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -23,8 +24,9 @@ from tpunb.notebook.files import load_cells
 from tpunb.notebook.parameters import defaults
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunState
+from tpunb.runs.spec import RunSpec, RunState
 from tpunb.sweeps import folder as folders
+from tpunb.sweeps import scheduler as scheduling
 from tpunb.sweeps.folder import SweepDir, SweepSpec, Trial, TrialState
 from tpunb.sweeps.planner import Listed
 from tpunb.sweeps.scheduler import Scheduler
@@ -32,7 +34,7 @@ from tpunb.sweeps.space import Choice
 from tpunb.sweeps.study import Study, SweepOrder
 from tpunb.sweeps.table import SweepTable
 from tpunb.sweeps.worker import Reply
-from tpunb.utils import env_vars, processes
+from tpunb.utils import env_vars, memory, processes
 
 TRIALS = [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]
 
@@ -72,9 +74,10 @@ def executed(sweep: SweepDir, number: int, **told: Any) -> None:
     nbformat.write(notebook, sweep.executed(number))
 
 
-def prepared(sweep: SweepDir, order: SweepOrder, retries: int = 0) -> Scheduler:
+def prepared(sweep: SweepDir, order: SweepOrder, **options: Any) -> Scheduler:
     planner, spec = Listed(TRIALS), sweep.read_spec()
-    made = Scheduler(sweep, spec, planner, order.known, retries=retries, show=lambda trials: None)
+    options = {"code": order.code(), "show": lambda trials: None, **options}
+    made = Scheduler(sweep, spec, planner, order.known, **options)
     made.prepare()
     return made
 
@@ -199,6 +202,102 @@ def test_the_notebooks_own_modules_belong_to_its_code(tmp_path: Path) -> None:
         (tmp_path / "layers.py").write_text(text)
         seen.add(digest())
     assert len(seen) == 4
+
+
+def test_a_trial_is_known_by_the_modules_with_which_it_ran(
+    sweep: SweepDir, order: SweepOrder, tmp_path: Path
+) -> None:
+    """Edited between two trials, while a trial runs, and not at all."""
+    write(order.notebook, "%%tpu_train\nimport mine\ntpunb.log(loss=lr)")
+    (tmp_path / "mine.py").write_text("a = 1")
+    sweep = folders.open_sweep(tmp_path / "runs", order.spec(), again=False)
+    scheduler = prepared(sweep, order)
+    began = [scheduler._code()]
+    (tmp_path / "mine.py").write_text("a = 2")
+    began.append(scheduler._code())
+    for number, code in enumerate([began[1], began[0]]):
+        ran(sweep, number, 0.25)
+        trial = Trial(number, TRIALS[number], TrialState.RUNNING, started=5.0, code=code)
+        scheduler._put(scheduler._finished(trial, Reply(False)))
+    # The second may have run with either.
+    assert len(list((sweep.path.parent / "done").iterdir())) == 1
+    for text, found in (("a = 2", True), ("a = 1", False)):
+        (tmp_path / "mine.py").write_text(text)
+        other = prepared(folders.open_sweep(tmp_path / "runs", order.spec(), again=True), order)
+        other._again = False
+        assert (other._done_before(Trial(0, TRIALS[0])) is not None) == found
+        assert other._done_before(Trial(1, TRIALS[1])) is None
+    said = SweepTable(sweep.read_spec(), scheduler.trials, 3).headline()
+    assert said.endswith("modules were edited before trial 0 began")
+
+
+def test_a_second_trial_begins_when_it_is_known_that_both_fit(
+    sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a trial that never logs anything."""
+    now, free, taken = [100.0], [1000], {"#0": 0, "#1": 0}
+    monkeypatch.setattr(scheduling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory, "available_memory", lambda: free[0])
+    monkeypatch.setattr(processes, "with_variables", lambda marks: [SimpleNamespace(pid=marks[0])])
+    monkeypatch.setattr(memory, "added_memory", lambda base, marks: taken[marks[0]])
+    scheduler = prepared(sweep, order, jobs=2)
+    first, second = scheduler._slots
+
+    def room(taken_now: int, seconds: float) -> bool:
+        now[0] += seconds
+        taken["#0"] = taken_now
+        scheduler._measure_memory()
+        return scheduler._has_room()
+
+    assert scheduler._has_room()
+    run = ran(sweep, 0, 0.25)
+    run.metrics.unlink()
+    trial = Trial(0, TRIALS[0], TrialState.RUNNING)
+    worker: Any = SimpleNamespace(mark="#0")
+    first.trial, first.worker, first.grown = trial, worker, now[0]
+    assert not room(300, 60)  # its kernel runs, and no run yet
+    first.trial = replace(trial, runs=(str(run.path),))
+    assert not room(400, 60)  # it grows
+    assert not room(405, 10)
+    assert room(405, 20)  # it has logged nothing, and takes 405
+    free[0] = 400
+    assert not room(405, 10)
+    free[0] = 500
+    assert not room(300, 10)  # it may want as much again
+    free[0] = 1000
+    assert room(300, 10)
+    # What a trial has taken in its time is known when it has ended.
+    second.trial, second.worker = trial, SimpleNamespace(mark="#1")  # type: ignore[assignment]
+    taken["#1"] = 900
+    assert not room(405, 10)
+
+
+def test_a_run_that_does_not_end_with_its_notebook_holds_nothing_up(
+    sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ran(sweep, 0, 0.25)
+    run.result.unlink()
+    run.write_spec(RunSpec(run.id, "nb", 1, "CPU", "/", (), ()))
+    monkeypatch.setattr(scheduling, "_GRACE", -15.0)
+    with run.take_lock() or pytest.fail("it is another's"):
+        trial = Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0)
+        ended = prepared(sweep, order)._finished(trial, Reply(False))
+    assert ended.error == f"run {run.id} goes on, although its notebook has ended"
+
+
+def test_hours_are_those_of_chips(sweep: SweepDir, order: SweepOrder) -> None:
+    run = ran(sweep, 0, 0.25)
+    spec = RunSpec(run.id, "nb", 1, "TPU", "/", (), (), spmd=8, devices_per_chip=2)
+    for made, chips in (
+        (spec, 4),
+        (replace(spec, spmd=None), 1),
+        (replace(spec, spmd=None, world_size=8, devices_per_chip=1), 8),
+        (replace(spec, device="CPU"), 0),
+    ):
+        run.write_spec(made)
+        trial = Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0)
+        ended = prepared(sweep, order)._finished(trial, Reply(False), when=3605.0)
+        assert ended.chip_hours == (chips or None)
 
 
 def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:

@@ -120,6 +120,7 @@ def _follow(
         attempts=1,
         device=result.device,
         cores=result.spmd or result.world_size,
+        chips=run.spec.chips,
         cost=result.cost,
     )
     ended = folders.measure(ended, spec)

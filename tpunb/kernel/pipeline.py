@@ -237,6 +237,7 @@ class RunRequest:
             price=prices.price_of(self.machine) if target is None else target.estimate.price,
             replicate=self.notebook.replicate,
             spmd=None if self.spmd is None else self.cores,
+            devices_per_chip=self.machine.devices_per_chip,
             profile=options.profile,
             restored=tuple(self.restored),
             resumed_from=self.resumed_from,

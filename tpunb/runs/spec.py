@@ -229,6 +229,8 @@ class RunSpec:
     spmd: int | None = None
     """How many cores torch_xla drives in its SPMD mode, from one process, the rank, of each host;
     None: each core has a process, a rank, of its own."""
+    devices_per_chip: int = 1
+    """Devices that torch_xla finds in a process with one TPU chip: 2 on some generations."""
     profile: Profile | None = None
     price: Price | None = None
     """What this machine costs; None if it is not known."""
@@ -249,6 +251,15 @@ class RunSpec:
     def local_world_size(self) -> int:
         """The ranks of one host."""
         return self.world_size // max(1, len(self.hosts))
+
+    @property
+    def chips(self) -> int:
+        """TPU chips that it uses, on all hosts; 0 in a rehearsal."""
+        if self.device != "TPU":
+            return 0
+        if self.spmd is None:  # a process has a chip, whatever it does with it
+            return self.world_size
+        return -(-self.spmd // self.devices_per_chip)
 
     def ranks_on(self, node_rank: int) -> range:
         """The ranks on one host, in order: they are global ranks."""

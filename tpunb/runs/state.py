@@ -13,6 +13,7 @@ started the run still lives; and as only its user can write to the folder, nobod
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,9 +137,15 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
     yield describe_end(run)
 
 
-def wait_for_end(run: RunDir) -> None:
-    """Return once a run has ended or is lost, or nobody here follows it any more."""
+def wait_for_end(run: RunDir, most: float = math.inf) -> None:
+    """Return once a run has ended or is lost, or nobody here follows it any more.
+
+    `most`: seconds after which it also returns.
+    """
+    until = time.monotonic() + most
     while (now := run_state(run)).active and now is not RunState.AWAY:
+        if time.monotonic() > until:
+            return
         time.sleep(LOOK)
 
 

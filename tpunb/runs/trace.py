@@ -20,7 +20,7 @@ from tpunb.runs.step_times import DeviceTime, StepTimes
 from tpunb.utils import files, records
 
 MOST = 100_000_000
-"""Bytes of a trace that is read for the picture: in about a second."""
+"""Bytes of traces that are read for the picture: in about a second. Other ranks' are left out."""
 SUFFIX = ".xplane.pb"
 """Of the file with a trace."""
 _DEVICE = "/device:"
@@ -72,9 +72,11 @@ def read_step_times(
         return sum(sum(column(marks)) for marks in found.values()) / steps
 
     session = session_of(run, profile)
-    devices = [
-        device for rank in found for device in read_devices(session / f"rank-{rank}{SUFFIX}")
-    ]
+    devices, room = [], MOST
+    for rank in found:
+        told, length = read_devices(session / f"rank-{rank}{SUFFIX}", room)
+        devices += told
+        room -= length
     device = None
     if devices:
         each = len(devices) * max(len(marks.seconds) for marks in found.values())
@@ -104,22 +106,26 @@ def _read_marks(path: Path) -> Marks | None:
     return marks if marks.seconds and columns == {len(marks.seconds)} else None
 
 
-def read_devices(trace: Path) -> list[DeviceTime]:
-    """What each device did, of a rank's trace; [] for none, and where it is too large to read."""
+def read_devices(trace: Path, most: int = MOST) -> tuple[list[DeviceTime], int]:
+    """What each device did, of a rank's trace, and the bytes that were read.
+
+    Nothing of none, of one that is cut off, and of one with more than `most` bytes.
+    """
     try:
-        if trace.stat().st_size > MOST:
-            return []
+        if trace.stat().st_size > most:
+            return [], 0
         data = trace.read_bytes()
     except OSError:
-        return []
+        return [], 0
     from google.protobuf.message import DecodeError
 
     space = xspace()
     try:
         space.ParseFromString(data)
     except DecodeError:  # cut off
-        return []
-    return [_device_time(plane) for plane in space.planes if plane.name.startswith(_DEVICE)]
+        return [], len(data)
+    planes = [plane for plane in space.planes if plane.name.startswith(_DEVICE)]
+    return [_device_time(plane) for plane in planes], len(data)
 
 
 def _device_time(plane: Any) -> DeviceTime:

@@ -130,10 +130,14 @@ class Trial:
     """Its first line, if it failed."""
     device: str = ""
     cores: int = 0
+    chips: int = 0
+    """Of a TPU, that its runs used at once."""
     cost: float | None = None
     """US dollars, where the machine's price is known."""
     copied_from: str = ""
     """The sweep and the number of the trial that ran with the same parameters before."""
+    code: str = ""
+    """Digest of the notebook's code and its own modules when it began (`SweepSpec.code`)."""
 
     @property
     def duration(self) -> float | None:
@@ -151,7 +155,7 @@ class Trial:
     def chip_hours(self) -> float | None:
         """Hours of TPU chips; None of a rehearsal."""
         took = self.duration
-        return None if took is None or self.device != "TPU" else took * self.cores / 3600
+        return None if took is None or not self.chips else took * self.chips / 3600
 
     def result(self) -> RunResult | None:
         """How its last run ended; None without one."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpunb.sweeps.folder import SweepDir, SweepSpec, Trial, TrialState, is_better
@@ -58,6 +60,16 @@ class Listed:
         """Nothing depends on it."""
 
 
+@dataclass
+class _Attempt:
+    """What is known of one attempt at a trial."""
+
+    started: float | None
+    seen: int = 0
+    """Values that came, also those that were left out."""
+    values: dict[int, float] = field(default_factory=dict)
+
+
 class Search:
     """Optuna's ask and tell; its journal file is in the sweep's folder.
 
@@ -74,7 +86,7 @@ class Search:
         self._optuna = optuna
         self._space = {name: _distribution(optuna, values) for name, values in space.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = open_journal(folder)
+        self._storage = open_journal(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # A sampler that goes on with the same seed would propose what it did before.
@@ -82,12 +94,14 @@ class Search:
             seed = (int(spec.digest(), 16) + begun) % 2**32
             self.study = optuna.create_study(
                 study_name=folder.id,
-                storage=storage,
+                storage=self._storage,
                 sampler=optuna.samplers.TPESampler(seed=seed),
                 direction="maximize" if is_better(spec)(1.0, 0.0) else "minimize",
                 load_if_exists=True,
             )
-        self._reported: dict[int, int] = {}
+        self._study_id = self._storage.get_study_id_from_name(folder.id)
+        self._attempts: dict[int, _Attempt] = {}
+        """What was reported of the latest attempt at a trial, by number."""
 
     def propose(self, known: Mapping[int, Trial]) -> Trial | None:
         """One that was asked for and never begun, as a crash leaves it; else a new one."""
@@ -109,15 +123,22 @@ class Search:
         frozen = self._frozen(trial.number)
         if frozen.state.is_finished():  # it failed, was told, and is run again
             return False
-        proposed, known = self._proposed(trial), set(frozen.intermediate_values)
+        attempt = self._attempts.get(trial.number)
+        if attempt is None or attempt.started != trial.started:
+            attempt = self._attempts[trial.number] = _Attempt(trial.started)
         new = False
         for step, value in points:
-            index = self._reported.get(trial.number, 0)
-            self._reported[trial.number] = index + 1
-            if step not in known and _is_reported(index):
-                proposed.report(value, step)
+            attempt.seen += 1
+            if step not in attempt.values and _is_reported(attempt.seen - 1):
+                attempt.values[step] = value
+                self._storage.set_trial_intermediate_value(self._id(trial.number), step, value)
                 new = True
-        return new and proposed.should_prune()
+        if not new:
+            return False
+        # The journal also has what an attempt that failed, or was cut off, has reached.
+        now = copy.copy(frozen)
+        now.intermediate_values = attempt.values
+        return self.study.pruner.prune(self.study, now)
 
     def tell(self, trial: Trial) -> None:
         """Write the end into the journal, if it does not stand there already."""
@@ -125,9 +146,9 @@ class Search:
         if self._frozen(trial.number).state.is_finished():
             return
         if trial.error:
-            self._proposed(trial).set_user_attr(_SKIPPED, trial.error[:500])
+            self._note(trial.number, _SKIPPED, trial.error[:500])
         if trial.runs:
-            self._proposed(trial).set_user_attr("tpunb:run", trial.run)
+            self._note(trial.number, "tpunb:run", trial.run)
         if trial.state is TrialState.COMPLETE:
             self.study.tell(trial.number, trial.value)
         elif trial.state is TrialState.PRUNED:
@@ -138,8 +159,11 @@ class Search:
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]
 
-    def _proposed(self, trial: Trial) -> optuna.trial.Trial:
-        return self._optuna.trial.Trial(self.study, self._frozen(trial.number)._trial_id)
+    def _note(self, number: int, name: str, text: str) -> None:
+        self._storage.set_trial_user_attr(self._id(number), name, text)
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
 
 def open_journal(folder: SweepDir) -> optuna.storages.JournalStorage:

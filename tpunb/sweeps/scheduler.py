@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tpunb.runs import metrics, state
@@ -33,6 +34,8 @@ LOOK = 0.1
 """Seconds between two looks at everything."""
 _MEASURE = 3.0
 """Seconds between two measurements of the trials' memory."""
+_GROWN, _STEADY = 1.05, 20.0
+"""A trial's memory that has not grown by this factor for so many seconds is what one takes."""
 _GRACE = 15.0
 """Seconds that a notebook has to end, beside the grace period of its run."""
 _LEFT = 40.0
@@ -53,6 +56,12 @@ class _Slot:
     pruned: bool = False
     asked: float = 0.0
     """When it was asked to stop."""
+    memory: int = 0
+    """Bytes that the trial takes, as measured last …"""
+    most: int = 0
+    """… and the most so far, which it reached …"""
+    grown: float = 0.0
+    """… at this time."""
     tails: dict[str, _RunTail] = field(default_factory=dict)
 
 
@@ -80,8 +89,8 @@ class _RunTail:
 class Scheduler:
     """One call's part of a sweep: from what is known on disk until every trial has ended.
 
-    `known`: the notebook's defaults. `show` is called with all trials whenever something has
-    changed, and every second.
+    `known`: the notebook's defaults. `code`: the digest of its code and its own modules at the time
+    of the call. `show` is called with all trials whenever something has changed, and every second.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class Scheduler:
         planner: Planner,
         known: Mapping[str, Any],
         *,
+        code: Callable[[], str],
         jobs: int = 1,
         timeout: float | None = None,
         retries: int = 0,
@@ -98,7 +108,7 @@ class Scheduler:
     ) -> None:
         self.folder, self.spec, self.planner = folder, spec, planner
         self.trials = folder.read_trials()
-        self._known = known
+        self._known, self._code = known, code
         self._timeout, self._retries = timeout, retries
         self._show = show
         self._slots = [_Slot(number) for number in range(jobs)]
@@ -193,14 +203,22 @@ class Scheduler:
     def _done_before(self, trial: Trial) -> Trial | None:
         if self._again or trial.attempts:
             return None
-        key = trial_key(self.spec, self._known, trial.parameters)
-        return self.folder.find_done(key, trial, self.spec)
+        return self.folder.find_done(self._key(trial, self._code()), trial, self.spec)
+
+    def _key(self, trial: Trial, code: str) -> str:
+        return trial_key(replace(self.spec, code=code), self._known, trial.parameters)
 
     def _start(self, slot: _Slot, trial: Trial) -> None:
         number = trial.number
         self.folder.clear(number)
         trial = replace(
-            trial, state=TrialState.RUNNING, started=time.time(), ended=None, error="", runs=()
+            trial,
+            state=TrialState.RUNNING,
+            started=time.time(),
+            ended=None,
+            error="",
+            runs=(),
+            code=self._code(),
         )
         self._put(trial)
         if slot.worker is None or not slot.worker.alive:
@@ -208,6 +226,7 @@ class Scheduler:
             slot.worker = Worker(mark, self._runs, self.folder.log)
         slot.trial, slot.began, slot.stopping, slot.pruned = trial, time.monotonic(), "", False
         slot.tails = {}
+        slot.memory, slot.most, slot.grown = 0, 0, slot.began
         slot.worker.order(
             {
                 "notebook": str(self.folder.notebook),
@@ -293,6 +312,7 @@ class Scheduler:
         assert slot.trial is not None
         trial, slot.trial = slot.trial, None
         number = trial.number
+        self._peak = max(self._peak, slot.most)  # all that it has taken
         if slot.stopping and not reply.failed and not self._was_stopped(number):
             slot.stopping, slot.pruned = "", False  # it came to its end all the same
         if self.stopped and slot.stopping and not slot.pruned:
@@ -330,15 +350,17 @@ class Scheduler:
             trial, runs=runs, ended=when or time.time(), attempts=trial.attempts + 1, error=""
         )
         if last := next((result for result in reversed(results) if result), None):
-            cores = last.spmd or last.world_size
-            ended = replace(ended, device=last.device, cores=cores, cost=_cost(results))
+            cores, chips = last.spmd or last.world_size, max(map(_chips, runs))
+            ended = replace(ended, device=last.device, cores=cores, chips=chips)
+            ended = replace(ended, cost=_cost(results))
         ended = measure(ended, self.spec)
         if pruned:
             return replace(ended, state=TrialState.PRUNED)
         error = self._error(ended, reply, results, stopped=stopped)
         done = replace(ended, state=TrialState.FAILED if error else TrialState.COMPLETE)
-        if not error:
-            self.folder.note_done(trial_key(self.spec, self._known, trial.parameters), done)
+        # A module that was edited meanwhile was imported before or after that.
+        if not error and trial.code == self._code():
+            self.folder.note_done(self._key(trial, trial.code), done)
         return replace(done, error=error)
 
     def _error(
@@ -348,6 +370,8 @@ class Scheduler:
         if stopped:
             return reply.error
         for run, result in zip(trial.runs, results, strict=True):
+            if result is None and state.run_state(RunDir(run)).active:
+                return f"run {Path(run).name} goes on, although its notebook has ended"
             if result is None:
                 return state.lost_message(RunDir(run)).partition("\n")[0]
             if result.failure is not None or result.stop is not None:
@@ -405,23 +429,37 @@ class Scheduler:
     # Memory
 
     def _has_room(self) -> bool:
-        """Whether another trial may begin beside those that run."""
+        """Whether another trial may begin beside those that run: as much memory is free as one
+        takes, and as those that run may still want.
+        """
         running = [slot for slot in self._slots if slot.trial]
         if not running:
             return True
-        if not self._peak or any(not _at_work(slot) for slot in running):
+        if not self._peak:
             return False
         available = memory.available_memory()
-        return available is None or available > self._peak
+        wanted = self._peak + sum(max(self._peak - slot.memory, 0) for slot in running)
+        return available is None or available > wanted
 
     def _measure_memory(self) -> None:
         if len(self._slots) == 1 or time.monotonic() - self._measured < _MEASURE:
             return
         self._measured = time.monotonic()
         for slot in self._slots:
-            if slot.trial is not None and slot.worker is not None and _at_work(slot):
-                pids = [process.pid for process in processes.with_variables([slot.worker.mark])]
-                self._peak = max(self._peak, memory.added_memory(0, pids))
+            if slot.trial is None or slot.worker is None:
+                continue
+            pids = [process.pid for process in processes.with_variables([slot.worker.mark])]
+            taken = memory.added_memory(0, pids)
+            if taken > _GROWN * slot.most:
+                slot.grown = self._measured
+            slot.memory, slot.most = taken, max(slot.most, taken)
+            if self._peak or _at_work(slot) or self._is_steady(slot):
+                self._peak = max(self._peak, slot.most)
+
+    def _is_steady(self, slot: _Slot) -> bool:
+        """Whether a trial that logs nothing takes no more memory, with a run that has begun."""
+        assert slot.trial is not None
+        return bool(slot.trial.runs) and self._measured - slot.grown > _STEADY
 
     def _close(self) -> None:
         for slot in self._slots:
@@ -448,9 +486,19 @@ def _grace(run: RunDir) -> float:
         return 0.0
 
 
+def _chips(run: str) -> int:
+    try:
+        return RunDir(run).read_spec().chips
+    except (OSError, ValueError):
+        return 0
+
+
 def _wait(run: RunDir) -> RunResult | None:
-    """The result of a run whose notebook has ended: those with --bg end with the kernel."""
-    state.wait_for_end(run)
+    """The result of a run whose notebook has ended: those with --bg end with the kernel.
+
+    None of one that is lost, or does not end in its grace period and some seconds.
+    """
+    state.wait_for_end(run, _grace(run) + _GRACE)
     return state.read_result(run)
 
 

@@ -86,12 +86,11 @@ def by_name(given: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
     return found
 
 
-def parse_grid(name: str, text: str, known: Mapping[str, Any]) -> Choice:
+def parse_grid(name: str, text: str, known: Mapping[str, Any], option: str = "--grid") -> Choice:
     """Values with commas between them, and whole numbers from 0 to 4 as `0..4`.
 
     `known`: the defaults of the notebook's parameters. Raises TpunbError.
     """
-    option = "--grid"
     values: list[Any] = []
     for part in _split(text):
         first, dots, last = part.partition("..")
@@ -102,6 +101,11 @@ def parse_grid(name: str, text: str, known: Mapping[str, Any]) -> Choice:
             if not numbers:
                 raise TpunbError(f"{option} {name}={part}: the first number is the lower one")
             values += (parameters.typed(name, number, known, option) for number in numbers)
+        elif dots and not isinstance(known.get(name), str) and _is_number(first, last):
+            raise TpunbError(
+                f"{option} {name}={part}: only whole numbers have `..` between them here; write "
+                f"{option} {name}={first},…,{last}, or --space {name}={part} with --random N"
+            )
         else:
             values.append(_plain(name, parameters.typed_text(name, part, known, option)))
     if not values:
@@ -109,11 +113,15 @@ def parse_grid(name: str, text: str, known: Mapping[str, Any]) -> Choice:
     return Choice(unique(values))
 
 
+def _is_number(*texts: str) -> bool:
+    return all(type(parameters.parameter(text)) in (int, float) for text in texts)
+
+
 def parse_space(name: str, text: str, known: Mapping[str, Any]) -> Choice | Range:
     """`1e-5..1e-2`, `1e-5..1e-2:log`, `1..8`, or values with commas between them."""
     match = _RANGE.fullmatch(text)
     if match is None:
-        return parse_grid(name, text, known)
+        return parse_grid(name, text, known, "--space")
     low, high = (parameters.parameter(match[end]) for end in ("low", "high"))
     return make_range(name, low, high, log=match["log"] is not None, known=known)
 

@@ -82,23 +82,26 @@ class SweepOrder:
         option = "parameter" if self.trials is not None else "--grid, --space:"
         parameters.refuse_unknown(self.notebook, dict.fromkeys(names), option)
 
+    def code(self) -> Callable[[], str]:
+        """The digest of the notebook's code as it is now, and of its own modules at each call."""
+        cells = load_cells(self.notebook)
+        places = tuple(dict.fromkeys((Path.cwd(), self.notebook.absolute().parent)))
+        return lambda: folders.code_digest(cells, places)
+
     def spec(self) -> SweepSpec:
         """The same as it is kept on disk."""
-        cells = load_cells(self.notebook)
-        path = self.notebook.absolute()
-        places = tuple(dict.fromkeys((Path.cwd(), path.parent)))
         space: Any = {name: values.to_json() for name, values in self.space.items()}
         if self.trials is not None:
             space = {"trials": [dict(trial) for trial in self.trials]}
         return SweepSpec(
-            notebook=str(path),
+            notebook=str(self.notebook.absolute()),
             kind=self.kind,
             space=space,
             metric=self.metric,
             maximize=self.maximize,
             place=self.on or "",
             cores=self.cores or "",
-            code=folders.code_digest(cells, places),
+            code=self.code()(),
             packages=folders.packages_digest(),
         )
 
@@ -205,6 +208,7 @@ def run_sweep(order: SweepOrder, runs: Path) -> Study:
             spec,
             planner,
             order.known,
+            code=order.code(),
             jobs=jobs,
             timeout=order.timeout,
             retries=order.retries,

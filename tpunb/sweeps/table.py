@@ -122,6 +122,9 @@ class SweepTable:
         if (best := self.best) is not None:
             value = self.value(best)
             text += f" · best {self.metric} {value:.4g} in trial {best.number}"
+        edited = [t.number for t in self.trials.values() if t.code not in ("", self.spec.code)]
+        if edited:
+            text += f" · modules were edited before {_numbered(edited)} began"
         return text
 
     def heads(self) -> list[str]:
@@ -218,6 +221,11 @@ def _chosen(listed: Sequence[Trial], most: int | None) -> list[Trial]:
     rest = [trial for trial in listed if trial not in first]
     kept = [*first, *rest[: max(0, most - len(first))]][:most]
     return [trial for trial in listed if trial in kept]
+
+
+def _numbered(trials: Sequence[int]) -> str:
+    """'trial 3', '5 of the trials'."""
+    return f"trial {trials[0]}" if len(trials) == 1 else f"{len(trials)} of the trials"
 
 
 def _shown(value: object) -> str:
