@@ -524,6 +524,9 @@ class SweepOptions(_RunsFolder):
         help="run a trial that failed again up to N times (default: 0)",
     )
     again: bool = flag("--again", help="run all trials again, also those that ran before")
+    yes: bool = flag(
+        "--yes", help="start them without a question, also if they may cost more than ask_above"
+    )
 
 
 def _sweep(chosen: SweepOptions) -> int:
@@ -551,6 +554,7 @@ def _sweep(chosen: SweepOptions) -> int:
         timeout=chosen.timeout,
         retries=chosen.retries,
         again=chosen.again,
+        yes=chosen.yes,
     )
     study = run_sweep(order, chosen.runs)
     print(f"sweep: {study.dir}")

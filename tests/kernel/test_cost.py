@@ -74,6 +74,19 @@ def test_a_question_is_asked_where_it_may_cost_more(
     assert len(asked.prompts) == asks
 
 
+def test_many_runs_are_asked_about_together() -> None:
+    """Each alone would start without a question."""
+    found, options = target(20.0, Estimate(PRICE)), TrainOptions(timeout=3600.0)
+    for runs, asks in ((0, False), (1, False), (2, False), (3, True)):
+        asked = Asked("y")
+        cost.confirm(found, options, asked, runs=runs)
+        assert bool(asked.prompts) is asks
+    assert asked.prompts[0].endswith(
+        "All 3 runs together may cost more than $20.00 (ask_above of [places.pod]). "
+        "Start them? [y/N] "
+    )
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [

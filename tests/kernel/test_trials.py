@@ -23,7 +23,8 @@ def test_an_error_of_papermills_own_is_the_trials(
         raise OSError("no space left" + 1_000_000 * " on device")
 
     monkeypatch.setattr(papermill, "execute", execute)
-    order = {"notebook": "a", "ran": "r", "output": "o", "parameters": {}, "cores": "", "on": ""}
+    names = "notebook ran output cores on trials".split()
+    order = {**dict.fromkeys(names, "x"), "parameters": {}}
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()

@@ -22,11 +22,13 @@ from nbformat import v4
 from tpunb.errors import TpunbError
 from tpunb.notebook.files import load_cells
 from tpunb.notebook.parameters import defaults
+from tpunb.places import kinds
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import scheduler as scheduling
+from tpunb.sweeps import study
 from tpunb.sweeps.folder import SweepDir, SweepSpec, Trial, TrialState
 from tpunb.sweeps.planner import Listed
 from tpunb.sweeps.scheduler import Scheduler
@@ -115,6 +117,38 @@ def test_a_failed_trial_stays_so_unless_it_has_tries_left(
     assert prepared(sweep, order)._order == []
     assert prepared(sweep, order, retries=1)._order == [0]
     assert sweep.read_trials()[0] == failed
+
+
+def test_all_runs_of_a_sweep_are_asked_about_before_one_starts(
+    order: SweepOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "places.toml").write_text(
+        '[places.pod]\nkind = "ssh"\nhosts = ["h0"]\nask_above = 20\n'
+    )
+    asked: list[int] = []
+
+    def confirm(target: Any, timeout: float | None, ask: Any, yes: str, *, runs: int) -> None:
+        asked.append(runs)
+        raise TpunbError("the answer was no")
+
+    monkeypatch.setattr(kinds, "find_target", lambda *given: None)
+    monkeypatch.setattr(study, "confirm_cost", confirm)
+    placed = replace(order, on="pod", retries=1)
+    for trial in (None, Trial(0, TRIALS[0], TrialState.FAILED, attempts=1)):
+        if trial is not None:
+            folders.open_sweep(tmp_path / "runs", placed.spec(), again=False).write_trial(trial)
+        with pytest.raises(TpunbError, match="the answer was no"):
+            study.run_sweep(placed, tmp_path / "runs")
+    assert asked == [6, 5]
+    with pytest.raises(TpunbError, match="pdo"):
+        replace(order, on="pdo").check()
+    assert (
+        prepared(
+            folders.open_sweep(tmp_path / "runs", order.spec(), again=False), order
+        ).runs_left()
+        == 3
+    )
 
 
 def test_what_ran_in_another_sweep_is_not_run_again(
@@ -369,21 +403,30 @@ def test_more_is_better_where_the_name_or_the_user_says_so(order: SweepOrder) ->
     assert table(replace(order.spec(), metric="x"), *trials).best == trials[0]
 
 
-def test_two_hundred_trials(sweep: SweepDir, order: SweepOrder) -> None:
-    """What a long sweep costs: small files, and a table in no time."""
+def test_ten_thousand_trials_are_a_short_table(sweep: SweepDir, order: SweepOrder) -> None:
+    """What runs, what failed, and the best; the DataFrame has all."""
+    states = {7: TrialState.FAILED, 9: TrialState.RUNNING}
+    trials = {
+        n: Trial(n, {"lr": n / 7}, states.get(n % 1000, TrialState.COMPLETE), n / 1e4, 3)
+        for n in range(10_000)
+    }
+    made = SweepTable(order.spec(), trials, 10_000)
+    assert len(made.html()) < 100_000
+    assert ">and 9,900 more<" in made.html()
+    text = made.text().splitlines()
+    assert len(text) == 103
+    assert sum("running" in line for line in text[2:]) == 10
+    assert sum("failed" in line for line in text[2:]) == 10
+    assert text[2].split()[1] == "0"
+    assert text[-1].endswith("and 9,900 more")
     for number in range(200):
-        state = TrialState.FAILED if number % 50 == 7 else TrialState.COMPLETE
-        value = (number * 37 % 200) / 200
-        sweep.write_trial(Trial(number, {"lr": number / 7}, state, value, 3, {"loss": value}))
-    study = Study(sweep, 200)
-    assert study.best is not None
-    assert study.best.value == 0.0
-    frame = study.table()
+        sweep.write_trial(trials[number])
+    listed = Study(sweep, 200)
+    frame = listed.table()
     assert len(frame) == 200
     assert list(frame["loss"][:2]) == sorted(frame["loss"][:2])
-    assert len(study._repr_html_()) < 500_000
+    assert len(listed._repr_html_()) < 100_000
     assert sum(file.stat().st_size for file in sweep.trials.iterdir()) < 200_000
-    assert len(study._table().text(40).splitlines()) == 43
 
 
 # Killed for good: real processes

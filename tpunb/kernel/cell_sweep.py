@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from tpunb.kernel import cost
 from tpunb.kernel.launcher import Run
-from tpunb.kernel.session import Interrupts, Session, counted_interrupts
+from tpunb.kernel.session import Session
 from tpunb.notebook.convert import statements
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.runs.kernel_values import KernelValues
@@ -28,6 +29,7 @@ from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
 from tpunb.sweeps.study import Study
 from tpunb.sweeps.table import SweepTable
 from tpunb.sweeps.view import make_view
+from tpunb.utils.interrupts import Interrupts, counted_interrupts
 from tpunb.utils.literals import literal
 
 if TYPE_CHECKING:
@@ -62,6 +64,11 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
     folder = _open(session, request, space, cell)
     with folder.locked():
         spec, known_trials = folder.read_spec(), folder.read_trials()
+        left = [number for number in range(len(trials)) if not _is_done(known_trials.get(number))]
+        if request.target is not None:
+            cost.confirm(request.target, options, cost.ask_in_kernel, runs=len(left))
+            single = replace(single, yes=True)
+            request = replace(request, options=replace(request.options, yes=True))
         view = make_view(SweepTable(spec, {}, len(trials)), ())
 
         def put(trial: Trial) -> None:
@@ -71,12 +78,10 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
 
         with view:
             view.show(known_trials)
-            for number, parameters in enumerate(trials):
+            for number in left:
                 if interrupts.count:
                     break
-                before = known_trials.get(number)
-                if before and before.state.over and before.state is not TrialState.FAILED:
-                    continue  # who runs the cell again has mended what a failed one needs
+                parameters = trials[number]
                 trial = Trial(number, parameters, TrialState.RUNNING, started=time.time())
                 if number:
                     request = session.prepare(single, cell, interrupts, parameters=parameters)
@@ -90,6 +95,11 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
     if options.out is not None:
         session.shell.user_ns[options.out] = study
     return study
+
+
+def _is_done(trial: Trial | None) -> bool:
+    """Who runs the cell again has mended what a failed one needs."""
+    return trial is not None and trial.state.over and trial.state is not TrialState.FAILED
 
 
 def _follow(

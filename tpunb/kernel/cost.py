@@ -6,9 +6,8 @@ import signal
 import threading
 from collections.abc import Callable
 
-from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
-
 from tpunb.kernel.options import TrainOptions
+from tpunb.places.confirm import confirm_cost
 from tpunb.places.target import Target
 from tpunb.utils.errors import TpunbError
 
@@ -26,41 +25,21 @@ def describe(target: Target | None, options: TrainOptions) -> list[str]:
     return [] if target is None else target.estimate.describe(options.timeout)
 
 
-def question(target: Target, options: TrainOptions) -> str | None:
-    """What to ask before a run starts; None if it may just start."""
-    allowed = target.place.settings.ask_above
-    estimate = target.estimate
-    most = estimate.most(options.timeout)
-    if allowed is None or options.yes or (most is not None and most <= allowed):
-        return None
-    price = estimate.price
-    named = f"{allowed:g}" if price is None else price.amount(allowed)
-    told = "".join(f"{line}. " for line in estimate.describe(options.timeout)[:1])
-    return f"{told}It may cost more than {named} (ask_above of [places.{target.place.name}])"
-
-
 def confirm(
-    target: Target, options: TrainOptions, ask: Callable[[str], str], yes: str = ""
+    target: Target,
+    options: TrainOptions,
+    ask: Callable[[str], str],
+    yes: str = "",
+    *,
+    runs: int = 1,
 ) -> None:
-    """Ask whether a run may start if it may cost more than the place's `ask_above`.
+    """Ask whether a run may start, or so many, if they may cost more than the place's `ask_above`.
 
     `ask` is called as `input` is; `yes` is the option that answers, as the user would write it.
     Raises TpunbError if the answer is no, or nobody can be asked.
     """
-    asked = question(target, options)
-    if asked is None:
-        return
-    try:
-        answer = ask(f"{asked}. Start it? [y/N] ")
-    except (EOFError, StdinNotImplementedError):
-        raise TpunbError(
-            f"{asked}, and nobody is there to be asked: `{yes or options.written('yes')}` starts "
-            "it without a question, --timeout limits what it costs; nothing was started"
-        ) from None
-    except KeyboardInterrupt:
-        raise TpunbError("interrupted before the run began: nothing was started") from None
-    if answer.strip().lower() not in ("y", "yes"):
-        raise TpunbError(f"not started, as the answer was no. {asked}")
+    if not options.yes:
+        confirm_cost(target, options.timeout, ask, yes or options.written("yes"), runs=runs)
 
 
 def ask_in_kernel(prompt: str) -> str:

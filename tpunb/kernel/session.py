@@ -7,12 +7,11 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +53,7 @@ from tpunb.runs.result import RunError, RunResult
 from tpunb.runs.spec import Device, StopCause, StopOrigin
 from tpunb.utils import env_vars, files
 from tpunb.utils.errors import HandoffError, TpunbError
+from tpunb.utils.interrupts import Interrupts, counted_interrupts
 from tpunb.utils.text import parse_ranks
 from tpunb.xla.spmd import VARIABLE
 
@@ -77,36 +77,6 @@ class Defaults:
     """Ranks of runs that do not say how many; None: what the machine has."""
     notebook: str | None = None
     """The notebook's file; None: it is looked for."""
-
-
-@dataclass
-class Interrupts:
-    """How often the interrupt key was pressed."""
-
-    count: int = 0
-
-
-@contextmanager
-def counted_interrupts() -> Iterator[Interrupts]:
-    """Count presses of the interrupt key instead of raising in the middle of something.
-
-    In the middle of an import as well, of which nbconvert brings many.
-
-    Signal handlers belong to the main thread; a cell that runs elsewhere goes without.
-    """
-    interrupts = Interrupts()
-
-    def count(number: int, frame: object) -> None:
-        interrupts.count += 1
-
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-    before = signal.signal(signal.SIGINT, count)
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class LaunchInterrupt(KeyboardInterrupt):
@@ -522,7 +492,8 @@ class Session:
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
         if request.target is not None:
-            cost.confirm(request.target, request.options, cost.ask_in_kernel)
+            runs = int(os.environ.get(env_vars.TRIALS, "1"))
+            cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=runs)
         # Cells get new numbers whenever they run.
         self._lint_told = _without_places(request.notebook.findings)
         snapshot = request.notebook.snapshot

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +35,7 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState, StopCause, StopOrigin
 from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.text import parse_ranks
 
 
@@ -177,21 +176,15 @@ def follow(
     view = RunView(run.spec, run.dir, logs=shown, stop="" if stops else LEAVE)
     for note in notes:
         view.show(Note(note))
-    pressed, seen = [0], 0
-
-    def count(number: int, frame: object) -> None:
-        pressed[0] += 1
-
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, count) if main else None
-    try:
+    seen = 0
+    with counted_interrupts() as pressed:
         for event in run.events():
             if event is None:
                 view.tick()
             else:
                 view.show(event)
-            if pressed[0] > seen:
-                hurry, seen = seen > 0, pressed[0]
+            if pressed.count > seen:
+                hurry, seen = seen > 0, pressed.count
                 if not stops or (hurry and isinstance(run, Attached)):
                     view.leave("still running")
                     return None
@@ -200,9 +193,6 @@ def follow(
         result = run.result()
         view.finish(result)
         return result
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
 
 
 def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Snapshot:

@@ -145,6 +145,7 @@ def _become_papermill(
             env_vars.RAN: order["ran"],
             env_vars.CORES: order["cores"],
             env_vars.ON: order["on"],
+            env_vars.TRIALS: str(order["trials"]),
             env_vars.LENT: str(lent.folder),
         }
         try:

@@ -143,6 +143,14 @@ class Scheduler:
         waiting = set(self._order)
         settled(self.planner, {n: t for n, t in self.trials.items() if n not in waiting})
 
+    def runs_left(self) -> int:
+        """How often a trial may still be started."""
+        known = self.trials.values()
+        tries = 1 + self._retries
+        again = [t for t in known if not t.state.over or t.state is TrialState.FAILED]
+        unknown = max(self.planner.total - len(known), 0)
+        return unknown * tries + sum(max(tries - trial.attempts, 0) for trial in again)
+
     def run(self) -> Iterator[None]:
         """Run what is left; yields about ten times a second, for whoever wants to stop it."""
         shown = 0.0
@@ -235,6 +243,7 @@ class Scheduler:
                 "parameters": trial.parameters,
                 "cores": self.spec.cores or None,
                 "on": self.spec.place or None,
+                "trials": 0 if self.spec.place else self.runs_left(),
             }
         )
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tpunb.machine import machine
 from tpunb.notebook import parameters
 from tpunb.notebook.files import load_cells
+from tpunb.places import kinds
+from tpunb.places.config import find_place
+from tpunb.places.confirm import confirm_cost
 from tpunb.runs import listing
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
@@ -24,6 +24,7 @@ from tpunb.sweeps.space import Choice, Range
 from tpunb.sweeps.table import SweepTable
 from tpunb.sweeps.view import make_view
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.options import parse_duration
 from tpunb.utils.terminal import Printable, Style, join, paint
 
@@ -54,6 +55,8 @@ class SweepOrder:
     timeout: float | None = None
     retries: int = 0
     again: bool = False
+    yes: bool = False
+    """Nobody is asked whether the runs at a place may cost more than its `ask_above`."""
 
     @property
     def kind(self) -> Kind:
@@ -81,6 +84,8 @@ class SweepOrder:
         names = [*self.space, *(name for trial in self.trials or () for name in trial)]
         option = "parameter" if self.trials is not None else "--grid, --space:"
         parameters.refuse_unknown(self.notebook, dict.fromkeys(names), option)
+        if self.on is not None:
+            find_place(self.on, Path.cwd())
 
     def code(self) -> Callable[[], str]:
         """The digest of the notebook's code as it is now, and of its own modules at each call."""
@@ -132,6 +137,7 @@ def sweep(
     timeout: float | str | None = None,
     retries: int = 0,
     again: bool = False,
+    yes: bool = False,
     runs: Path | str | None = None,
 ) -> Study:
     """Run a notebook once for each combination of parameters, and compare what it has logged.
@@ -156,6 +162,7 @@ def sweep(
         timeout: Seconds, or "5m": a trial is stopped after this long.
         retries: How often a trial that failed is run again.
         again: Run everything again.
+        yes: Start without a question, also if all runs may cost more than the place's ask_above.
         runs: Where run folders go; the sweep is in `sweeps` there.
 
     Raises TpunbError before anything starts for parameters that the notebook does not have, or of
@@ -182,6 +189,7 @@ def sweep(
         timeout=parse_duration(timeout) if isinstance(timeout, str) else timeout,
         retries=retries,
         again=again,
+        yes=yes,
     )
     return run_sweep(order, listing.default_folder() if runs is None else Path(runs))
 
@@ -214,33 +222,25 @@ def run_sweep(order: SweepOrder, runs: Path) -> Study:
             retries=order.retries,
             show=view.show,
         )
+        scheduler.prepare()
+        if order.on is not None and not order.yes:
+            _confirm_cost(order.on, order.timeout, scheduler.runs_left())
         with view, counted_interrupts() as pressed:
-            scheduler.prepare()
             seen = 0
             for _ in scheduler.run():
-                if pressed[0] > seen:
+                if pressed.count > seen:
                     scheduler.stop(now=seen > 0)
-                    seen = pressed[0]
+                    seen = pressed.count
             view.finish(scheduler.trials, stopped=scheduler.stopped)
     return Study(folder, planner.total, shown=view.tells_all)
 
 
-@contextmanager
-def counted_interrupts() -> Iterator[list[int]]:
-    """How often the interrupt key was pressed, instead of a KeyboardInterrupt at any moment."""
-    pressed = [0]
-
-    def count(number: int, frame: object) -> None:
-        pressed[0] += 1
-
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
+def _confirm_cost(place: str, timeout: float | None, runs: int) -> None:
+    """Ask whether all runs together may cost more than the place's `ask_above`, if it has one."""
+    if find_place(place, Path.cwd()).settings.ask_above is None or not runs:
         return
-    before = signal.signal(signal.SIGINT, count)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
+    target = kinds.find_target(place, Path.cwd(), print, lambda: False)
+    confirm_cost(target, timeout, input, "--yes (yes=True)", runs=runs)
 
 
 class Study(Printable):

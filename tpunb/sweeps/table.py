@@ -1,4 +1,4 @@
-"""The table of a sweep, as text and as HTML: sorted, the best marked, nothing left out."""
+"""The table of a sweep, as text and as HTML: sorted, the best marked; of very many, some rows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tpunb.utils.terminal import Style, join, paint
 from tpunb.utils.text import duration, excerpt
 
 BEST = "★"
+ROWS = 100
+"""Of a table in a notebook or at the end of a command: `Study.table()` has all."""
 _LONGEST_VALUE = 28
 _LONGEST_ERROR = 80
 _STYLES = {
@@ -167,8 +169,8 @@ class SweepTable:
         row[column] = "" if value is None else f"{value:.4g}"
         return row
 
-    def text(self, most: int | None = None) -> str:
-        """For a terminal; `most`: only so many rows, and how many are left out."""
+    def text(self, most: int | None = ROWS) -> str:
+        """For a terminal; `most`: only so many rows, and how many are left out; None: all."""
         heads, best = self.heads(), self.best
         listed = self.sorted()
         shown = _chosen(listed, most)
@@ -185,16 +187,18 @@ class SweepTable:
                 columns[state] = paint(columns[state], _STYLES[trial.state], end=len(row[state]))
                 lines.append(join("  ", columns))
         if len(shown) < len(listed):
-            lines.append(paint(f"and {len(listed) - len(shown)} more", Style.FAINT))
+            lines.append(paint(f"and {len(listed) - len(shown):,} more", Style.FAINT))
         return join("\n", lines)
 
-    def html(self, note: str = "") -> str:
+    def html(self, note: str = "", most: int = ROWS) -> str:
         """For a notebook: plain elements with inline styles, which a saved notebook keeps."""
         heads, best = self.heads(), self.best
         columns = _cells("th", heads, "text-align:left;padding:2px 8px;opacity:0.7")
         lines = [f"<tr>{columns}</tr>"]
         state = 2 + len(self.parameters)
-        for trial in self.sorted():
+        listed = self.sorted()
+        shown = _chosen(listed, most)
+        for trial in shown:
             row = self.row(trial, heads, best)
             style = "text-align:left;padding:2px 8px"
             cells = [_cells("td", [value], style) for value in row]
@@ -206,21 +210,24 @@ class SweepTable:
             lines.append(f"<tr{weight}>{''.join(cells)}</tr>")
         head = f'<div style="padding:2px 8px"><b>{escape(self.headline())}</b></div>'
         body = f'<div style="overflow-x:auto"><table>{"".join(lines)}</table></div>'
-        tail = f'<div style="opacity:0.7;padding:2px 8px">{escape(note)}</div>' if note else ""
+        notes = [f"and {len(listed) - len(shown):,} more"] if len(shown) < len(listed) else []
+        notes += [note] if note else []
+        tails = [f'<div style="opacity:0.7;padding:2px 8px">{escape(text)}</div>' for text in notes]
         running = any(trial.state is TrialState.RUNNING for trial in self.trials.values())
         frame = _COLOURS[TrialState.RUNNING] if running else GREY
-        return framed(frame, [head, body, tail]).replace("max-width:860px;", "")
+        return framed(frame, [head, body, *tails]).replace("max-width:860px;", "")
 
 
 def _chosen(listed: Sequence[Trial], most: int | None) -> list[Trial]:
-    """So many rows: what runs, what failed, and the best."""
+    """So many rows: what runs, some of what failed, and the best."""
     if most is None or len(listed) <= most:
         return list(listed)
-    first = [trial for trial in listed if trial.state is TrialState.RUNNING]
-    first += [trial for trial in listed if trial.state is TrialState.FAILED][: most // 4]
-    rest = [trial for trial in listed if trial not in first]
-    kept = [*first, *rest[: max(0, most - len(first))]][:most]
-    return [trial for trial in listed if trial in kept]
+    running = [trial.number for trial in listed if trial.state is TrialState.RUNNING]
+    failed = [trial.number for trial in listed if trial.state is TrialState.FAILED]
+    first = [*running, *failed[: most // 4]]
+    kept = dict.fromkeys([*first, *(trial.number for trial in listed)])
+    numbers = set(list(kept)[:most])
+    return [trial for trial in listed if trial.number in numbers]
 
 
 def _numbered(trials: Sequence[int]) -> str:

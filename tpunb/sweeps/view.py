@@ -78,10 +78,12 @@ class _Notebook(SweepView):
 
     def _publish(self, note: str) -> None:
         assert self._front.publish is not None
+        began = time.monotonic()
         text = "\n".join([*self.notes, *([note] if note else [])])
         plain = "\n".join(filter(None, [str(self.table.text()), text]))
         self._front.publish({"text/html": self.table.html(text), "text/plain": plain})
-        self._shown = time.monotonic()
+        # A table of thousands takes a while to make: a twentieth of the time is enough for it.
+        self._shown = time.monotonic() + 20 * (time.monotonic() - began)
 
     @property
     def tells_all(self) -> Callable[[], bool] | None:
