@@ -392,6 +392,32 @@ def test_the_table_is_sorted_and_hides_nothing(order: SweepOrder) -> None:
     assert made.text(2).endswith("and 2 more")
 
 
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_a_narrow_terminal_has_what_matters_most(order: SweepOrder, width: int) -> None:
+    error = "rank 0 failed in cell [4], line 6: ValueError: the learning rate is too high"
+    runs = ("/runs/20261123-091353-train",)
+    times = {"started": 1.0, "ended": 90.0}
+    made = table(
+        order.spec(),
+        Trial(0, {"lr": 0.1, "run": 1}, TrialState.COMPLETE, 0.5, 3, runs=runs, **times),
+        Trial(1, {"lr": 0.2, "run": 2}, TrialState.FAILED, runs=runs, error=error, **times),
+    )
+    lines = made.text(width=width).splitlines()[1:]
+    assert max(map(len, lines)) <= width
+    assert ("20261123" in lines[1]) == ("1 min" in lines[1]) == (width == 120)
+    assert lines[1].split()[:5] == ["★", "0", "0.1", "1", "complete"]
+    assert "rank 0 failed" in lines[2]
+
+
+def test_columns_stay_while_a_sweep_goes_on(order: SweepOrder) -> None:
+    """The first trials of a grid have one value of its first parameter."""
+    trials = [Trial(n, {"lr": 0.1, "seed": n}, TrialState.RUNNING) for n in range(2)]
+    spaces = {"lr": Choice((0.1, 0.2)), "seed": Choice((0, 1)), "one": Choice((1,))}
+    assert table(replace(order, space=spaces).spec(), *trials).parameters == ["lr", "seed"]
+    listed = replace(order, space={}, trials=[{"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0}])
+    assert table(listed.spec(), trials[0]).parameters == ["lr"]
+
+
 def test_more_is_better_where_the_name_or_the_user_says_so(order: SweepOrder) -> None:
     trials = [
         Trial(n, {"lr": n}, TrialState.COMPLETE, value, metrics={"accuracy": value})

@@ -11,7 +11,7 @@ from typing import Any
 
 from tpunb.display.html import GREY, framed
 from tpunb.runs import metrics
-from tpunb.sweeps.folder import SweepSpec, Trial, TrialState, is_better
+from tpunb.sweeps.folder import Kind, SweepSpec, Trial, TrialState, is_better
 from tpunb.utils.terminal import Style, join, paint
 from tpunb.utils.text import duration, excerpt
 
@@ -20,6 +20,9 @@ ROWS = 100
 """Of a table in a notebook or at the end of a command: `Study.table()` has all."""
 _LONGEST_VALUE = 28
 _LONGEST_ERROR = 80
+_SHORTEST_ERROR = 24
+_LEAST = ("where", "step", "chip hours", "run", "cost", "time")
+"""Columns that a narrow terminal goes without, in this order."""
 _STYLES = {
     TrialState.WAITING: Style.FAINT,
     TrialState.RUNNING: Style.ACTIVE,
@@ -101,12 +104,15 @@ class SweepTable:
 
     @cached_property
     def parameters(self) -> list[str]:
-        """Those that differ between trials; all, if none does."""
-        names = list(dict.fromkeys(n for trial in self.trials.values() for n in trial.parameters))
+        """Those that differ between trials, also those to come; all, if none does."""
+        known = [trial.parameters for trial in self.trials.values()]
+        planned = self.spec.space.get("trials", []) if self.spec.kind is Kind.LIST else []
+        names = list(dict.fromkeys(name for given in known for name in given))
         differ = [
             name
             for name in names
-            if len({repr(trial.parameters.get(name)) for trial in self.trials.values()}) > 1
+            if len({repr(given.get(name)) for given in (*known, *planned)}) > 1
+            or (self.spec.kind is not Kind.LIST and _has_several(self.spec.space.get(name)))
         ]
         return differ or names
 
@@ -169,16 +175,21 @@ class SweepTable:
         row[column] = "" if value is None else f"{value:.4g}"
         return row
 
-    def text(self, most: int | None = ROWS) -> str:
-        """For a terminal; `most`: only so many rows, and how many are left out; None: all."""
+    def text(self, most: int | None = ROWS, width: int | None = None) -> str:
+        """For a terminal; `most`: only so many rows, and how many are left out; None: all.
+
+        `width`: columns of the terminal: what matters least is left out until the rest fits.
+        """
         heads, best = self.heads(), self.best
         listed = self.sorted()
         shown = _chosen(listed, most)
-        rows = [self.row(trial, heads, best) for trial in shown]
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        rows = [heads, *(self.row(trial, heads, best) for trial in shown)]
         state = 2 + len(self.parameters)
+        if width is not None:
+            rows = _fitted(rows, width, state + 1)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [paint(self.headline(), Style.STRONG)]
-        for trial, row in [(None, heads), *zip(shown, rows, strict=True)]:
+        for trial, row in zip([None, *shown], rows, strict=True):
             columns: list[str] = [v.ljust(w) for v, w in zip(row, widths, strict=True)]
             columns[-1] = columns[-1].rstrip()
             if trial is None:
@@ -216,6 +227,34 @@ class SweepTable:
         running = any(trial.state is TrialState.RUNNING for trial in self.trials.values())
         frame = _COLOURS[TrialState.RUNNING] if running else GREY
         return framed(frame, [head, body, *tails]).replace("max-width:860px;", "")
+
+
+def _fitted(rows: Sequence[list[str]], width: int, keep: int) -> list[list[str]]:
+    """The columns that fit, the first row their names; the first `keep` columns stay.
+
+    Errors are cut, and then columns left out.
+    """
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    errors = columns[-1] if columns[-1][0] == "error" else None
+
+    def taken() -> int:
+        widths = [max(map(len, column)) for column in columns]
+        if errors is not None:
+            widths[-1] = min(widths[-1], _SHORTEST_ERROR)
+        return sum(widths) + 2 * (len(widths) - 1)
+
+    for head in _LEAST:
+        if taken() > width:
+            columns = [c for n, c in enumerate(columns) if n < keep or c[0] != head]
+    if errors is not None:
+        room = width - taken() + min(max(map(len, errors)), _SHORTEST_ERROR)
+        columns[-1] = [excerpt(text, max(room, 1)) if text else "" for text in errors]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _has_several(tried: object) -> bool:
+    """Whether a parameter's part of the space has more than one value (`to_json`)."""
+    return isinstance(tried, Mapping) or (isinstance(tried, (list, tuple)) and len(tried) > 1)
 
 
 def _chosen(listed: Sequence[Trial], most: int | None) -> list[Trial]:

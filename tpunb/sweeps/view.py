@@ -111,14 +111,14 @@ class _Terminal(SweepView):
     def show(self, trials: Mapping[int, Trial]) -> None:
         super().show(trials)
         rows = max(self._console.height - _ROWS_LEFT, 4)
-        text = terminal.styled(self.table.text(rows))
+        text = terminal.styled(self.table.text(rows, self._console.width))
         text.no_wrap, text.overflow = True, "ellipsis"
         self._live.update(text, refresh=True)
 
     def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
         self._live.stop()
         self.table = replace(self.table, trials=dict(trials))
-        print(terminal.coloured(self.table.text()))
+        print(terminal.coloured(self.table.text(width=self._console.width)))
         if stopped:
             print(self.stopped)
 
