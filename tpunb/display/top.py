@@ -141,7 +141,8 @@ def _lines(run: ActiveRun) -> list[str]:
     device = "TPU" if run.device == "TPU" else "rehearsal on CPU"
     doing = run.phase if run.state is RunState.RUNNING and run.phase else str(run.state)
     living = [rank for rank in run.ranks if rank is not None]
-    head = f"{run.run} · {doing} · {run.world_size} ranks{where} · {device}"
+    ranks = f"{run.world_size} rank{'s' if run.world_size != 1 else ''}"
+    head = f"{run.run} · {doing} · {ranks}{where} · {device}"
     parts = []
     if living:
         parts.append(f"step {max(rank.steps for rank in living):,}")

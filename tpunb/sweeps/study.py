@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+_STOPPING = "stopping: what runs has time to save; interrupt again to end it at once"
+_HURRIED = "ending what runs, without time to save"
 Values = Mapping[str, Any]
 
 
@@ -230,6 +232,7 @@ def run_sweep(order: SweepOrder, runs: Path) -> Study:
             for _ in scheduler.run():
                 if pressed.count > seen:
                     scheduler.stop(now=seen > 0)
+                    view.tell(_HURRIED if seen else _STOPPING, scheduler.trials)
                     seen = pressed.count
             view.finish(scheduler.trials, stopped=scheduler.stopped)
     return Study(folder, planner.total, shown=view.tells_all)

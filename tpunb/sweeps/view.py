@@ -17,8 +17,8 @@ from tpunb.sweeps.folder import Trial, TrialState
 from tpunb.sweeps.table import SweepTable
 from tpunb.utils import terminal
 
-_ROWS_LEFT = 4
-"""Of a terminal: the headline, the columns' names and how many rows are left out."""
+_ROWS_LEFT = 5
+"""Of a terminal: the headline, the columns' names, how many rows are left out, and the news."""
 
 
 class SweepView:
@@ -27,6 +27,8 @@ class SweepView:
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
         self.table = table
         self.notes = notes
+        self.news = ""
+        """What the sweep does at the moment, if that is more than running trials."""
 
     def __enter__(self) -> SweepView:
         return self
@@ -42,6 +44,11 @@ class SweepView:
     def show(self, trials: Mapping[int, Trial]) -> None:
         """How they stand now."""
         self.table = replace(self.table, trials=dict(trials))
+
+    def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
+        """Say what the sweep does now, at once and until its end."""
+        self.news = news
+        self.show(trials)
 
     def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
         """How they stand in the end."""
@@ -70,7 +77,11 @@ class _Notebook(SweepView):
     def show(self, trials: Mapping[int, Trial]) -> None:
         super().show(trials)
         if time.monotonic() - self._shown >= self._every:
-            self._publish("")
+            self._publish(self.news)
+
+    def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
+        super().tell(news, trials)
+        self._publish(news)
 
     def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
         super().show(trials)
@@ -111,7 +122,11 @@ class _Terminal(SweepView):
     def show(self, trials: Mapping[int, Trial]) -> None:
         super().show(trials)
         rows = max(self._console.height - _ROWS_LEFT, 4)
-        text = terminal.styled(self.table.text(rows, self._console.width))
+        # The terminal writes ^C behind the last line: on a line of its own it would push the table
+        # down, and leave its first line standing.
+        text = terminal.styled(self.table.text(rows, self._console.width - len("^C")))
+        if self.news:
+            text.append(f"\n{self.news}")
         text.no_wrap, text.overflow = True, "ellipsis"
         self._live.update(text, refresh=True)
 
@@ -142,6 +157,10 @@ class _Lines(SweepView):
         for number in sorted(over.keys() - self._told):
             self._told.add(number)
             print(self._describe(over[number]), flush=True)
+
+    def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
+        super().tell(news, trials)
+        print(news, flush=True)
 
     def _describe(self, trial: Trial) -> str:
         given = ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
