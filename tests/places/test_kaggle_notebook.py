@@ -53,12 +53,21 @@ def test_it_is_readable_and_names_no_image(run: RunDir) -> None:
     assert len(text) < 0.7 * MOST_SOURCE
 
 
-def test_what_is_packed_needs_nothing_else(run: RunDir, tmp_path: Path) -> None:
+OLDER = """
+import tarfile
+del tarfile.data_filter  # as before Python 3.10.12 and 3.11.4
+_extract = tarfile.TarFile.extractall
+tarfile.TarFile.extractall = lambda self, path: _extract(self, path, filter="fully_trusted")
+"""
+
+
+@pytest.mark.parametrize("python", ["", OLDER])
+def test_what_is_packed_needs_nothing_else(run: RunDir, tmp_path: Path, python: str) -> None:
     """Without site-packages, as where nothing is installed: the node's command, and the session."""
     (tmp_path / "helper.py").write_text("X = 1\n")
     files = {"deep/helper.py": tmp_path / "helper.py"}
     _, _, packed, _ = cells(write_notebook(run, "train", {"seconds": 60}, files=files))
-    code = f"""{packed.source}
+    code = f"""{python}{packed.source}
 import pathlib, tpunb, tpunb.cli, tpunb.kernel.node, tpunb.worker.supervisor.main
 folder = pathlib.Path(sys.path[0])
 assert pathlib.Path(tpunb.__file__).parent == folder / "tpunb", tpunb

@@ -69,7 +69,8 @@ def submit(
         print(line)
     cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
-    with directory.new_run(runs, request.name) as folder:
+    # A KeyboardInterrupt would remove the folder of a run that has begun elsewhere.
+    with counted_interrupts() as pressed, directory.new_run(runs, request.name) as folder:
         run = launcher.start_at(
             target,
             folder,
@@ -79,6 +80,8 @@ def submit(
             request.remote_env(folder.id),
             detached=detach,
         )
+    if pressed.count:
+        state.request_stop(folder, "interrupted in the terminal", origin=StopOrigin.COMMAND)
     if detach:
         if cannot := kinds.why_unstoppable(folder):
             print(cannot)

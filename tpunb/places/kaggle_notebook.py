@@ -46,8 +46,10 @@ _packed = """
 """
 sys.path.insert(0, tempfile.mkdtemp(prefix="tpunb-"))
 _packed = base64.b85decode("".join(_packed.split()))
+# Pythons before 3.10.12 and 3.11.4 have no filters.
+_safely = {{"filter": "data"}} if hasattr(tarfile, "data_filter") else {{}}
 with tarfile.open(fileobj=io.BytesIO(_packed), mode="r:xz") as _sent:
-    _sent.extractall(sys.path[0], filter="data")
+    _sent.extractall(sys.path[0], **_safely)
 from tpunb.places import kaggle_session'''
 _WIDTH = 120
 _HIDDEN = {"_kg_hide-input": True, "jupyter": {"source_hidden": True}}
