@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ipython_pygments_lexers import IPython3Lexer
+from pygments.lexer import bygroups, using
+from pygments.token import Keyword, Operator, Text
 from sphinx.application import Sphinx
 from sphinx.highlighting import lexers
 
@@ -14,6 +16,7 @@ NAVIGATION = {
         "docs/start",
         "docs/howto",
         "docs/guide",
+        "docs/gallery",
         "docs/reference",
         "CONTRIBUTING",
     ],
@@ -65,6 +68,7 @@ NAVIGATION = {
     "docs/checkpoints": ["notebooks/14_*"],
     "docs/sweeps": ["notebooks/15_*", "notebooks/sweeps/*"],
     "docs/frameworks": ["notebooks/frameworks/*"],
+    "docs/gallery": ["notebooks/models/*"],
     "docs/reference": [
         "docs/reference/tpunb",
         "docs/reference/training",
@@ -90,7 +94,19 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 # Markdown as on GitHub.
 myst_heading_anchors = 4
-lexers["python"] = IPython3Lexer()  # blocks of these pages are cells, with magics
+
+
+class Cell(IPython3Lexer):
+    """Python with magics; below tpunb's own there is Python as well."""
+
+    _below = bygroups(Operator, Keyword, Text, using(IPython3Lexer))
+    tokens: ClassVar = {
+        **IPython3Lexer.tokens,
+        "root": [(r"(?s)(%%)(tpu_\w+)([^\n]*\n)(.*)", _below), *IPython3Lexer.tokens["root"]],
+    }
+
+
+lexers["python"] = lexers["ipython3"] = Cell()
 
 # Notebooks: what `make docs` has executed. The widgets of a run are gone by then; the card that it
 # has left is HTML.

@@ -1,0 +1,73 @@
+"""The gallery's notebooks: each trains at small size, and prints the figures that it claims."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.long  # each is a kernel with several trainings
+
+ROOT = Path(__file__).parents[2] / "notebooks" / "models"
+
+
+class Shown(NamedTuple):
+    parameters: str
+    """As for papermill: `name=value`, what makes it smaller than the notebook itself."""
+    pattern: str
+    """What its last cell prints: learned, and the same numbers as one process."""
+
+
+SHOWS = {
+    "cnn_first_steps": Shown(
+        "epochs=4 width=8",
+        r"accuracy 0\.9\d+ after 4 epochs on 2 rehearsal cores, 0\.9\d+ after 2 more; "
+        r"losses within \de-0[5-9] of plain PyTorch; "
+        r"1 program for training, 1 for evaluation; [\d,]+ images a second",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a kernel and some runs, on a machine that may do much else
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_model_trains_to_what_its_notebook_claims(name: str, tmp_path: Path) -> None:
+    shown = SHOWS[name]
+    given = [word for pair in shown.parameters.split() for word in ("-p", *pair.split("="))]
+    command = [sys.executable, "-m", "tpunb", "run", *given, "--cores", "2"]
+    done = subprocess.run(
+        [*command, ROOT / f"{name}.ipynb", "out.ipynb"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    last = "".join(outputs[-1]["text"])
+    assert re.fullmatch(shown.pattern, last.strip()), last
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_lint_finds_nothing_in_them() -> None:
+    notebooks = sorted(ROOT.glob("*.ipynb"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tpunb", "lint", "--json", *notebooks],
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout) == [], done.stdout
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_saved_without_outputs_and_shown(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text())["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+    assert notebook.stem in SHOWS
+    page = (ROOT.parents[1] / "docs" / "gallery.md").read_text()
+    assert f"models/{notebook.name}" in page
