@@ -24,6 +24,12 @@ class Shown(NamedTuple):
 
 
 SHOWS = {
+    "bert_glue": Shown(
+        "layers=1 longest=40 lengths=1 epochs=4 lr=3e-3",
+        r"BERT on 2 rehearsal cores: [678]\d\.\d% of 200 sentences right; "
+        r"losses within \de-0[5-9] of plain PyTorch; "
+        r"after the first step 1 program for training, 1 for evaluation; [\d,]+ sentences a second",
+    ),
     "cnn_first_steps": Shown(
         "epochs=4 width=8",
         r"accuracy 0\.9\d+ after 4 epochs on 2 rehearsal cores, 0\.9\d+ after 2 more; "

@@ -111,6 +111,13 @@ def test_it_can_be_used_again_and_as_a_decorator() -> None:
     assert [product().dtype, product().dtype] == [torch.bfloat16, torch.bfloat16]
 
 
+def test_a_parameter_switches_it() -> None:
+    x = torch.ones(2, 2)
+    for enabled, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        with bf16(enabled):
+            assert (x @ x).dtype == dtype
+
+
 def steps(model: nn.Module, lr: float, count: int = CHECKED_STEPS[0]) -> list[str]:
     """The warnings of some steps."""
     device = next(model.parameters()).device

@@ -22,7 +22,7 @@ WARN_SHARE = 0.5
 _SHORT = (torch.bfloat16, torch.float16)
 
 
-def bf16() -> _Autocast:
+def bf16(enabled: bool = True) -> _Autocast:
     """Compute in bfloat16 where that is safe.
 
         with bf16():
@@ -31,7 +31,8 @@ def bf16() -> _Autocast:
 
     It is `torch.autocast` for the CPU and, once this process uses an XLA device (kernel,
     rehearsal, TPU), for that too: matrix products and convolutions in bfloat16; weights,
-    gradients, losses, sums and the optimizer in float32. It is also a decorator.
+    gradients, losses, sums and the optimizer in float32. It is also a decorator. `enabled`: as in
+    `torch.autocast`, so that one parameter switches it.
     """
     for name in DOWNCASTS:
         if parse_flag(os.environ.get(name, "")):
@@ -40,7 +41,7 @@ def bf16() -> _Autocast:
                 "sums too, though their dtype says float32. Remove it: bf16() does not need it",
                 stacklevel=2,
             )
-    return _Autocast()
+    return _Autocast(enabled)
 
 
 class _Autocast(ContextDecorator):
@@ -49,13 +50,14 @@ class _Autocast(ContextDecorator):
     Like torch.autocast, and unlike a generator's context, it can be entered again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
         stack = ExitStack()
         for kind in ("cpu",) if running_module() is None else ("cpu", "xla"):
-            stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16))
+            stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=self._enabled))
         self._entered.append(stack)
 
     def __exit__(self, *error: Any) -> None:
