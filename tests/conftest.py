@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.drivers.kernel import ROOT, until
 from tests.drivers.ranks import Ranks, warm
-from tests.support import Driver
+from tests.support import Driver, left_below
+from tpunb.kernel.launcher import fingerprint_of
+from tpunb.kernel.supervisor import LentSupervisor
+from tpunb.machine import environment
 from tpunb.training.checkpoint import api
+from tpunb.utils import env_vars
 
 # Inherited by every process that a test starts, however deep, own session or not: what
 # carries it was started by this test session and by nothing else on the machine.
@@ -183,3 +188,32 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     _session_roots.append(lambda: getattr(driver.launcher.supervisor, "pid", 0))
     yield driver
     driver.launcher.close()
+
+
+@pytest.fixture(scope="session")
+def _lenders() -> Iterator[list[LentSupervisor]]:
+    lenders: list[LentSupervisor] = []
+    _session_roots.append(lambda: lenders[-1].pid if lenders else 0)
+    yield lenders
+    for lender in lenders:
+        lender.close()
+
+
+@pytest.fixture(scope="module")
+def lent(_lenders: list[LentSupervisor]) -> Iterator[None]:
+    """Kernels of this file use one supervisor, which has imported torch_xla, as trials do.
+
+    For files that try what a train cell does, and not how its processes begin and end: a kernel
+    with a supervisor of its own takes 5 s of a processor for that import.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # as in all kernels of tests
+        if not (_lenders and _lenders[-1].alive):
+            env = environment.fork_server_environment(
+                environment.run_environment(os.environ, "CPU")
+            )
+            _lenders.append(LentSupervisor(env, fingerprint_of(env)))
+        lender = _lenders[-1]
+        patch.setenv(env_vars.LENT, str(lender.folder))
+        yield
+        until(lambda: not left_below(lender.pid), "nothing is left of its runs", PATIENCE)

@@ -32,6 +32,8 @@ from tpunb.runs import listing
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import files, terminal
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 SURFACE = {
     "doctor": ["--runs DIR", "--json", "--on PLACE", "--import"],
     "convert": ["NB.ipynb", "--cell N|ID", "-o --output OUT.py", "--no-setup"],

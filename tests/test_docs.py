@@ -18,6 +18,8 @@ from tests import option_tables
 from tpunb import cli
 from tpunb.kernel.options import PARSERS
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",

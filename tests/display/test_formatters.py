@@ -21,6 +21,8 @@ from tpunb.runs.metrics import Best
 from tpunb.runs.result import Causes, RunResult, Summary
 from tpunb.runs.spec import FailureKind
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 KNOWN = Diagnosis("x", "A <cause>.", "Do it.", (Evidence("line <1>", (0,)),), 1.0, "https://x/?a&b")
 CELLS = (Cell(0, "code", "a = 1", 3), Cell(1, "code", "train()", 4), Cell(2, "markdown", "text"))
 SNAPSHOT = Snapshot(

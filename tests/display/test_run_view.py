@@ -20,6 +20,8 @@ from tpunb.runs.events import Ended, Metric, Note, Output, Phase, RanksStarted
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 
 class Notebook:
     """A front end that remembers, and a clock."""

@@ -20,7 +20,7 @@ from jupyter_client.manager import KernelManager
 from nbformat import v4
 
 from tests.support import left_below
-from tpunb.utils import processes
+from tpunb.utils import env_vars, processes
 from tpunb.utils.processes import Process
 
 ROOT = Path(__file__).parents[2]
@@ -275,6 +275,7 @@ class Kernel:
 
     def processes(self) -> list[Process]:
         """Supervisor, fork server and everything below."""
+        assert env_vars.LENT not in self._env, "they are of another process"
         return processes.descendants(self.pid)
 
     def working(self) -> list[Process]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
@@ -36,9 +37,15 @@ class FakeLibtpu(service.RuntimeMetricServiceServicer):  # type: ignore[misc]
     chips: list[FakeChip]
     port: int = 0
     asked: list[str] = field(default_factory=list)
+    answers: threading.Event = field(default_factory=threading.Event)
+    """Clear: it has got the question, and does not answer."""
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     def GetRuntimeMetric(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request.metric_name)
+        self.answers.wait()
         gauges = {
             TOTAL: lambda chip: messages.Gauge(as_int=chip.total),
             USED: lambda chip: messages.Gauge(as_int=chip.memory),
@@ -81,6 +88,8 @@ def serving(
             fakes.append(fake)
         yield fakes
     finally:
+        for fake in fakes:
+            fake.answers.set()
         for server in servers:
             server.stop(None).wait()
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
 
 TRAIN = """%%tpu_train --cores 1 --grid rate=0.1,0.2 --grid seed=0..1 --out study
 import tpunb

@@ -17,6 +17,8 @@ from tests.fakes.machine import FakeMachine
 from tests.fakes.metadata import FakeMetadataServer
 from tests.machine.machines import machine
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 FIRST = ["platform", "device", "chips", "cores", "accelerator_type", "versions", "problems"]
 """Keys that other programs read."""
 

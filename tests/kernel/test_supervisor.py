@@ -11,9 +11,9 @@ import pytest
 
 from tests.drivers.kernel import PATIENCE, until
 from tpunb.kernel import supervisor as module
-from tpunb.kernel.supervisor import SupervisorProcess
+from tpunb.kernel.supervisor import BorrowedSupervisor, LentSupervisor, SupervisorProcess
 from tpunb.runs.spec import StopCause
-from tpunb.utils import files, processes
+from tpunb.utils import env_vars, files, processes
 
 FORKS = """
 import os, time
@@ -132,3 +132,17 @@ def test_what_a_lender_that_was_killed_has_left_is_removed(
             files.write_json(tmp_path / name / "supervisor.json", {"pid": pid})
     module._remove_abandoned()
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
+
+
+def test_it_is_lent_to_one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lender = LentSupervisor(dict(os.environ), "the same")
+    monkeypatch.setenv(env_vars.LENT, str(lender.folder))
+    first = BorrowedSupervisor.find("the same")
+    assert first is not None
+    assert BorrowedSupervisor.find("the same") is None
+    first.close()
+    second = BorrowedSupervisor.find("the same")
+    assert second is not None
+    assert second.pid == lender.pid
+    second.close()
+    lender.close()

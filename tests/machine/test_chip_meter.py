@@ -37,6 +37,28 @@ def test_chips_of_several_processes_are_counted_in_the_order_of_their_ports() ->
     ]
 
 
+def test_a_server_that_hangs_holds_nothing_up_and_is_not_asked_again() -> None:
+    with serving([FakeChip(3 * GB, 80.0)], [FakeChip(1 * GB, 10.0)]) as servers:
+        ports = chip_meter.parse_ports(ports_of(servers))
+        known = ChipMeter(ports, chip_meter.ask_libtpu).look(training=True)
+        assert [chip.memory for chip in known] == [3 * GB, GB]
+        meter = ChipMeter(ports, chip_meter.ask_libtpu, within=300.0)
+        meter.look(training=True)
+        servers[0].answers.clear()
+        meter._within = 0.0
+        asked = len(servers[0].asked)
+        while len(servers[0].asked) == asked:  # the question has come there
+            meter.look(training=True)
+        for _ in range(3):
+            now = meter.look(training=True)
+        assert (now[0].memory, now[0].duty, now[0].peak) == (0, 0.0, 3 * GB)
+        assert len(servers[0].asked) == asked + 1
+        meter._within = 300.0
+        servers[0].answers.set()
+        meter.look(training=True)
+        assert meter.look(training=True)[0].memory == 3 * GB
+
+
 def test_without_a_server_nothing_is_known_and_nothing_written(tmp_path: Path) -> None:
     meter = ChipMeter([1], chip_meter.ask_libtpu)  # nobody listens on port 1
     assert meter.look(training=True) == []

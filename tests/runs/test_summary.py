@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tpunb.runs import chips, summary
+from tpunb.runs import chips, summary, trace
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import SIZE, Heartbeat
 from tpunb.runs.result import RunResult, Summary
-from tpunb.runs.spec import PhaseKind
+from tpunb.runs.spec import PhaseKind, Profile, RunSpec, RunState
 from tpunb.utils.files import append_text
 
 
@@ -157,3 +157,17 @@ def test_what_kept_the_chips_from_working_is_said_with_its_share(
     told = f"chips: duty cycle {duty:.0f} %, memory up to 3.0 of 16.0 GB" if duty else ""
     assert found.chips == told
     assert [advice.message.startswith(says) for advice in found.advice] == ([True] if says else [])
+
+
+def test_a_profile_without_a_trace_is_noted(run: RunDir) -> None:
+    run.write_spec(RunSpec(run.id, "n", 2, "CPU", "/", (), (), profile=Profile((), 3, 4)))
+    made = summed(run, state=RunState.SUCCEEDED)
+    assert made.trace == ""
+    assert [advice.message for advice in made.advice] == ["--profile has no trace of steps 3 to 4"]
+    assert not summed(run, state=RunState.FAILED).advice  # it has not come that far
+    folder = trace.session_of(run, Profile((), 3, 4))
+    folder.mkdir(parents=True)
+    (folder / "rank-0.xplane.pb").touch()
+    made = summed(run, state=RunState.SUCCEEDED)
+    assert made.trace.endswith(f"xprof --logdir {run.profile}")
+    assert not made.advice

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.fakes.bucket import FakeBucket, bucket
 from tpunb import cli
+from tpunb.errors import TpunbError
 from tpunb.runs import directory, download, upload
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric, Note
@@ -96,7 +98,7 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
 
     clock = Clock(lambda: None, grow, lambda: None, finish)
     url = f"{there.url}/{run.id}"
-    uploader = Uploader(run, PatientBucket(url, patience=1.0), url, clock)
+    uploader = Uploader(run, PatientBucket(url, within=1.0), url, clock)
     assert uploader.run(clock.wait)
     assert names_there(there, run) == names_here(run)
     assert "result.json" in names_here(run)
@@ -128,6 +130,43 @@ def test_a_bucket_that_hangs_is_not_asked_for_every_file(run: RunDir) -> None:
         assert 0 < len(asked) <= upload._AT_ONCE
 
 
+def test_a_connection_that_hangs_or_fails_is_made_anew_and_waited_for_no_longer(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may ask for credentials when it connects."""
+    import fsspec.core
+
+    real, asked, over = fsspec.core.url_to_fs, [], threading.Event()
+
+    def connect(url: str, **options: Any) -> Any:
+        asked.append(url)
+        if len(asked) == 1:
+            over.wait()
+        if len(asked) == 2:
+            raise OSError("no credentials yet")
+        return real(url, **options)
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
+    made = PatientBucket("memory://runs/patient", within=0.2)
+    with pytest.raises(TimeoutError):
+        made.remove("a")
+    made._patience = 300.0
+    with pytest.raises(OSError, match="no credentials yet"):
+        made.remove("b")
+    assert made.put(run.log, "run.log") == run.log.stat().st_size
+    assert len(asked) == 3
+    over.set()
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://me:secret@bucket/runs", "s3://bucket/runs?sig=abc", "simplecache::s3://a:b@c/d"]
+)
+def test_a_url_with_a_secret_is_refused(url: str) -> None:
+    with pytest.raises(TpunbError, match="a password or a key") as refused:
+        upload.check_url(url)
+    assert "secret@" not in str(refused.value)
+
+
 def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +178,7 @@ def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
         monkeypatch.setenv(name, "test")
     clock = Clock()
     url = f"s3://none/{run.id}"
-    assert not Uploader(run, PatientBucket(url, patience=0.5), url, clock).run(clock.wait)
+    assert not Uploader(run, PatientBucket(url, within=0.5), url, clock).run(clock.wait)
     [note] = [event for event in run.read_events() if isinstance(event, Note)]
     assert note.text.startswith(f"not copied to {url} so far, and tried again: ")
     told = upload.read_state(run)

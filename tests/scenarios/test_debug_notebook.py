@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.long  # a kernel with a training
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # a kernel with a training
 
 NAME = "10_one_core_debugging.ipynb"
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / NAME

@@ -48,6 +48,8 @@ ONE_WAY = {
     # They take long, and differ from the others in nothing that a script does.
     "02_transformers": "torchrun",
     "05_timm": "torchrun",
+    "06_torchmetrics": "torchrun",
+    "digits": "python",
 }
 ALONE = [
     (name, how)

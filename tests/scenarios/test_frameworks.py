@@ -14,7 +14,10 @@ import pytest
 
 from tests.support import Driver
 
-pytestmark = pytest.mark.long  # the libraries alone take seconds to import
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.usefixtures("lent"),
+]  # the libraries alone take seconds to import
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks" / "frameworks").glob("*.ipynb"))

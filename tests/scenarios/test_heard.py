@@ -24,6 +24,7 @@ from pathlib import Path
 from tpunb.kernel import panel
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
+
 run = RunDir(Path({folder!r}))
 with panel.open_panel(state.read_spec(run), run) as watched:
     while not Path("go on").exists():

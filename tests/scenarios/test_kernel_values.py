@@ -18,6 +18,8 @@ import tpunb
 from tests.drivers.kernel import Kernel, Ran, kernel
 from tpunb.runs.directory import RunDir, list_runs
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 PRELUDE = """
 import os, torch
 torch.manual_seed(0)

@@ -531,6 +531,12 @@ class TestFailures:
         assert seen.result.state == "succeeded"
         assert seen.log == ["[0] last"]
 
+    def test_a_prelude_that_closes_its_streams(self, driver: Driver) -> None:
+        """What is opened next does not become a rank's standard error, and grow with it."""
+        seen = driver.run(["import os\nfor fd in range(3):\n    os.close(fd)"], "print('trained')")
+        assert seen.result.state == "succeeded"
+        assert sorted(seen.log) == ["[0] trained", "[1] trained"]
+
 
 class TestStops:
     """One SIGINT, time to save, and nothing is left, whatever the ranks are doing."""

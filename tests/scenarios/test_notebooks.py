@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.long  # each is a kernel with a training
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # each is a kernel with a training
 
 ROOT = Path(__file__).parents[2] / "notebooks"
 SHOWS = {

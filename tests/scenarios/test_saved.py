@@ -15,7 +15,7 @@ from tests import saved
 from tests.drivers.kernel import ROOT
 from tpunb.runs.directory import list_runs
 
-pytestmark = pytest.mark.long  # whole notebooks that print much
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # whole notebooks that print much
 
 # Kaggle's batch runs are papermill, and its image has this variable.
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}

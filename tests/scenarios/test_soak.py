@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +67,13 @@ def _target(fd: Path) -> str:
         return "the listing's"
 
 
-def same(early: TpuUsers, late: TpuUsers, whose: str) -> None:
+def no_more(early: TpuUsers, late: TpuUsers, whose: str) -> None:
     assert late.memory - early.memory < LARGER, f"{whose}: {early} has become {late}"
-    found = (late.files, late.threads, late.zombies)
-    assert found == (early.files, early.threads, early.zombies), f"{whose}: {early}, {late}"
+    # What early had for a moment, as a socket of a client that has just left, is no matter.
+    more = Counter(late.files) - Counter(early.files)
+    assert not more, f"{whose}: {more}"
+    assert late.threads <= early.threads, f"{whose}: {early}, {late}"
+    assert late.zombies <= early.zombies, f"{whose}: {early}, {late}"
 
 
 TRAIN = """
@@ -123,7 +127,7 @@ def test_a_hundred_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> 
             files = sorted(os.listdir(own_temporary))
     assert driver.supervisor_pid == supervisor
     for name, pid in everyone.items():
-        same(early[name], holding(pid), name)
+        no_more(early[name], holding(pid), name)
     assert early["the supervisor"].zombies == early["the fork server"].zombies == 0
     assert sorted(os.listdir(own_temporary)) == files
     driver.launcher.close()
@@ -141,7 +145,7 @@ def test_runs_of_one_kernel(tmp_path: Path, own_temporary: Path) -> None:
             if number in (5, 20):
                 late = (_kernel(nb), len(os.listdir(own_temporary)))
                 early = late if number == 5 else early
-        same(early[0], late[0], "the kernel")
+        no_more(early[0], late[0], "the kernel")
         until(lambda: len(os.listdir(own_temporary)) <= early[1], "no run has left a file")
     until(lambda: not os.listdir(own_temporary), "nothing is left in temporary files")
 

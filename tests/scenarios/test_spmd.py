@@ -16,7 +16,7 @@ import pytest
 from tests.drivers.kernel import Kernel, kernel
 from tpunb.runs.directory import list_runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
 
 SETUP = """
 import os

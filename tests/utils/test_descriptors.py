@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch_xla")
-
 from tests.support import Driver
 
 CLOSES = "import os\nos.closerange(3, 1 << 20)\n"

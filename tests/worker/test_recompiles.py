@@ -20,6 +20,8 @@ from tpunb.worker.recompiles import COUNTED, MOST, RecompileNote, StepMonitor, d
 from tpunb.worker.supervisor import recompile_notes
 from tpunb.worker.supervisor.recompile_notes import INTERVAL, RecompileNotes
 
+pytestmark = pytest.mark.usefixtures("lent")
+
 LOOP = """
 for step, rows in enumerate(sizes, 1):
     batch = {"x": torch.ones(rows, 6), "name": "ignored"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch_xla")
-
 from tests.support import Driver
 
 AUTOCAST = """

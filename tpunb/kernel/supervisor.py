@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -289,6 +290,10 @@ class LentSupervisor:
         write_json(self.folder / _ABOUT, {"pid": self._process.pid, "fingerprint": fingerprint})
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
@@ -311,11 +316,22 @@ def _remove_abandoned() -> None:
 
 
 class BorrowedSupervisor(SupervisorProcess):
-    """The other end, in a kernel. Closed, it goes on; its lender stops what is left of runs."""
+    """The other end, in a kernel. Closed, it goes on; its lender stops what is left of runs.
+
+    Raises OSError if it has ended, and BlockingIOError while another kernel has borrowed it, as
+    where a notebook runs another one: each would read the other's messages.
+    """
 
     def __init__(self, folder: Path, pid: int) -> None:
+        self._lock = open(folder / _ABOUT, "rb")  # noqa: SIM115 (as long as it is borrowed)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            borrowed = _Borrowed(folder, pid)
+        except OSError:
+            self._lock.close()
+            raise
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        self._connect(cast("subprocess.Popen[bytes]", _Borrowed(folder, pid)))
+        self._connect(cast("subprocess.Popen[bytes]", borrowed))
         self.ready = True  # or it will be when a run needs it, which waits
 
     @classmethod
@@ -327,8 +343,13 @@ class BorrowedSupervisor(SupervisorProcess):
             return None
         try:
             return cls(folder, int(about["pid"]))
-        except OSError:  # it has ended
+        except OSError:
             return None
+
+    def close_pipes(self) -> None:
+        """Close this process's ends of the pipes, and let another borrow it."""
+        super().close_pipes()
+        self._lock.close()
 
     def close(self, wait: float = 60.0) -> None:
         """Let go of it, once the runs of this kernel have ended."""

@@ -16,18 +16,22 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tpunb.runs import chips, heartbeat
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
-from tpunb.utils import processes
+from tpunb.utils import patience, processes
 
 EVERY = 2.0
 """Seconds between two looks. libtpu's own duty cycle is of the last seconds."""
 _UNHEARD = 10.0
 """Seconds between two looks while no port has answered yet."""
+PATIENCE = 5.0
+"""Seconds that all ports together have to answer: tpu-info's library sets gRPC no deadline."""
 
 
 class Usage(NamedTuple):
@@ -45,9 +49,12 @@ Ask = Callable[[int], Iterable[Usage]]
 class ChipMeter:
     """The chips of one host, over the time of a run."""
 
-    def __init__(self, ports: Sequence[int], ask: Ask) -> None:
+    def __init__(self, ports: Sequence[int], ask: Ask, within: float = PATIENCE) -> None:
         self._ports = ports
         self._ask = ask
+        self._within = within
+        self._calls: dict[int, futures.Future[list[Usage]]] = {}
+        """Questions that have no answer yet, by process."""
         self._peaks: dict[tuple[int, int], int] = {}
         """By process, in the order of their ports, and place there."""
         self._busy: dict[tuple[int, int], tuple[float, int]] = {}
@@ -57,13 +64,9 @@ class ChipMeter:
     def look(self, *, training: bool) -> list[Chip]:
         """What the chips do now, with what they have done; none before a port has answered.
 
-        One that answers no more has the memory and the duty cycle of no process: 0.
+        One that answers no more, or not in time, has those of no process: 0.
         """
-        for process, port in enumerate(self._ports):
-            try:
-                told = list(self._ask(port))
-            except ConnectionError:
-                told = []
+        for process, told in enumerate(self._answers()):
             for key in [key for key in self._newest if key[0] == process]:
                 self._newest[key] = Usage(0, self._newest[key].total, 0.0)
             for place, usage in enumerate(told):
@@ -77,6 +80,22 @@ class ChipMeter:
             Chip(number, *self._newest[key], self._peaks.get(key, 0), self._mean(key))
             for number, key in enumerate(sorted(self._newest))
         ]
+
+    def _answers(self) -> list[list[Usage]]:
+        """What each port says; [] of one that does not. One that hangs is not asked once more."""
+        for process, port in enumerate(self._ports):
+            if process not in self._calls:
+                self._calls[process] = patience.start(partial(self._ask_port, port))
+        futures.wait(self._calls.values(), self._within)
+        answered = {p: call for p, call in self._calls.items() if call.done()}
+        self._calls = {p: call for p, call in self._calls.items() if p not in answered}
+        return [answered[p].result() if p in answered else [] for p in range(len(self._ports))]
+
+    def _ask_port(self, port: int) -> list[Usage]:
+        try:
+            return list(self._ask(port))
+        except ConnectionError:
+            return []
 
     def _mean(self, key: tuple[int, int]) -> float | None:
         total, looks = self._busy.get(key, (0.0, 0))

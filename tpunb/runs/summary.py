@@ -13,7 +13,7 @@ from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.runs.metrics import Row
 from tpunb.runs.result import Advice, RunResult, Summary
-from tpunb.runs.spec import PhaseKind
+from tpunb.runs.spec import PhaseKind, RunState
 from tpunb.runs.step_times import StepTimes
 from tpunb.utils import files
 
@@ -84,13 +84,15 @@ def summarize(result: RunResult) -> Summary:
     advice = _advice(run, result, rows, heartbeats)
     if (limit := _limit(dict(spent), heartbeats, mean_duty(chips))) is not None:
         advice.append(limit)
+    steps, command, missing = _profile(run, result)
     return Summary(
         tuple(metrics.best_values(rows)[:MOST]),
         spent,
-        tuple(advice),
+        (*advice, *missing),
         metrics.curves(rows, POINTS),
         describe_chips(chips),
-        *_profile(run, result),
+        steps,
+        command,
     )
 
 
@@ -193,18 +195,25 @@ def _advice(
     return advice
 
 
-def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str]:
-    """Of `--profile`: a mean step, and the command that opens the trace."""
+def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, list[Advice]]:
+    """Of `--profile`: a mean step, the command that opens the trace, and why there is none."""
     try:
-        spec = run.read_spec()
+        profile = run.read_spec().profile
     except (OSError, ValueError):
-        return None, ""
-    if spec.profile is None:
-        return None, ""
-    steps = trace.read_step_times(run, spec.profile, result.world_size, result.attempts)
-    if steps is None:
-        return None, ""
-    return steps, f"pip install xprof && xprof --logdir {run.profile}"
+        return None, "", []
+    if profile is None:
+        return None, "", []
+    steps = trace.read_step_times(run, profile, result.world_size, result.attempts)
+    if any(trace.session_of(run, profile).glob(f"*{trace.SUFFIX}")):
+        return steps, f"pip install xprof && xprof --logdir {run.profile}", []
+    if result.state is not RunState.SUCCEEDED:
+        return steps, "", []
+    missing = Advice(
+        f"--profile has no trace of steps {profile.first} to {profile.last}",
+        "fewer or earlier steps, if the loop was shorter; else room on the disk, and no other "
+        "profiler in the cell",
+    )
+    return steps, "", [missing]
 
 
 def _limit(

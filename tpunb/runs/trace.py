@@ -21,6 +21,8 @@ from tpunb.utils import files, records
 
 MOST = 100_000_000
 """Bytes of a trace that is read for the picture: in about a second."""
+SUFFIX = ".xplane.pb"
+"""Of the file with a trace."""
 _DEVICE = "/device:"
 _PROGRAMS, _OPERATIONS = "XLA Modules", "XLA Ops"
 _COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
@@ -71,7 +73,7 @@ def read_step_times(
 
     session = session_of(run, profile)
     devices = [
-        device for rank in found for device in read_devices(session / f"rank-{rank}.xplane.pb")
+        device for rank in found for device in read_devices(session / f"rank-{rank}{SUFFIX}")
     ]
     device = None
     if devices:

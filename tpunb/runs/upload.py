@@ -20,17 +20,16 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.spec import RunState
-from tpunb.utils import files, processes, records
+from tpunb.utils import files, patience, processes, records, secrets
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import PACKAGE_ROOT
 
-_T = TypeVar("_T")
 FILE = "upload.json"
 RESULT = "result.json"
 _OWN = frozenset([FILE, "running.lock", "stopping", "requests.jsonl", "copied.json"])
@@ -87,17 +86,11 @@ class FsspecBucket:
 
     def __init__(self, url: str) -> None:
         """Raises ImportError and ValueError for a URL that fsspec cannot do."""
-        self._url = url.rstrip("/")
-        self._system: Any = None
-        self._path = ""
-        self.connect()
-
-    def connect(self) -> None:
-        """Anew: after a call that hangs, its connections and its thread are of no use."""
         from fsspec.core import url_to_fs
 
-        self._system, self._path = url_to_fs(self._url, skip_instance_cache=True)
-        self._path = self._path.rstrip("/")
+        system, path = url_to_fs(url, skip_instance_cache=True)
+        self._system: Any = system
+        self._path: str = path.rstrip("/")
         self._made: set[str] = set()
 
     def put(self, source: Path, name: str) -> int:
@@ -258,41 +251,37 @@ def _files_of(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 class PatientBucket:
     """A bucket whose calls end: one that hangs is left alone in its thread, and is an error."""
 
-    def __init__(self, url: str, patience: float = PATIENCE) -> None:
-        self._bucket = FsspecBucket(url)
-        self._patience = patience
-        self._late: dict[str, threading.Thread] = {}
+    def __init__(self, url: str, within: float = PATIENCE) -> None:
+        self._url = url
+        self._patience = within
+        self._late: dict[str, futures.Future[int]] = {}
         """Calls that were given up, by the file that they may still write."""
+        self._connect()
+
+    def _connect(self) -> None:
+        """Anew: after a call that hangs, its connections and its thread are of no use."""
+        self._bucket = patience.start(lambda: FsspecBucket(self._url))
 
     def put(self, source: Path, name: str) -> int:
         limit = self._patience + source.stat().st_size / _SLOWEST
-        if (late := self._late.pop(name, None)) is not None:
-            late.join(4 * limit)  # or what it writes, which is older, would come last
-        return self._within(limit, name, lambda: self._bucket.put(source, name))
+        return self._within(limit, name, lambda bucket: bucket.put(source, name))
 
     def remove(self, name: str) -> int:
-        return self._within(self._patience, name, lambda: self._bucket.remove(name))
+        return self._within(self._patience, name, lambda bucket: bucket.remove(name))
 
-    def _within(self, limit: float, name: str, call: Callable[[], _T]) -> _T:
-        results: list[_T] = []
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                results.append(call())
-            except BaseException as error:  # raised below
-                errors.append(error)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(limit)
-        if thread.is_alive():
-            self._late[name] = thread
-            self._bucket.connect()
+    def _within(self, limit: float, name: str, call: Callable[[FsspecBucket], int]) -> int:
+        if (late := self._late.pop(name, None)) is not None:
+            futures.wait([late], 4 * limit)  # or what it does, which is older, would come last
+        bucket = self._bucket
+        answer = patience.start(lambda: call(bucket.result()))
+        futures.wait([answer], limit)
+        done = answer.done()
+        if self._bucket is bucket and (not done or (bucket.done() and bucket.exception())):
+            self._connect()
+        if not done:
+            self._late[name] = answer
             raise TimeoutError(f"no answer for {limit:.0f} s")
-        if errors:
-            raise errors[0]
-        return results[0]
+        return answer.result()
 
 
 def main() -> None:
@@ -366,7 +355,16 @@ def read_state(run: RunDir) -> UploadState | None:
 
 
 def check_url(url: str) -> None:
-    """Raise TpunbError if fsspec does not know such places, or lacks a package for them."""
+    """Raise TpunbError if fsspec does not know such places, or lacks a package for them.
+
+    Also for a URL with a secret: it would be in the run's folder, and in the list of processes.
+    """
+    if secrets.is_secret_text(url) or secrets.kept_value("", url) == secrets.HIDDEN:
+        raise TpunbError(
+            "--runs: the URL holds a password or a key, which each run would write down. Leave it "
+            "out, and give it to the library for this kind of bucket: in its variables (as "
+            "AWS_SECRET_ACCESS_KEY), or in a file in ~/.config/fsspec"
+        )
     from fsspec.core import split_protocol
     from fsspec.registry import get_filesystem_class
 

@@ -22,7 +22,7 @@ from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
 from tpunb.utils.files import write_json
-from tpunb.worker import replay, script_end
+from tpunb.worker import replay, script_end, stdio
 from tpunb.xla.rehearsal.errors import (
     CollectiveError,
     PeerLostError,
@@ -131,6 +131,7 @@ class Cells:
         except SystemExit as error:
             end = " ends the prelude before the train cell is reached"
             raise named_exit(error, end) from None
+        stdio.fill_closed()
 
     def _compile(self, block: Block) -> CodeType:
         """The block's code. A `from __future__` import holds for all that follow, as in IPython."""

@@ -37,6 +37,16 @@ def discard_output() -> None:
         _replace(fd, os.open(os.devnull, os.O_WRONLY))
 
 
+def fill_closed() -> None:
+    """Put something empty where a cell has closed a standard stream's descriptor.
+
+    The next file that anything opens would have its number, and a rank's output replace it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
 def _replace(fd: int, by: int) -> None:
     os.dup2(by, fd)
     if by != fd:

@@ -8,11 +8,13 @@ import importlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tpunb.runs import heartbeat, trace
 from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
 from tpunb.runs.spec import Profile
 from tpunb.runs.trace import Marks
 from tpunb.xla import counters
@@ -34,7 +36,7 @@ class StepTrace:
         self._run = run
         self._marks = run.step_times(attempt, rank)
         self._rank = rank
-        self._running = False
+        self._running = self._failed = False
         self._last: _Counts = (0.0, 0.0, 0.0, 0.0)
         self._steps: list[tuple[float, float, float, float]] = []
         if profile.first == 1:
@@ -60,26 +62,42 @@ class StepTrace:
         return self._run.profile / f".rank-{self._rank}"
 
     def _begin(self) -> None:
-        self._own.mkdir(parents=True, exist_ok=True)
-        _profiler().start_trace(str(self._own))
         self._running = True
         self._last = _counts()
         atexit.register(self._end)  # the loop may have fewer steps
+        with self._explained():
+            self._own.mkdir(parents=True, exist_ok=True)
+            _profiler().start_trace(str(self._own))
 
     def _end(self) -> None:
         if not self._running:
             return
         self._running = False
-        _profiler().stop_trace()
-        session = trace.session_of(self._run, self._profile)
-        session.mkdir(parents=True, exist_ok=True)
-        for written in sorted(self._own.rglob("*.xplane.pb")):
-            os.replace(written, session / f"rank-{self._rank}.xplane.pb")
+        with self._explained():
+            _profiler().stop_trace()
+            session = trace.session_of(self._run, self._profile)
+            session.mkdir(parents=True, exist_ok=True)
+            for written in sorted(self._own.rglob(f"*{trace.SUFFIX}")):
+                os.replace(written, session / f"rank-{self._rank}{trace.SUFFIX}")
         shutil.rmtree(self._own, ignore_errors=True)
         first = self._profile.first
         marks = Marks(first, first + len(self._steps) - 1, *_columns(self._steps))
         with contextlib.suppress(OSError):  # a full disk: the trace itself says more
             trace.write_marks(self._marks, marks)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say, once, why there is no trace: a full disk, or one of the user's own. The run goes on.
+
+        torch_xla raises RuntimeError for both.
+        """
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            if not self._failed:
+                self._failed = True
+                with contextlib.suppress(OSError):  # where the disk is full, the result says it
+                    self._run.emit(Note(f"rank {self._rank}: --profile has no trace: {error}"))
 
 
 def _columns(steps: list[tuple[float, float, float, float]]) -> list[tuple[float, ...]]:

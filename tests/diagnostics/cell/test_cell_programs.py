@@ -10,7 +10,7 @@ import pytest
 from tests.diagnostics.cell.programs import CLEAN, FAULTY, NOT_FINITE, PRELUDE, TITLES
 from tests.drivers.kernel import Kernel, Ran, kernel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
 
 
 @pytest.fixture(scope="module")

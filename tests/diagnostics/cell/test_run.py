@@ -9,7 +9,7 @@ import pytest
 from tests.diagnostics.cell.programs import PRELUDE
 from tests.drivers.kernel import Kernel, kernel, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
 
 LOOP = """
 model, opt = make()
