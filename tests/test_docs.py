@@ -161,6 +161,16 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     assert (tmp_path / "notebook.py").exists()
 
 
+def test_python_blocks_are_on_pages_that_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+    elsewhere = {"docs/checkpoints.md"}  # tests/scenarios/test_checkpoint_runs.py
+    known = {*PAGES, *HOWTO, "docs/coming_from.md", "docs/data.md", *elsewhere}
+    assert {page for page in pages if blocks(page, "python")} <= known
+    [block] = blocks("docs/data.md", "python")
+    exec(block, {})
+    assert "KAGGLE" in capsys.readouterr().out
+
+
 def test_commands_that_are_not_run_are_ones_that_tpunb_takes() -> None:
     pages = ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
     text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
