@@ -75,6 +75,10 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+_marked: dict[tuple[int, bytes], bool] = {}
+"""Whether a process carries the mark, which it has from its parent and never loses."""
+
+
 class Processes:
     """The processes of this test session at one moment, except this one."""
 
@@ -88,12 +92,15 @@ class Processes:
             pid = int(entry.name)
             try:
                 # The name, in brackets, may hold spaces: fields count from its end.
-                text = Path(entry.path, "stat").read_text(errors="replace")
-                stat = text.rpartition(")")[2].split()
-                if stat[0] in "ZX":
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    stat = file.read().rpartition(b")")[2].split()
+                if stat[0] in b"ZX" or stat[1] == b"2":  # ended, or a thread of Linux
                     continue
                 self.parents[pid] = int(stat[1])
-                if _NEEDLE in Path(entry.path, "environ").read_bytes():
+                key = (pid, stat[19])  # when it was started
+                if key not in _marked:
+                    _marked[key] = _NEEDLE in Path(entry.path, "environ").read_bytes()
+                if _marked[key]:
                     marked.add(pid)
             except OSError:  # it has just ended, or is another user's
                 continue

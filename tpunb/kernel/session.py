@@ -813,4 +813,3 @@ def preload() -> None:
     importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()
     importlib.import_module("tpunb.diagnostics.failure.rules").rules()
-    tensorboard.import_writer()

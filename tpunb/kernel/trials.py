@@ -30,7 +30,7 @@ from tpunb.kernel.launcher import fingerprint_of
 from tpunb.kernel.supervisor import LentSupervisor
 from tpunb.machine import environment, machine
 from tpunb.notebook.trial_cells import note_kept
-from tpunb.runs import state
+from tpunb.runs import state, tensorboard
 from tpunb.runs.directory import RunDir
 from tpunb.utils import env_vars, processes
 from tpunb.utils.errors import TpunbError
@@ -88,6 +88,7 @@ def _import_all() -> None:
     for name in ("ipykernel.kernelapp", "ipykernel.ipkernel", "tpunb.kernel.magics"):
         importlib.import_module(name)
     importlib.import_module("tpunb.kernel.session").preload()
+    tensorboard.import_writer()
 
 
 def _run(order: Mapping[str, Any], lent: LentSupervisor) -> dict[str, Any]:
