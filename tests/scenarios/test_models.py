@@ -24,6 +24,25 @@ class Shown(NamedTuple):
 
 
 SHOWS = {
+    "dlrm": Shown(
+        "samples=20000 tables=[2000,500,100,10]",
+        r"DLRM on 2 rehearsal cores: AUC 0\.8[0-6]\d, with the hidden weights 0\.88\d; "
+        r"losses within \de-0[5-9] of plain PyTorch; "
+        r"after the first step 1 program for training, 1 for evaluation; [\d,]+ samples a second",
+    ),
+    "llm_decoder_spmd": Shown(
+        "layers=1 window=64 width=64 steps=100 batch_size=6",
+        r"Llama on 2 rehearsal cores \(SPMD\): [34]\d\.\d% of the next bytes right, "
+        r"[23]\.\d+ bits for each; "
+        r"losses within \de-0[5-9] of plain PyTorch; "
+        r"after the first step 1 program for training, 1 for evaluation; [\d,]+ bytes a second",
+    ),
+    "translation_transformer": Shown(
+        "texts=150 layers=1 width=64 longest=12 epochs=12 lr=6e-3",
+        r"Transformer on 2 rehearsal cores: [6-9]\d\.\d% of the tokens right, .*; "
+        r"losses within \de-0[5-9] of plain PyTorch; "
+        r"after the first step 1 program for training, 1 for evaluation; [\d,]+ texts a second",
+    ),
     "bert_glue": Shown(
         "layers=1 longest=40 lengths=1 epochs=4 lr=3e-3",
         r"BERT on 2 rehearsal cores: [678]\d\.\d% of 200 sentences right; "

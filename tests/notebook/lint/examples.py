@@ -541,6 +541,13 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "if gpu:\n    dist.init_process_group(backend='nccl')"),
         ],
     ),
+    "embedding-bag": (
+        [(IMPORTS, "table = nn.EmbeddingBag(9, 2).to(xm.xla_device())  # <-")],
+        [
+            (IMPORTS, "table = nn.Embedding(9, 2).to(xm.xla_device())"),
+            ("from torch import nn\ntable = nn.EmbeddingBag(9, 2)",),
+        ],
+    ),
     "fused-optimizer": (
         [(IMPORTS, "o = optim.AdamW(m.parameters(), fused=True)  # <-")],
         [

@@ -99,6 +99,14 @@ def through_batch_norm(norm: nn.Module) -> None:
     model(ones.reshape(1, 1, 2, 2)).sum().backward()
 
 
+def bag() -> str:
+    import torch_xla.debug.metrics as metrics
+
+    nn.EmbeddingBag(3, 2).to(device)(torch.tensor([[0, 1]]).to(device)).cpu()
+    (name,) = [each for each in metrics.counter_names() if "embedding_bag" in each]
+    return name
+
+
 def variance_ratio() -> float:
     norm = nn.BatchNorm1d(1, momentum=1.0).to(device)
     values = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
@@ -123,6 +131,7 @@ json.dump(
         "cuda-amp": cuda_autocast(),
         "cuda-bfloat16": message(cuda_bfloat16),
         "fused-optimizer": message(fused),
+        "embedding-bag": bag(),
         "data-parallel": nn.DataParallel(nn.Linear(2, 2)).device_ids,
         "compile-backend": message(lambda: torch.compile(lambda x: x * 2)(ones)),
         "optimizer-before-device": left_behind(),

@@ -22,6 +22,7 @@ FACTS = {
     "load-to-xla": "RuntimeError: don't know how to restore data location",
     "reduce-average": "ValueError: Invalid reduce op",
     "torch-checkpoint": "AttributeError: module 'torch' has no attribute 'xla'",
+    "embedding-bag": "aten::_embedding_bag",
     "frozen-batch-norm": "RuntimeError: The size of mean should be compatible with feature count",
 }
 

@@ -250,6 +250,20 @@ def _biased_variance(notebook: NotebookIndex) -> Iterator[Hit]:
         yield Hit(site, f"with {max(known)} samples `running_var` is {percent} % too small")
 
 
+@rule(
+    "embedding-bag",
+    "warning",
+    what="nn.EmbeddingBag in a model on an XLA device",
+    fact="XLA has no such operator: in every step its inputs are computed and copied to the CPU",
+    source="measured with torch_xla 2.9.0: aten::_embedding_bag runs on the CPU",
+    fix="write `nn.Embedding`, and the sum or mean over the ids of a bag",
+)
+def _embedding_bag(notebook: NotebookIndex) -> Iterator[Hit]:
+    if notebook.device_uses:
+        for site in notebook.calls_of("torch.nn.EmbeddingBag"):
+            yield Hit(site, "EmbeddingBag runs on the CPU, at every step")
+
+
 def _size(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> object:
     """The number that a batch size is, None where it is not known."""
     if isinstance(node, ast.Name):
