@@ -5,6 +5,7 @@
 #                                      at a time, because they wait much)
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
+#   make docs    the site, in out/docs; executes the notebooks that have changed (ARGS=--saved: none)
 #   make picture docs/quickstart.png anew, from a run in JupyterLab (needs chromium)
 #   make matrix  what people do, in Colab's and Kaggle's environments, the newest and the oldest
 
@@ -16,7 +17,7 @@ XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
 # import torch_xla.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench picture matrix
+.PHONY: demo test check bench docs picture matrix
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -37,6 +38,9 @@ check: .venv/.ready
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks $(ARGS)
 
+docs: .venv/.ready
+	.venv/bin/python docs/site/build.py $(ARGS)
+
 picture: .venv/.ready
 	.venv/bin/python -m tests.picture
 
@@ -51,7 +55,7 @@ matrix: .venv/.ready
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,migrate,search,demo]' --group dev
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,migrate,search,demo]' --group dev --group docs
 	@touch $@
 
 # The last line that the notebook printed: what was trained, on what, and the accuracy.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
 from tests import option_tables
+from tpunb import cli
+from tpunb.kernel.options import PARSERS
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -26,6 +30,12 @@ PAGES = [
     "docs/debugging.md",
     "docs/sweeps.md",
 ]
+HOWTO = [
+    f"docs/{target}"
+    for target in re.findall(r"\]\((howto/\w+\.md)\)", (ROOT / "docs/howto.md").read_text())
+]
+SCRIPT = "# train.py"
+"""The first line of blocks that are a script."""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -56,6 +66,70 @@ def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Pa
 
 
 @pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # for all pages
+def test_python_blocks_of_all_how_to_pages_run_in_one_notebook(tmp_path: Path) -> None:
+    cells = ["%load_ext tpunb", *(cell for page in HOWTO for cell in blocks(page, "python"))]
+    notebook = notebook_of(cells)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    ends = [
+        out["data"]["text/plain"]
+        for cell in notebook.cells
+        if cell.source.startswith("%%tpu_train")
+        for out in cell.outputs
+        if out.output_type == "execute_result"
+    ]
+    assert len(ends) == 7
+    [unequal] = [end for end in ends if not end.startswith("RunResult succeeded")]
+    assert "rank" in unequal  # the page on rehearsals shows what a TPU would hang in
+
+
+ALL_IN_TURN = """
+import os, runpy, sys
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    runpy.run_path(f"{folder}/train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # three libraries, in one process and on ranks
+def test_scripts_and_cells_side_by_side_train_to_the_same_weights(tmp_path: Path) -> None:
+    both = blocks("docs/coming_from.md", "python")
+    scripts = [block for block in both if block.startswith(SCRIPT)]
+    folders = [tmp_path / str(number) for number in range(len(scripts))]
+    for folder, script in zip(folders, scripts, strict=True):
+        folder.mkdir()
+        (folder / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_IN_TURN, *map(str, folders)],
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+    cells = []
+    for block in both:
+        if block.startswith(SCRIPT):
+            continue
+        cells.append(block)
+        if "--returns weights" in block:
+            cells.append(f"# tpu: skip\ntorch.save(weights, 'cells-{len(cells)}.pt')")
+    notebook = notebook_of(cells)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    saved = sorted(tmp_path.glob("cells-*.pt"))
+    assert len(saved) == len(scripts) == 3
+    for folder, path in zip(folders, saved, strict=True):
+        script, in_cells = torch.load(folder / "weights.pt"), torch.load(path)
+        assert in_cells.keys() == script.keys()
+        for name in script:
+            torch.testing.assert_close(in_cells[name], script[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # for all commands
 def test_bash_blocks_run(tmp_path: Path) -> None:
     train = "%%tpu_train --cores {cores}\nprint('epochs', epochs)"
@@ -67,12 +141,13 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     commands = [
         line
-        for page in [*PAGES, "docs/setup.md"]
+        for page in [*PAGES, "docs/setup.md", *HOWTO]
         for block in blocks(page, "bash")
         for line in block.splitlines()
     ]
     assert "make demo" in commands  # what CI and people run; too long for this test
-    for command in commands:
+    once = {tuple(shlex.split(command, comments=True)): command for command in commands}
+    for command in once.values():
         if command.startswith("tpunb "):
             done = subprocess.run(
                 ["bash", "-c", command.replace("RUN", "notebook")],
@@ -86,10 +161,34 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     assert (tmp_path / "notebook.py").exists()
 
 
+def test_python_blocks_are_on_pages_that_are_run(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+    elsewhere = {"docs/checkpoints.md"}  # tests/scenarios/test_checkpoint_runs.py
+    known = {*PAGES, *HOWTO, "docs/coming_from.md", "docs/data.md", *elsewhere}
+    assert {page for page in pages if blocks(page, "python")} <= known
+    [block] = blocks("docs/data.md", "python")
+    exec(block, {})
+    assert "KAGGLE" in capsys.readouterr().out
+
+
+def test_commands_that_are_not_run_are_ones_that_tpunb_takes() -> None:
+    pages = ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    magics = re.findall(r"^(%%?tpu_\w+)(?: (.*))?$", text, flags=re.MULTILINE)
+    parsers = {parser.prog: parser for parser in PARSERS}
+    for name, options in magics:
+        parsers[name].parse_line(options, {})
+    commands = re.findall(r"^(?:\$ | {4})tpunb ((?:.|\\\n)*?)$", text, flags=re.MULTILINE)
+    for command in commands:
+        cli.make_parser().parse_args(shlex.split(command, comments=True))
+    assert len(magics) > 40
+    assert len(commands) > 15
+
+
 def test_links_lead_to_files() -> None:
     for page in [
         *PAGES,
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+        *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
         "CONTRIBUTING.md",
     ]:
         text = (ROOT / page).read_text(encoding="utf-8")

@@ -39,7 +39,8 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 
 def test_the_installed_environment_satisfies_every_requirement(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
-    wanted = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
+    groups = pyproject["dependency-groups"]
+    wanted = [*pyproject["project"]["dependencies"], *groups["dev"], *groups["docs"]]
     for extra in ("xla", "kaggle", "migrate", "search", "demo"):
         wanted += extras[extra]
     for requirement in map(Requirement, wanted):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # each is a kernel with a training
 
@@ -48,12 +47,16 @@ def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> Non
 def test_a_sweep_of_twelve_trials(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "sweeps", tmp_path / "sweeps")
     shutil.copy(ROOT / "15_sweep.ipynb", tmp_path)
-    client = NotebookClient(
-        nbformat.read(tmp_path / "15_sweep.ipynb", 4),
-        timeout=800,
-        resources={"metadata": {"path": str(tmp_path)}},
+    done = subprocess.run(
+        [sys.executable, "-m", "tpunb", "run", "15_sweep.ipynb", "out.ipynb"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
-    table, figure, last = [cell.outputs[-1] for cell in client.execute().cells[2:]]
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count("succeeded on 2 rehearsal cores") == 12
+    cells = nbformat.read(tmp_path / "out.ipynb", 4).cells
+    table, figure, last = [cell.outputs[-1] for cell in cells[2:]]
     assert "12 trials: 12 complete" in table.data["text/plain"]
     assert "<table>" in table.data["text/html"]
     assert figure.data["image/png"]

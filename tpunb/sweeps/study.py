@@ -23,7 +23,9 @@ from tpunb.sweeps.scheduler import Scheduler
 from tpunb.sweeps.space import Choice, Range
 from tpunb.sweeps.table import SweepTable
 from tpunb.sweeps.view import make_view
+from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.files import append_text
 from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.options import parse_duration
 from tpunb.utils.terminal import Printable, Style, join, paint
@@ -235,7 +237,11 @@ def run_sweep(order: SweepOrder, runs: Path) -> Study:
                     view.tell(_HURRIED if seen else _STOPPING, scheduler.trials)
                     seen = pressed.count
             view.finish(scheduler.trials, stopped=scheduler.stopped)
-    return Study(folder, planner.total, shown=view.tells_all)
+    study = Study(folder, planner.total, shown=view.tells_all)
+    if env_vars.RAN in os.environ:  # under `tpunb run` the trials are what the notebook has run
+        ran = "".join(f"{run}\n" for trial in study.trials for run in trial.runs)
+        append_text(Path(os.environ[env_vars.RAN]), ran)
+    return study
 
 
 def _confirm_cost(place: str, timeout: float | None, runs: int) -> None:

@@ -1,0 +1,188 @@
+"""`make docs`: the site is whole, needs no network, and has every public name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+import pytest
+
+import tpunb
+from tpunb import errors, training
+
+pytestmark = pytest.mark.long  # a build of all pages, and an executed notebook
+
+ROOT = Path(__file__).parents[1]
+OUTPUTS = [
+    nbformat.v4.new_output("stream", name="stdout", text="[0] trained on 4 cores\n"),
+    nbformat.v4.new_output("stream", name="stderr", text="a note\n"),
+    nbformat.v4.new_output(
+        "display_data",
+        {
+            "application/vnd.jupyter.widget-view+json": {"model_id": "gone"},
+            "text/html": "<div style='border-left:3px solid'>a run's <b>card</b></div>",
+            "text/plain": "a run's card",
+        },
+    ),
+]
+
+
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_build", ROOT / "docs/site/build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, with the saved notebooks, of which the first has outputs."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    first = folder / "notebooks/00_quickstart.ipynb"
+    notebook = nbformat.read(first, as_version=4)
+    notebook.cells[-1].outputs = OUTPUTS
+    nbformat.write(notebook, first)
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, 'docs/site'); import build\n"
+        "sys.exit(build.build(Path(sys.argv[1], 'out'), Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return folder / "out"
+
+
+class Page(HTMLParser):
+    """Where a page's links lead, what it loads, and which places it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.places |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("link", "script", "img", "iframe", "source"):
+            self.loaded += [given[name] for name in ("href", "src") if name in given]
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    written = [path for path in site.rglob("*.html") if "_static" not in path.parts]
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in written}
+    assert len(pages) > 60
+    assert site / "index.html" in pages
+    wrong, checked = [], 0
+    for path, page in pages.items():
+        for link in [*page.links, *page.loaded]:
+            parts = urlsplit(link)
+            if parts.scheme == "data" or (parts.scheme and link in page.links):
+                continue
+            checked += 1
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if parts.scheme or parts.netloc or not target.is_file():
+                wrong.append(f"{path.relative_to(site)}: {link}")
+            elif parts.fragment and target.suffix == ".html":
+                places = pages[site / target.relative_to(site.resolve())].places
+                if unquote(parts.fragment) not in places:
+                    wrong.append(f"{path.relative_to(site)}: {link}")
+    for sheet in site.rglob("*.css"):
+        found = re.findall(
+            r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')]+)""", sheet.read_text()
+        )
+        wrong += [f"{sheet.relative_to(site)}: {address}" for address in found]
+    assert not wrong
+    assert checked > 3000
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    packed = (site / "objects.inv").read_bytes().split(b"\n", maxsplit=4)[4]
+    documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
+    wanted = {f"tpunb.{name}" for name in tpunb.__all__}
+    wanted |= {f"tpunb.training.{name}" for name in training.__all__}
+    wanted |= {f"tpunb.errors.{name}" for name in vars(errors) if name.endswith("Error")}
+    assert wanted <= documented, wanted - documented
+    page = (site / "docs/reference/tpunb.html").read_text(encoding="utf-8")
+    assert "Of more than 50 MB" in page  # a method's docstring
+    assert "The most memory that each rank held at once" in page  # a field's
+    assert page.count('<div class="highlight-python') == 2  # examples of launch and on_log
+
+
+def test_the_search_knows_all_pages(site: Path) -> None:
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    found = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
+    sources = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("notebooks/**/*.ipynb")]
+    pages = {
+        str(path.relative_to(ROOT).with_suffix("")) for path in sources if "runs" not in path.parts
+    }
+    assert pages == set(found["docnames"])
+    hits = found["terms"]["papermil"]  # the stem
+    assert "docs/howto/sweep" in [found["docnames"][number] for number in hits]
+
+
+def test_a_notebook_is_shown_with_what_it_has_printed(site: Path) -> None:
+    page = (site / "notebooks/00_quickstart.html").read_text(encoding="utf-8")
+    assert "[0] trained on 4 cores" in page
+    assert "a run's <b>card</b>" in page
+    assert "widget" not in page.partition("<article")[2]
+
+
+def test_a_notebook_is_executed_when_it_or_what_it_runs_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = builder()
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "EXECUTED", tmp_path / "executed")
+    (tmp_path / "tpunb").mkdir()
+    (tmp_path / "tpunb/new.py").write_text("")
+    (tmp_path / "notebooks/models").mkdir(parents=True)
+    one, two = Path("notebooks/models/one.ipynb"), Path("notebooks/two.ipynb")
+
+    def write(path: Path, *cells: str) -> None:
+        made = [nbformat.v4.new_code_cell(cell) for cell in cells]
+        nbformat.write(nbformat.v4.new_notebook(cells=made), tmp_path / path)
+
+    write(
+        one,
+        "%load_ext tpunb",
+        "open('../two.ipynb').close()",
+        "%%tpu_train --cores 1\nprint('did')",
+    )
+    (tmp_path / two).write_text("no notebook")
+    assert build.notebooks() == [one, two]
+    assert build.execute(one)
+    assert "executing notebooks/models/one.ipynb" in capsys.readouterr().out
+    shown = nbformat.read(tmp_path / "executed" / one, as_version=4)
+    assert "did" in "".join(out.get("text", "") for out in shown.cells[2].outputs)
+    saved = nbformat.read(tmp_path / one, as_version=4)
+    assert not any(cell.outputs for cell in saved.cells)
+
+    assert build.execute(one)
+    assert capsys.readouterr().out == ""
+    key = build.key_of(one)
+    (tmp_path / two).write_text("still none")  # the first one names it
+    assert build.key_of(one) != key
+    key = build.key_of(one)
+    (tmp_path / "tpunb/new.py").write_text("changed = True")
+    assert build.key_of(one) != key
+
+    assert not build.execute(two)
+    assert "notebooks/two.ipynb failed" in capsys.readouterr().err
+    assert not (tmp_path / "executed" / two).exists()
