@@ -215,6 +215,7 @@ def lent(_lenders: list[LentSupervisor]) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # as in all kernels of tests
+        patch.delenv("PJRT_DEVICE", raising=False)  # a test of this process may have set it
         if not (_lenders and _lenders[-1].alive):
             env = environment.fork_server_environment(
                 environment.run_environment(os.environ, "CPU")

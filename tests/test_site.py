@@ -20,7 +20,8 @@ import pytest
 import tpunb
 from tpunb import errors, training
 
-pytestmark = pytest.mark.long  # a build of all pages, and an executed notebook
+# A build of all pages, and an executed notebook.
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = [

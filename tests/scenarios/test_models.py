@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-pytestmark = pytest.mark.long  # each is a kernel with several trainings
+# Each is a kernel with several trainings.
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]
 
 ROOT = Path(__file__).parents[2] / "notebooks" / "models"
 
