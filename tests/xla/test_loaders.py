@@ -1,6 +1,8 @@
-"""A data set that raises below torch_xla's loaders."""
+"""A data set that raises below torch_xla's loaders; and what counts as waiting for one."""
 
 from __future__ import annotations
+
+import textwrap
 
 import pytest
 
@@ -49,3 +51,32 @@ def test_a_good_data_set_is_read_as_ever(driver: Driver) -> None:
         lines = [line for line in seen.log if line.startswith(f"[{rank}] ")]
         assert len([line for line in lines if " step " in line]) == 10
         assert lines[-1] == f"[{rank}] epoch 1 5"
+
+
+WAITS = """
+    import torch_xla
+    import torch_xla.distributed.parallel_loader as pl
+    from tpunb.runs import heartbeat
+
+    def is_counted():
+        before = heartbeat.input_seconds()
+        heartbeat.read_input(lambda: None)  # within another read it adds nothing
+        return heartbeat.input_seconds() == before
+
+    sync, in_sync = torch_xla.sync, []
+
+    def watched(*args, **options):
+        in_sync.append(is_counted())
+        sync(*args, **options)
+
+    torch_xla.sync = watched
+    for batch in pl.MpDeviceLoader([torch.ones(2)] * 3, torch_xla.device()):
+        batch.sum()
+    print("in sync", in_sync, "waited", heartbeat.input_seconds() > 0)
+"""
+
+
+def test_the_step_that_ends_in_a_loader_is_no_waiting_for_input(driver: Driver) -> None:
+    seen = driver.run([], "import torch\n" + textwrap.dedent(WAITS))
+    assert seen.result.state == "succeeded"
+    assert f"[0] in sync {[False] * 5} waited True" in seen.log

@@ -104,7 +104,6 @@ torch_xla.core.xla_model._all_gather_using_all_reduce(value, dim, groups, pin_la
 torch_xla.core.xla_model._run_step_closures()
 torch_xla.core.xla_model.xla_rendezvous(payload, ordinals, tag)
 torch.utils.data.dataloader._BaseDataLoaderIter(loader)
-torch_xla.distributed.parallel_loader.PerDeviceLoader(loader, device)
 """.strip().splitlines()
 """As torch 2.8 and 2.9, torch_xla 2.8 and 2.9 have them, written the same way."""
 

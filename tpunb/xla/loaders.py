@@ -38,25 +38,26 @@ def count_waits() -> None:
     """For the rest of this process, the heartbeat has how long loops wait for batches.
 
     Of torch's DataLoader and torch_xla's MpDeviceLoader, whose next batch is nothing else: what
-    else a loop goes through may be the training itself, written as a generator.
+    else a loop goes through may be the training itself, written as a generator. MpDeviceLoader's
+    own `__next__` also ends the step before, with `torch_xla.sync()`, which may compile.
     """
     from torch.utils.data.dataloader import _BaseDataLoaderIter
-    from torch_xla.distributed.parallel_loader import PerDeviceLoader
+    from torch_xla.distributed.parallel_loader import ParallelLoader
 
-    for batches in (_BaseDataLoaderIter, PerDeviceLoader):
-        _count_waits_of(batches)
+    _count_waits_in(_BaseDataLoaderIter, "__next__")
+    _count_waits_in(ParallelLoader, "next_item")
 
 
-def _count_waits_of(batches: Any) -> None:
-    following = batches.__next__
+def _count_waits_in(batches: Any, method: str) -> None:
+    following = getattr(batches, method)
     if getattr(following, "counts_waits", False):
         return
 
-    def counting_next(self: Any) -> Any:
-        return heartbeat.read_input(lambda: following(self))
+    def counting(*args: Any) -> Any:
+        return heartbeat.read_input(lambda: following(*args))
 
-    counting_next.counts_waits = True  # type: ignore[attr-defined]
-    batches.__next__ = counting_next
+    counting.counts_waits = True  # type: ignore[attr-defined]
+    setattr(batches, method, counting)
 
 
 class _ErrorQueueLoader:

@@ -380,19 +380,14 @@ NAMES: tuple[Name, ...] = (
         "torch_xla.distributed.parallel_loader",
         "ParallelLoader",
         "loader",
-        "_loader_worker is replaced: an error in the data set silently ends the loop",
+        "_loader_worker is replaced: an error in the data set silently ends the loop; next_item is "
+        "timed, as below",
     ),
     Name(
         "torch.utils.data.dataloader",
         "_BaseDataLoaderIter",
         "loader",
         "__next__ is timed: how long the loop waits for its input",
-    ),
-    Name(
-        "torch_xla.distributed.parallel_loader",
-        "PerDeviceLoader",
-        "loader",
-        "__next__ is timed, as above",
     ),
     Name(
         "accelerate.launchers",
