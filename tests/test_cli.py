@@ -67,6 +67,7 @@ SURFACE = {
         "--timeout TIME",
         "--retries N",
         "--again",
+        "--yes",
     ],
     "attach": ["--runs DIR", "RUN", "--ranks all|none|LIST"],
     "fetch": ["--runs DIR", "RUN", "--files PATTERN"],

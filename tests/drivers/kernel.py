@@ -243,7 +243,14 @@ class Kernel:
         reply = self.client._recv_reply(ran.message, timeout=PATIENCE)
         ran.reply, ran.done = reply["content"], time.monotonic()
         ran.number = ran.reply["execution_count"]
+        if ran.reply["status"] == "error":
+            # ipykernel aborts what comes right after an error, as "Run all" wants it.
+            until(self._takes_cells, "the kernel takes cells again")
         return ran
+
+    def _takes_cells(self) -> bool:
+        message = self.client.execute("", silent=True, reply=True, timeout=PATIENCE)
+        return bool(message["content"]["status"] == "ok")
 
     def run(self, source: str, id: str | None = None, *, saved: bool = True) -> Ran:
         """Send a cell and wait for its end."""

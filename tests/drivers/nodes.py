@@ -135,7 +135,8 @@ class RunOnHosts:
         self.key = secrets.token_hex(32)
         self.nodes: dict[int, NodeProcess] = {}
         script = script_of(prelude, train)
-        made = directory.create_run(folder / "made", "pod")
+        # The name makes ids differ of runs that are made in the same second.
+        made = directory.create_run(folder / "made", f"pod-{folder.name}")
         names = tuple(host.name for host in self.hosts)
         self.spec = replace(
             RunSpec(

@@ -20,8 +20,6 @@ from tests.drivers.kernel import ROOT, Kernel, Ran, kernel, until
 from tests.support import free_port
 from tpunb.runs.directory import list_runs
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 LOAD = "%load_ext tpunb\n%tpu_setup --cores 2\nimport os, pathlib, time, torch, tpunb"
 MODEL = """
 class Net(torch.nn.Module):

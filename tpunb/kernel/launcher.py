@@ -236,7 +236,7 @@ class Launcher:
         mirrors, self._mirrors = self._mirrors, []
         kept: list[SupervisorProcess | MirrorProcess] = [*supervisors, *mirrors]
         for each in kept:
-            each.close_pipes()
+            each.begin_close()
         for each in kept:
             each.close(wait)
 
@@ -264,7 +264,8 @@ class Launcher:
         if spec.replicate is None and known is not None:
             spec = replace(spec, replicate=known)
         supervisor = self.warm(env)
-        if detached and supervisor.busy:
+        # It ends with the detached run: one that is lent is for the kernels after this one.
+        if detached and (supervisor.busy or isinstance(supervisor, BorrowedSupervisor)):
             supervisor = SupervisorProcess(environment.fork_server_environment(env))
         supervisor.poll()
         spec = replace(spec, warm=supervisor.ready)

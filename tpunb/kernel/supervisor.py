@@ -235,6 +235,10 @@ class SupervisorProcess:
             self._process.stdin.close()
         self._process.stdout.close()
 
+    def begin_close(self) -> None:
+        """What `close` begins with, which several can do at once: the end of all below it."""
+        self.close_pipes()
+
     def detach(self) -> None:
         """Leave a supervisor whose run is detached to itself."""
         with self._mutex:
@@ -333,6 +337,7 @@ class BorrowedSupervisor(SupervisorProcess):
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._connect(cast("subprocess.Popen[bytes]", borrowed))
         self.ready = True  # or it will be when a run needs it, which waits
+        self._closing = False
 
     @classmethod
     def find(cls, fingerprint: str) -> BorrowedSupervisor | None:
@@ -351,10 +356,15 @@ class BorrowedSupervisor(SupervisorProcess):
         super().close_pipes()
         self._lock.close()
 
+    def begin_close(self) -> None:
+        """Stop the runs of this kernel, once: a second time would leave them no time to save."""
+        closing, self._closing = self._closing, True
+        for run in [] if closing else list(self._runs):
+            self.stop(Path(run), StopCause.KERNEL_GONE, "the kernel has ended")
+
     def close(self, wait: float = 60.0) -> None:
         """Let go of it, once the runs of this kernel have ended."""
-        for run in list(self._runs):
-            self.stop(Path(run), StopCause.KERNEL_GONE, "the kernel has ended")
+        self.begin_close()
         until = time.monotonic() + wait
         while self._runs and time.monotonic() < until:
             self.poll()

@@ -114,6 +114,8 @@ class MirrorProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
+    begin_close = close_pipes
+
     def close(self, wait: float = 60.0) -> None:
         """Close the lifeline, and wait until the run has ended on all hosts."""
         self.close_pipes()
