@@ -30,7 +30,7 @@ from tpunb.kernel.papermill import run_notebook
 from tpunb.notebook.parameters import refuse_unknown
 from tpunb.runs import listing
 from tpunb.runs.directory import RunDir, list_runs
-from tpunb.utils import files, terminal
+from tpunb.utils import env_vars, files, terminal
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -471,8 +471,11 @@ class TestRun:
         )
 
     @pytest.mark.long
-    def test_runs_in_the_background_and_detached_ones_count_too(self, tmp_path: Path) -> None:
+    def test_runs_in_the_background_and_detached_ones_count_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The notebook is at its end before they are: one ends with the kernel, one later."""
+        monkeypatch.delenv(env_vars.LENT)  # who lends it ends what a kernel has left
         work = "import time\nfor i in range({n}):\n    time.sleep(0.1)\nprint('whole')"
         cells = [
             f"%%tpu_train --cores 1 --detach --name far\n{work.format(n=20)}",
