@@ -43,7 +43,7 @@ def fill_closed() -> None:
     The next file that anything opens would have its number, and a rank's output replace it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(fd, True)  # as standard streams are: a child would lack it too
     os.close(fd)
 
 
