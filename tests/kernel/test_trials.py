@@ -43,6 +43,7 @@ def test_an_error_of_papermills_own_is_the_trials(
     assert said["error"].startswith("OSError: no space left on device")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("lent")
 def test_what_a_kernel_leaves_of_the_supervisor_that_it_was_lent(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def test_credentials_are_colabs_own(project: ColabProject) -> None:
     project.colab.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cut_is_followed_again_and_stop_works(
     project: ColabProject, monkeypatch: pytest.MonkeyPatch

@@ -66,6 +66,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "write_lock", lambda *, tpu: "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_hosts_get_this_tpunb_once(pod: ReachedPod) -> None:

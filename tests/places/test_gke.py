@@ -301,6 +301,7 @@ def test_what_a_deleted_pod_had_is_in_the_bucket(
     assert "attempts/0/0/stdout.log" not in names  # the stream has it
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
     train = (
@@ -358,6 +359,7 @@ def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
         target()
 
 
+@pytest.mark.long
 def test_the_doctor_says_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
     report = kinds.inspect_place("gke", Path.cwd())
     assert report.problems() == []

@@ -95,6 +95,7 @@ def listen(nb: Kernel, first: Ran, *words: str) -> tuple[str, dict[str, str]]:
 
 
 class TestInTheBackground:
+    @pytest.mark.long
     def test_the_handle_shows_itself_and_ends(self, nb: Kernel) -> None:
         ran = train(nb, f"{UNTIL_TOLD}\nprint('done', rank())\nn = 5", "--bg --returns n --out h")
         ran.good()

@@ -119,6 +119,7 @@ def finished(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.long
 def test_a_notebook_is_submitted(project: Project) -> None:
     project.cluster.set_queue("team", quota=16, used=4)
     project.cluster.add_node("tpu-v6e-slice", "2x4", "us-east5-b")
@@ -153,6 +154,7 @@ def test_a_notebook_is_submitted(project: Project) -> None:
     assert "xyzzy-177" not in json.dumps(calls)
 
 
+@pytest.mark.long
 def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
     project: Project, tmp_path: Path
 ) -> None:
@@ -178,6 +180,7 @@ def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
     assert project.result().state is RunState.SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_pod_that_is_evicted_is_started_again_and_a_timeout_is_not(
     project: Project, tmp_path: Path
 ) -> None:
@@ -204,6 +207,7 @@ def test_ctrl_c_stops_every_pod(project: Project) -> None:
     project.await_nothing_left()
 
 
+@pytest.mark.long
 def test_a_cut_and_a_silent_cluster_lose_nothing(project: Project, tmp_path: Path) -> None:
     go = tmp_path / "go"
     train = (
@@ -222,6 +226,7 @@ def test_a_cut_and_a_silent_cluster_lose_nothing(project: Project, tmp_path: Pat
     assert sorted(project.log()) == ["after"] * 8 + ["begun"] * 8
 
 
+@pytest.mark.long
 def test_a_lost_kernel_ends_the_run(project: Project) -> None:
     process = project.start(GO_ON)
     project.await_lines("begun", 8)
@@ -233,6 +238,7 @@ def test_a_lost_kernel_ends_the_run(project: Project) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
+@pytest.mark.long
 def test_a_detached_run_is_found_again_when_all_here_is_lost(
     project: Project, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_train_cell_runs_there(kaggle: KaggleProject, nb: Kernel) -> None:
     assert "tpunb~" not in output.data["text/plain"]
 
 
+@pytest.mark.long
 def test_a_failure_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -> None:
     ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
     assert re.search(r"rank 3 failed in cell \[\d+\], line 4: ValueError: bad", ran.screen())
@@ -150,6 +151,7 @@ def test_a_failure_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -
     assert session(kaggle).status == "COMPLETE"
 
 
+@pytest.mark.long
 def test_an_interrupt_says_that_it_goes_on(
     kaggle: KaggleProject, nb: Kernel, tmp_path: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_session_that_is_killed(kaggle: KaggleProject, nb: Kernel, tmp_path: P
     assert failure.kind is FailureKind.HOST_LOST
 
 
+@pytest.mark.long
 def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
     kaggle.service.without_xla = True
     try:

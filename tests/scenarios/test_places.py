@@ -141,6 +141,7 @@ while not told.exists():
 """
 
 
+@pytest.mark.long
 def test_the_chips_of_every_host_are_told_here(pod: ReachedPod, nb: Kernel) -> None:
     """Each host asks its own ports: nobody else can reach them."""
     command = [sys.executable, "-m", "tests.fakes.libtpu", "18431"]
@@ -327,6 +328,7 @@ def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) 
     assert state.run_state(run) is RunState.INTERRUPTED
 
 
+@pytest.mark.long
 def test_files_travel_and_only_what_changed(pod: ReachedPod, nb: Kernel) -> None:
     (pod.project / "data").mkdir(exist_ok=True)
     (pod.project / "data" / "numbers.txt").write_text("1 2 3")
@@ -366,6 +368,7 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
     import nbformat
     from nbformat import v4

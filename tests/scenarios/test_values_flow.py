@@ -55,6 +55,7 @@ def cell(nb: Kernel, source: str, name: str) -> Ran:
     return nb.run(dedent(source), f"{test[-40:]}-{name}")
 
 
+@pytest.mark.long
 def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
     cell(nb, ADD.format(" --out res", 1), "pretrain").good()
     cell(nb, "tpunb.last_run.metrics()\nres.plot", "look").good()
@@ -131,6 +132,7 @@ def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
     assert "7 8" in cell(nb, "%%tpu_train\nprint(b, m)", "two").good().printed()
 
 
+@pytest.mark.long
 def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel) -> None:
     cell(nb, "%%tpu_train --detach --returns k\nk = 3", "one").good()
     assert cell(nb, "", "attach").good()

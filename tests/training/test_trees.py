@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.tokenization_utils_base import BatchEncoding
 
 from tpunb.training.trees import leaves, map_tensors
 
@@ -39,8 +37,6 @@ class Frozen:
         Frozen([ONE], Frozen(ONE)),
         OrderedDict(x=ONE, y=2),
         UserDict(x=ONE),
-        BatchEncoding({"input_ids": ONE, "attention_mask": ONE}),
-        SequenceClassifierOutput(logits=ONE, hidden_states=(ONE, ONE)),
     ],
     ids=lambda tree: type(tree).__name__,
 )
@@ -58,6 +54,11 @@ def test_each_tensor_is_changed_and_nothing_else(tree: Any) -> None:
     assert any(isinstance(leaf, torch.Tensor) for leaf in leaves(changed))
 
 
-def test_an_output_of_transformers_keeps_its_attributes() -> None:
-    output = SequenceClassifierOutput(logits=ONE)
+def test_batches_and_outputs_of_transformers() -> None:
+    from transformers.modeling_outputs import SequenceClassifierOutput
+    from transformers.tokenization_utils_base import BatchEncoding
+
+    output = SequenceClassifierOutput(logits=ONE, hidden_states=(ONE, ONE))
+    for tree in (BatchEncoding({"input_ids": ONE, "attention_mask": ONE}), output):
+        test_each_tensor_is_changed_and_nothing_else(tree)
     assert map_tensors(lambda tensor: tensor + 1, output).logits.item() == 2.0

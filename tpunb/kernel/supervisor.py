@@ -30,13 +30,10 @@ from tpunb.runs.protocol import (
     StopRun,
 )
 from tpunb.runs.spec import StopCause, StopOrigin
-from tpunb.utils import cpus, env_vars, processes, records
-from tpunb.utils.files import PACKAGE_ROOT, write_json
+from tpunb.utils import cpus, env_vars, interrupts, processes, records
+from tpunb.utils.files import write_json
 
-_SUPERVISOR = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from tpunb.worker.supervisor import main; main.main()"
-)
+_SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
 _ROUNDS = 50
 """In which what is left behind is killed, 0.02 s each: a process may be forked in the meantime."""
 _TAIL = 3000
@@ -65,12 +62,11 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _popen(stdin: int, stdout: int, stderr: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", _SUPERVISOR, PACKAGE_ROOT],
+    return interrupts.start_apart(
+        _SUPERVISOR,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        start_new_session=True,  # the interrupt key signals the kernel's whole group
         cwd="/",  # no module of the notebook's folder may stand in for a standard one
     )
 

@@ -37,8 +37,9 @@ from tpunb.machine import machine, metadata, tpu_users
 from tpunb.runs import directory, state, upload
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import StopCause
+from tpunb.utils import interrupts
 from tpunb.utils.errors import SetupError
-from tpunb.utils.files import PACKAGE_ROOT, write_json
+from tpunb.utils.files import write_json
 
 COUNTDOWN = 60.0
 """Seconds in which everybody can see it coming, and cancel."""
@@ -226,15 +227,14 @@ def order_stop(order: StopOrder) -> subprocess.Popen[bytes]:
     folder.chmod(0o700)  # fails if it is another user's
     (folder / "status.json").unlink(missing_ok=True)
     write_json(folder / "order.json", asdict(order))
-    code = "import sys; sys.path[0] = sys.argv[1]; from tpunb.machine import auto_stop as a; "
     with open(folder / "watcher.log", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", code + "a.main()", PACKAGE_ROOT, json.dumps(asdict(order))],
+        return interrupts.start_apart(  # it outlives the kernel
+            "from tpunb.machine import auto_stop; auto_stop.main()",
+            json.dumps(asdict(order)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd="/",
-            start_new_session=True,  # it outlives the kernel, and no interrupt key reaches it
         )
 
 

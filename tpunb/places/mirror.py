@@ -35,9 +35,9 @@ from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.spec import Stop as StopReason
 from tpunb.runs.stream import Append, End, Hello, Replace, Stop
-from tpunb.utils import files, records
+from tpunb.utils import files, interrupts, records
 from tpunb.utils.errors import TpunbError
-from tpunb.utils.files import PACKAGE_ROOT, LineTail
+from tpunb.utils.files import LineTail
 
 LOG = "mirror.log"
 SAVE = 1.0
@@ -46,9 +46,7 @@ _TAIL = 3000
 """Bytes that are shown of what a mirror has written before it failed."""
 FIRST_LOOK = 15.0
 """Seconds that who asks for a run elsewhere waits until its hosts have answered."""
-_MIRROR = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.places import mirror; mirror.main()"
-)
+_MIRROR = "from tpunb.places import mirror; mirror.main()"
 
 
 class MirrorProcess:
@@ -61,12 +59,13 @@ class MirrorProcess:
         """
         self.run = run
         with open(run.path / LOG, "ab", opener=_private) as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MIRROR, PACKAGE_ROOT, str(run.path), "stays" * stays],
+            self._process = interrupts.start_apart(
+                _MIRROR,
+                str(run.path),
+                "stays" * stays,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # the interrupt key signals the kernel's whole group
             )
         _connected.add(self)
         assert self._process.stdin is not None

@@ -26,9 +26,8 @@ from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.spec import RunState
-from tpunb.utils import files, patience, processes, records, secrets
+from tpunb.utils import files, interrupts, patience, processes, records, secrets
 from tpunb.utils.errors import TpunbError
-from tpunb.utils.files import PACKAGE_ROOT
 
 FILE = "upload.json"
 RESULT = "result.json"
@@ -51,9 +50,7 @@ _AT_ONCE = 8
 """Files: a run of many ranks has thousands of small ones."""
 _WHOLE = 32_000_000
 """Bytes of a file that is read at once, as it is at one moment."""
-_UPLOADER = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.runs import upload; upload.main()"
-)
+_UPLOADER = "from tpunb.runs import upload; upload.main()"
 
 
 @dataclass(frozen=True)
@@ -307,12 +304,13 @@ def start_upload(run: RunDir, url: str) -> None:
     for done in [path for path, process in _started.items() if process.poll() is not None]:
         del _started[done]
     place = f"{url.rstrip('/')}/{run.id}"
-    _started[run.path] = subprocess.Popen(
-        [sys.executable, "-c", _UPLOADER, PACKAGE_ROOT, str(run.path), place],
+    _started[run.path] = interrupts.start_apart(
+        _UPLOADER,
+        str(run.path),
+        place,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
         cwd="/",
     )
 

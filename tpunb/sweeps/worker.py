@@ -7,18 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpunb.utils import env_vars
-from tpunb.utils.files import PACKAGE_ROOT, LineBuffer
+from tpunb.utils import env_vars, interrupts
+from tpunb.utils.files import LineBuffer
 
-_WORKER = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from tpunb.kernel import trials; trials.main()"
-)
+_WORKER = "from tpunb.kernel import trials; trials.main()"
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,13 @@ class Worker:
     def __init__(self, mark: str, runs: Path, log: Path) -> None:
         self.mark = f"{env_vars.SWEEP}={mark}"
         with open(log, "ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER, PACKAGE_ROOT, str(os.getpid())],
+            # Ctrl-C is the sweep's, which stops runs as usual.
+            self._process = interrupts.start_apart(
+                _WORKER,
+                str(os.getpid()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
-                start_new_session=True,  # Ctrl-C is the sweep's, which stops runs as usual
                 env={**os.environ, env_vars.SWEEP: mark, env_vars.RUNS: str(runs)},
             )
         assert self._process.stdout is not None
