@@ -42,7 +42,7 @@ SHOWS = {
         r"after the first step 1 program for training, 1 for evaluation; [\d,]+ bytes a second",
     ),
     "segmentation_unet": Shown(
-        "pictures=700 epochs=6",
+        "pictures=400",
         r"U-Net on 2 rehearsal cores: mean IoU 0\.[5-8]\d+, of the worst class \(.*\) 0\.\d+, "
         r"9\d\.\d% of the pixels right; losses within \de-0[5-9] of plain PyTorch; "
         r"1 program for training, 1 for evaluation; [\d,]+ pictures a second",
