@@ -38,6 +38,13 @@ SHOWS = {
         r"losses within \de-0[5-9] of plain PyTorch; "
         r"after the first step 1 program for training, 1 for evaluation; [\d,]+ bytes a second",
     ),
+    "segmentation_unet": Shown(
+        "pictures=400",
+        r"U-Net on 2 rehearsal cores: mean IoU 0\.[5-8]\d+, of the worst class \(.*\) 0\.\d+, "
+        r"9\d\.\d% of the pixels right; losses within \de-0[5-9] of plain PyTorch; "
+        r"1 program for training, 1 for evaluation; [\d,]+ pictures a second",
+        "--xla_backend_optimization_level=0",
+    ),
     "translation_transformer": Shown(
         "texts=150 layers=1 width=64 longest=12 epochs=12 lr=6e-3",
         r"Transformer on 2 rehearsal cores: [6-9]\d\.\d% of the tokens right, .*; "
