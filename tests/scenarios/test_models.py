@@ -28,6 +28,13 @@ class Shown(NamedTuple):
 
 
 SHOWS = {
+    "big_batch_gan": Shown(
+        "steps=150",
+        r"GAN on 2 rehearsal cores: [89]\d\.\d% of the digits read as asked, "
+        r"diversity (0\.[5-9]|1\.0)\d, Fréchet distance [0-3]\.\d\d where real ones have 0\.\d\d; "
+        r"losses within \de-0[5-9] of plain PyTorch; "
+        r"1 program for training, 1 for evaluation; [\d,]+ images a second",
+    ),
     "dlrm": Shown(
         "samples=20000 tables=[2000,500,100,10]",
         r"DLRM on 2 rehearsal cores: AUC 0\.8[0-6]\d, with the hidden weights 0\.88\d; "
