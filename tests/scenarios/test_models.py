@@ -34,6 +34,8 @@ SHOWS = {
         r"diversity (0\.[5-9]|1\.0)\d, Fréchet distance [0-3]\.\d\d where real ones have 0\.\d\d; "
         r"losses within \de-0[5-9] of plain PyTorch; "
         r"1 program for training, 1 for evaluation; [\d,]+ images a second",
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+        "--xla_cpu_parallel_codegen_split_count=1",
     ),
     "dlrm": Shown(
         "samples=20000 tables=[2000,500,100,10]",
