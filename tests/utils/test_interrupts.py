@@ -17,7 +17,8 @@ SIGNALLED = """
     # has it in the moment that it belongs to this group.
     press = "import os, sys; g = int(sys.argv[1])\\nwhile os.getppid() == g: os.killpg(g, 2)"
     with counted_interrupts() as interrupts:
-        key = subprocess.Popen([sys.executable, "-c", press, str(os.getpid())], preexec_fn=os.setpgrp)
+        pressing = [sys.executable, "-c", press, str(os.getpid())]
+        key = subprocess.Popen(pressing, preexec_fn=os.setpgrp)
         while not interrupts.count:
             time.sleep(0.001)
         code = "import sys; sys.exit(int(sys.argv[1]))"
