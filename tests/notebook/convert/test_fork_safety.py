@@ -16,6 +16,10 @@ FOUND = {
         "calls backward()"
     ),
     "class T:\n    def fit(self):\n        loss.backward()\nT().fit()": "calls backward()",
+    "class T:\n    if fast:\n        def fit(self):\n            loss.backward()\nT().fit()": (
+        "calls backward()"
+    ),
+    "def outer():\n    def fit():\n        loss.backward()\n    fit()\nouter()": "calls backward()",
     "@step\ndef f(): ...\ndef step(f):\n    loss.backward()\nstep(f)": "calls backward()",
     "def f(x=loss.backward()): ...": "calls backward()",
     "import torch\ng = torch.autograd.grad(y, x)": "calls torch.autograd.grad()",
@@ -42,6 +46,8 @@ NOT_FOUND = [
     "model.to('cpu'); model.to(device)",
     "device = torch.device('xla')",
     "text = 'loss.backward()'  # loss.backward()",
+    "def fit():\n    loss.backward()\nclassifier = SVC().fit(x, y)",
+    "class T:\n    def fit(self):\n        loss.backward()\nfit(T())",
     "x = '\\d'",
     "%time loss.forward()\n!python -c 'loss.backward()'",
 ]

@@ -82,24 +82,34 @@ class _Prelude:
 
     def __init__(self, trees: list[ast.Module]) -> None:
         self.imports = ImportedNames(trees)
-        self.functions: dict[str, list[statements.Function]] = {}
-        for node in (node for tree in trees for node in ast.walk(tree)):
-            if isinstance(node, statements.Function):
-                self.functions.setdefault(node.name, []).append(node)
+        self.functions: dict[tuple[str, bool], list[statements.Function]] = {}
+        """By name, and whether it is a method: `model.fit()` does not call a function `fit`."""
+        for tree in trees:
+            self._define(tree, is_method=False)
+
+    def _define(self, node: ast.AST, *, is_method: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            inside = is_method
+            if isinstance(child, statements.Function):
+                self.functions.setdefault((child.name, is_method), []).append(child)
+                inside = False
+            elif isinstance(child, ast.ClassDef):
+                inside = True
+            self._define(child, is_method=inside)
 
     def executed(self, tree: ast.Module) -> Iterator[ast.AST]:
         """What runs in a cell, with the bodies of the prelude's functions that it calls."""
-        entered: set[str] = set()
+        entered: set[tuple[str, bool]] = set()
         todo: list[ast.AST] = [tree]
         while todo:
             for node in statements.executed(todo.pop(0)):
                 yield node
                 if not isinstance(node, ast.Call):
                     continue
-                name = _last(node.func)
-                if name in self.functions and name not in entered:
-                    entered.add(name)
-                    for function in self.functions[name]:
+                called = (_last(node.func), isinstance(node.func, ast.Attribute))
+                if called in self.functions and called not in entered:
+                    entered.add(called)
+                    for function in self.functions[called]:
                         todo.append(ast.Module(body=function.body, type_ignores=[]))
 
     def finding(self, node: ast.AST) -> str | None:
