@@ -57,9 +57,7 @@ def install() -> None:
     """In this process, supervisors are started with all this below them."""
     from tpunb.kernel import supervisor
 
-    supervisor._SUPERVISOR = _PATH + (
-        "sys.argv.pop(1); from tests.fakes import torchless; torchless.supervise()"
-    )
+    supervisor._SUPERVISOR = _PATH + "from tests.fakes import torchless; torchless.supervise()"
 
 
 def supervise() -> None:
