@@ -70,6 +70,7 @@ def test_a_tpu_that_somebody_has(tmp_path: Path) -> None:
     assert "gke: KUBERNETES_SERVICE_HOST is set" in told["signs"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_trying_the_import(tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:

@@ -212,6 +212,7 @@ def phases(run: RunDir) -> str:
     return "\n".join(getattr(event, "text", "") for event in run.read_events())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -280,6 +281,7 @@ def test_what_comes_late_is_not_of_the_pods_that_jobset_has_started_again(
     assert made._said.empty()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_deleted_pod_had_is_in_the_bucket(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +318,7 @@ def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
     assert objects(cluster) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -> None:
     made = place("import time\ntime.sleep(600)")

@@ -194,6 +194,7 @@ def test_a_pod_that_is_evicted_is_started_again_and_a_timeout_is_not(
     assert (result.state, result.attempts) == (RunState.TIMED_OUT, 2)
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_every_pod(project: Project) -> None:
     project.set_place(restarts=3)
     process = project.start(GO_ON)

@@ -413,6 +413,7 @@ def test_a_host_that_cannot_look_itself_up(make: Make, pod: Pod) -> None:
             host.know(names)
 
 
+@pytest.mark.long
 def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
     runs = [make("print('done')", port=port) for port in (29510, 29511)]
     for run in runs:

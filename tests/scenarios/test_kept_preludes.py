@@ -86,6 +86,7 @@ def test_nothing_runs_again_while_nothing_has_changed(notebook: Notebook) -> Non
     assert executed == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "executed", "told"),
     [
@@ -171,6 +172,7 @@ def test_errors_are_in_the_cell_that_was_kept(notebook: Notebook) -> None:
     assert "    raise ValueError('here')" in [text for _, text in failure.source]
 
 
+@pytest.mark.long
 def test_a_local_module_that_changes_has_everything_run_again(
     notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -197,6 +199,7 @@ print(random.random(), torch.rand(1).item(), numpy.random.rand())
 """
 
 
+@pytest.mark.long
 def test_random_numbers_are_those_of_a_prelude_that_runs_anew(notebook: Notebook) -> None:
     notebook.cells[1] = SEEDED
     first, _ = notebook.run(DRAW)

@@ -217,6 +217,7 @@ def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
     cell(nb, "pass", "sweep").good()
 
 
+@pytest.mark.long
 def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel) -> None:
     cell(
         nb,

@@ -614,6 +614,7 @@ except KeyboardInterrupt:
         assert len(list((nb.folder / f"saved {name}").iterdir())) == 3
         assert not (nb.folder / f"second {name}").exists()
 
+    @pytest.mark.long
     def test_a_rank_in_a_long_call_of_native_code_while_the_others_save(self, nb: Kernel) -> None:
         source = f"""
 import hashlib

@@ -171,6 +171,7 @@ def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
     assert (failure.rank, failure.host) == (3, "h1")
 
 
+@pytest.mark.long
 def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     run = newest(nb)
@@ -241,6 +242,7 @@ def test_retries_start_all_hosts_again(nb: Kernel) -> None:
     assert last(nb).attempts == 2
 
 
+@pytest.mark.long
 def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[1].kill()
@@ -341,6 +343,7 @@ def test_files_travel_and_only_what_changed(pod: ReachedPod, nb: Kernel) -> None
     assert who(train(nb, body).good(), "4 5 6 7 ['numbers.txt']") == EVERY
 
 
+@pytest.mark.long
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     import nbformat
     from nbformat import v4
@@ -390,6 +393,7 @@ def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
         assert (result.place, len(result.hosts)) == ("pod", 2)
 
 
+@pytest.mark.long
 def test_the_doctor_of_a_place(pod: ReachedPod) -> None:
     told = tpunb(pod, "doctor", "--on", "pod")
     assert told.returncode == 0, told.stdout

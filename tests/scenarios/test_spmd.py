@@ -99,6 +99,7 @@ def test_devices_are_not_chosen_by_a_variable(nb: Kernel) -> None:
     assert ran.stderr.startswith("UsageError: %%tpu_train --env CPU_NUM_DEVICES=2: a rank of a ")
 
 
+@pytest.mark.long
 def test_under_tpu_debug_the_kernel_has_it_and_later_runs_have_not(nb: Kernel) -> None:
     """One device in the kernel, so a mesh of one."""
     assert nb.run(f"%%tpu_debug\n{SPMD}").good().stdout.endswith("1 56.0\n")

@@ -67,6 +67,7 @@ def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
     assert "3.0 3.0 succeeded 3.0" in shown.good().printed()
 
 
+@pytest.mark.long
 def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
     first = cell(nb, ADD.format(" --name one", 1), "one").good()
     cell(nb, "where = str(tpunb.last_run.dir)", "where").good()
@@ -116,6 +117,7 @@ def test_what_a_train_cell_has_not_brought_is_told(nb: Kernel) -> None:
     assert f"the train cell reads `model` as it is above cell [{ran.number}]" in shown.printed()
 
 
+@pytest.mark.long
 def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
     waits = "while not os.path.exists('go on'): time.sleep(0.05)\nb = 7"
     cell(nb, f"%%tpu_train --bg --returns b --out h\n{waits}", "one").good()

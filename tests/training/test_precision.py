@@ -81,6 +81,7 @@ def check(found: dict[str, Any]) -> None:
     assert exact["losses"][-1] < exact["losses"][0] / 2
 
 
+@pytest.mark.long
 def test_on_the_cpu_it_trains_as_float64_does() -> None:
     check(trained("cpu", short=True))
 

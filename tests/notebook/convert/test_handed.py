@@ -69,6 +69,7 @@ def test_attaching_brings_it_at_its_line() -> None:
     ]
 
 
+@pytest.mark.long
 def test_attaching_in_a_script_by_itself(tmp_path: Path) -> None:
     cells = ("%%tpu_train --detach --returns a\na = 1", "%tpu_attach --out r one\nprint(a)")
     script = convert(
@@ -152,6 +153,7 @@ def test_what_a_script_cannot_have_is_refused(source: str) -> None:
         convert(notebook(*cells))
 
 
+@pytest.mark.long
 def test_a_name_that_rank_0_has_not_got(tmp_path: Path) -> None:
     script = convert(notebook("%%tpu_train --returns b\nimport torch", "%%tpu_train\nprint(b)"))
     assert "rank 0 has no variable 'b' after the train cell" in run(script, tmp_path).stderr

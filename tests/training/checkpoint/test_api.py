@@ -649,6 +649,7 @@ def test_on_a_stop_only_what_the_state_needs_is_computed(ranks: Ranks, tmp_path:
     assert value == 3
 
 
+@pytest.mark.long
 def test_saving_numbers_does_not_import_torch_xla(tmp_path: Path) -> None:
     code = (
         "import sys, tpunb; assert 'torch' not in sys.modules; assert tpunb.load() is None; "
