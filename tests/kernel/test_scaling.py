@@ -72,6 +72,7 @@ class TestCompare:
         assert "mfu" not in table
         assert table["device"].tolist() == ["CPU"]
 
+    @pytest.mark.long
     def test_on_a_tpu_the_chip_and_the_price_are_known(
         self, runs: dict[int, RunResult], tmp_path: Path
     ) -> None:

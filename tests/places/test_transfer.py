@@ -155,6 +155,7 @@ def there(pod: ReachedPod, name: str) -> list[Path]:
     return sorted(pod.folder.glob(f"homes/*/.tpunb/projects/project-*/{name}"))
 
 
+@pytest.mark.long
 def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:
     one, two = pod.project / "one.txt", pod.project / "two.txt"
     one.write_text("one")

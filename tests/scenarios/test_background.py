@@ -135,6 +135,7 @@ class TestInTheBackground:
         assert waited.shown.startswith("RunResult succeeded on 2 rehearsal cores")
         assert nb.value("n, h.wait() is tpunb.last_run") == (5, True)
 
+    @pytest.mark.long
     def test_a_failure_is_shown_and_raised_by_who_waits(self, nb: Kernel) -> None:
         ran = train(nb, "if rank() == 1:\n    raise ValueError('bad batch')", "--bg --out h").good()
         _, bundle = listen(nb, ran, "rank 1 failed in", "raise ValueError")

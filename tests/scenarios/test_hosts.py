@@ -170,6 +170,7 @@ def test_stopped_twice_no_host_waits_for_the_grace_period(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
+@pytest.mark.long
 def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
     """As `tpunb stop` does there."""
     from tpunb.runs import state
@@ -372,6 +373,7 @@ def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) 
     assert run.wait() == [130]
 
 
+@pytest.mark.long
 def test_a_detached_run_goes_on_and_is_followed_later(make: Make) -> None:
     run = make(
         "import os, time\n"
@@ -446,6 +448,7 @@ def test_a_port_that_is_taken_is_named(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
+@pytest.mark.long
 def test_another_version_on_one_host_is_refused_before_anything_starts(make: Make) -> None:
     run = make("print('done')", count=3)
     (run.folders[2] / "script.py").write_text("print('other')\n")

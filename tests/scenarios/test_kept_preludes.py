@@ -266,6 +266,7 @@ def test_a_temporary_folder_that_ranks_remove_is_made_anew(notebook: Notebook) -
     assert executed == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "train",
     [
@@ -361,6 +362,7 @@ def test_replicate_keeps_nothing_and_needs_nothing(notebook: Notebook) -> None:
     assert notebook.run()[1] == []
 
 
+@pytest.mark.long
 def test_retries_begin_in_what_was_kept(notebook: Notebook) -> None:
     notebook.run()
     train = "import os\nif os.environ['TPUNB_ATTEMPT'] == '0': raise ValueError\nprint('second')"

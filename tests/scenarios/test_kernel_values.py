@@ -64,6 +64,7 @@ def test_nothing_is_said_where_nothing_differs(nb: Kernel) -> None:
     assert last(nb).kernel_values.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", ["", "--replicate"])
 def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
     train(nb, "pass").good()
@@ -105,6 +106,7 @@ def test_a_line_of_an_error_below_the_parameters(nb: Kernel) -> None:
     assert "❯    3  1 / 0" in ran.status
 
 
+@pytest.mark.long
 def test_a_loop_around_a_train_cell(nb: Kernel) -> None:
     ran = nb.run(
         """

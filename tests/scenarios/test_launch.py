@@ -250,6 +250,7 @@ def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel
     cell(nb, "pass", "sweep").good()
 
 
+@pytest.mark.long
 def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -> None:
     cell(nb, "def core():\n    return int(os.environ.get('RANK', -1))", "above").good()
     ran = cell(nb, "%%tpu_debug --no-report\nhere = tpunb.launch(core).returns['value']").good()

@@ -860,6 +860,7 @@ class TestDebug:
         assert (ran.shown, ran.stdout) == ("'xla:0'", "")
         assert bare.run("%%tpu_debug\n17;").good().value is None
 
+    @pytest.mark.long
     def test_its_names_stay_in_the_kernel_and_its_cell_out_of_runs(self, bare: Kernel) -> None:
         bare.run("%%tpu_debug\nonly_here = 4").good()
         assert bare.value("only_here") == 4
@@ -909,6 +910,7 @@ class TestDebug:
         assert "time.sleep(600)" in ran.traceback
         assert bare.run("%%tpu_debug\n'goes on'").good().shown == "'goes on'"
 
+    @pytest.mark.long
     def test_magics_and_shell_lines_work_in_it(self, bare: Kernel) -> None:
         ran = bare.run("%%tpu_debug\nout = !echo from the shell\n%time n = 3\n(out[0], n)").good()
         assert ran.shown == "('from the shell', 3)"

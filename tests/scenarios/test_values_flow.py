@@ -77,6 +77,7 @@ def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
     assert re.search(r"dirs \S+-one\S* \S+-two\n", shown.printed())
 
 
+@pytest.mark.long
 def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None:
     cell(nb, ADD.format("", 1), "one").good()
     two = ADD.format("", 10)
@@ -89,6 +90,7 @@ def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None
     assert "weight 11.0 11.0" in cell(nb, SHOW, "below").good().printed()
 
 
+@pytest.mark.long
 def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
     cell(nb, ADD.format(",n --out res\nn = 5", 1), "one").good()
     failed = cell(nb, ADD.format(",n --out res\nn = 6\n1 / 0", 1), "one")
@@ -98,6 +100,7 @@ def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
     assert nb.value("n, res.state == 'failed'") == (5, True)
 
 
+@pytest.mark.long
 def test_what_was_not_returned_is_refused_with_what_to_do(nb: Kernel) -> None:
     number = cell(nb, "%%tpu_train\nlosses = [1.0]", "one").good().number
     refused = cell(nb, "%%tpu_train\nprint(losses)", "two")
@@ -146,6 +149,7 @@ def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel)
     assert "3 {'k': 3} succeeded" in shown.printed()
 
 
+@pytest.mark.long
 def test_a_skipped_change_is_told(nb: Kernel) -> None:
     skipped = cell(nb, "# tpu: skip\nmodel.load_state_dict(model.state_dict())", "skip").good()
     shown = cell(nb, SHOW, "show").good().printed()

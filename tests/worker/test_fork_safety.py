@@ -27,6 +27,7 @@ def some_long(libraries: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=marks[name]) for name in libraries]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("library", some_long(FORKED))
 def test_children_do_what_their_parent_did(ranks: Ranks, library: str) -> None:

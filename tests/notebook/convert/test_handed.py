@@ -109,6 +109,7 @@ layer = {"tied": weight, "again": weight}
 """.strip()
 
 
+@pytest.mark.long
 def test_a_script_by_itself_runs_it_in_its_place(tmp_path: Path) -> None:
     script = convert(
         notebook(

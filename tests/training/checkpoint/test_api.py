@@ -643,6 +643,7 @@ def _save_on_a_stop(run: str) -> tuple[float, float, int]:
     return during, after, int(unfinished[0].item())
 
 
+@pytest.mark.long
 def test_on_a_stop_only_what_the_state_needs_is_computed(ranks: Ranks, tmp_path: Path) -> None:
     ((during, after, value),) = ranks.values(_save_on_a_stop, 1, str(tmp_path / "run"))
     assert after == during + 1  # the pending step, which all ranks start in the same way

@@ -116,6 +116,7 @@ def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
     assert "6 collectives, 1.6 kB" in status.html()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_that_fail_tell_of_theirs_too_and_one_rank_has_none(driver: Driver) -> None:
     failed = driver.run([], TRAIN.format(seconds=0) + "\nraise ValueError('late')", ranks=2).result
