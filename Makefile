@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself: it needs Python 3.10 or later with pip, make and git.
 #
 #   make demo    run the quickstart notebook on this machine's TPU, or on 4 rehearsal cores
-#   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too; three
+#   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too; four
 #                                      at a time, because they wait much)
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
@@ -27,7 +27,7 @@ demo: .venv/.ready
 	@.venv/bin/python -c "$$LAST_LINE" out/00_quickstart.ipynb
 
 test: .venv/.ready
-	.venv/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: .venv/.ready
 	.venv/bin/ruff check

@@ -32,7 +32,7 @@ _NEEDLE = f"{MARK}={os.environ[MARK]}\0".encode()
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1",
+    " --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_multi_thread_eigen=false",
 )
 
 # A shell ignores it for what it starts in the background, and so would all that tests start.
