@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.drivers.kernel import until
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts_run import HostsRun
@@ -145,6 +148,13 @@ def test_a_place_takes_its_things_back_before_the_result_is_here(
     assert followed(run, place) is not None
     assert here == [None]
     assert "the session stays" in [e.text for e in run.read_events() if isinstance(e, Note)]
+
+
+def test_a_killed_mirror_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    mirror = MirrorProcess(RunDir(tmp_path), variables=None, stays=True)
+    os.kill(mirror.pid, signal.SIGKILL)
+    until(mirror.has_exited, "it is killed")
+    assert mirror.broken.startswith("the process that follows the run was killed (SIGKILL)")
 
 
 def test_a_host_that_is_lost_ends_the_others_and_is_named(run: RunDir) -> None:

@@ -31,7 +31,7 @@ from tpunb.places.place import Cancelled, HostGone, Place, Restarted, Said
 from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase, RanksStarted
-from tpunb.runs.result import Failure, RunResult
+from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.spec import Stop as StopReason
 from tpunb.runs.stream import Append, End, Hello, Replace, Stop
@@ -90,7 +90,13 @@ class MirrorProcess:
 
     @property
     def broken(self) -> str:
-        """What it has written where it should write nothing; '' if it has not."""
+        """How it was killed, or what it has written where it should write nothing; '' if neither."""
+        ended = self._process.poll() or 0
+        if ended < 0:
+            return (
+                f"the process that follows the run was killed ({signal_name(-ended)}); "
+                "`tpunb attach` follows it again"
+            )
         with contextlib.suppress(OSError):
             return files.read_end(self.run.path / LOG, _TAIL).decode("utf-8", "replace").strip()
         return ""
