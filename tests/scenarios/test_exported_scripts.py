@@ -22,6 +22,7 @@ LONG = "it takes long, and differs from the others in nothing that a script does
 NOT_RUN = {
     "02_transformers": LONG,
     "05_timm": LONG,
+    "06_torchmetrics": LONG,
     "03_lightning": "Lightning's accelerator='tpu' needs a TPU, or tpunb's rehearsal",
     "04_fastai": "fastai never ends a step: without tpunb, on one device, each step takes longer",
     "10_one_core_debugging": TRAINING,
@@ -50,7 +51,6 @@ ONE_WAY = {
     "02_spmd": "python",  # SPMD is one process
     # Without a TPU, accelerate's launcher starts processes of gloo whose XLA devices never meet.
     "01_accelerate": "torchrun",
-    "06_torchmetrics": "torchrun",
     "digits": "python",
 }
 ALONE = [

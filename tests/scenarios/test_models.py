@@ -46,19 +46,19 @@ SHOWS = {
         r"after the first step 1 program for training, 1 for evaluation; [\d,]+ bytes a second",
     ),
     "segmentation_unet": Shown(
-        "pictures=400",
+        "pictures=300 features=[8,16] size=20",
         r"U-Net on 2 rehearsal cores: mean IoU 0\.[5-8]\d+, of the worst class \(.*\) 0\.\d+, "
         r"9\d\.\d% of the pixels right; losses within \de-0[5-9] of plain PyTorch; "
         r"1 program for training, 1 for evaluation; [\d,]+ pictures a second",
     ),
     "translation_transformer": Shown(
-        "texts=150 layers=1 width=64 longest=12 epochs=12 lr=6e-3",
+        "texts=110 layers=1 width=64 longest=10 epochs=12 lr=6e-3",
         r"Transformer on 2 rehearsal cores: [6-9]\d\.\d% of the tokens right, .*; "
         r"losses within \de-0[5-9] of plain PyTorch; "
         r"after the first step 1 program for training, 1 for evaluation; [\d,]+ texts a second",
     ),
     "bert_glue": Shown(
-        "layers=1 longest=40 lengths=1 epochs=4 lr=3e-3",
+        "layers=1 longest=24 lengths=1 epochs=4 lr=4e-3",
         r"BERT on 2 rehearsal cores: [678]\d\.\d% of 200 sentences right; "
         r"losses within \de-0[5-9] of plain PyTorch; "
         r"after the first step 1 program for training, 1 for evaluation; [\d,]+ sentences a second",

@@ -90,7 +90,7 @@ class MirrorProcess:
 
     @property
     def broken(self) -> str:
-        """How it was killed, or what it has written where it should write nothing; '' if neither."""
+        """How it was killed, or what it has said where it should say nothing; '' if neither."""
         ended = self._process.poll() or 0
         if ended < 0:
             return (
