@@ -94,6 +94,38 @@ def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
     check(found)
 
 
+def attend() -> dict[str, Any]:
+    """Attention whose queries and keys are float32, as transformers' Llama has it."""
+    rehearse()
+    import torch_xla
+
+    device = torch_xla.device()
+    shape = (2, 3, 5, 8)
+    query, key = (torch.randn(shape, device=device, requires_grad=True) for _ in range(2))
+    value, mask = torch.randn(shape, device=device).bfloat16(), torch.zeros(5, 5, device=device)
+    found = {}
+    with bf16():
+        for name, options in (("mask", {"attn_mask": mask}), ("causal", {"is_causal": True})):
+            out = F.scaled_dot_product_attention(query, key, value, scale=0.3, **options)  # type: ignore[arg-type]
+            out.float().sum().backward()
+            found[name] = out.dtype
+    assert query.grad is not None
+    outside = F.scaled_dot_product_attention(query, key, key, attn_mask=mask, scale=0.3)
+    exact = F.scaled_dot_product_attention(
+        *(each.detach().cpu() for each in (query, key, key, mask)), scale=0.3
+    )
+    close = torch.allclose(outside.detach().cpu(), exact, atol=1e-5)
+    return {**found, "grad": query.grad.dtype, "outside": outside.dtype, "close": close}
+
+
+def test_attention_is_cast_as_on_other_devices(ranks: Ranks) -> None:
+    (found,) = ranks.values(attend, 1)
+    short, whole = torch.bfloat16, torch.float32
+    assert found == {
+        "mask": short, "causal": short, "grad": whole, "outside": whole, "close": True
+    }  # fmt: skip
+
+
 def test_downcast_variables_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_USE_BF16", "1")
     with pytest.warns(UserWarning, match=r"XLA_USE_BF16 is set: .* weights and sums too"):

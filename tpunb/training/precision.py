@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from tpunb.xla.autocast import cast_attention
 from tpunb.xla.runtime import running_module
 from tpunb.xla.spmd import parse_flag
 
@@ -30,8 +31,8 @@ def bf16(enabled: bool = True) -> _Autocast:
         loss.backward()
 
     It is `torch.autocast` for the CPU and, once this process uses an XLA device (kernel,
-    rehearsal, TPU), for that too: matrix products and convolutions in bfloat16; weights,
-    gradients, losses, sums and the optimizer in float32. It is also a decorator. `enabled`: as in
+    rehearsal, TPU), for that too: matrix products, convolutions and attention in bfloat16;
+    weights, gradients, losses, sums and the optimizer in float32. It is also a decorator. `enabled`: as in
     `torch.autocast`, so that one parameter switches it.
     """
     for name in DOWNCASTS:
@@ -56,7 +57,11 @@ class _Autocast(ContextDecorator):
 
     def __enter__(self) -> None:
         stack = ExitStack()
-        for kind in ("cpu",) if running_module() is None else ("cpu", "xla"):
+        kinds = ["cpu"]
+        if running_module() is not None:
+            cast_attention()
+            kinds.append("xla")
+        for kind in kinds:
             stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=self._enabled))
         self._entered.append(stack)
 

@@ -1,0 +1,44 @@
+"""Autocast of attention: torch_xla leaves out `scaled_dot_product_attention`, CUDA's does not.
+
+Its inputs then have two dtypes where a model turns queries and keys in float32, as transformers'
+Llama does, and torch refuses them (measured with torch_xla 2.9).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+
+@cache
+def cast_attention() -> torch.library.Library:
+    """Let `torch.autocast("xla")` cast what attention is given, for the rest of this process.
+
+    The registration lasts as long as what is returned.
+    """
+    library = torch.library.Library("aten", "IMPL", "AutocastXLA")
+    library.impl("scaled_dot_product_attention", _attention)
+    return library
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *rest: Any,
+    **options: Any,
+) -> torch.Tensor:
+    tensors = [_cast(tensor) for tensor in (query, key, value)]
+    mask = None if attn_mask is None else _cast(attn_mask)
+    with torch.autocast("xla", enabled=False):
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, mask, *rest, **options)
+
+
+def _cast(tensor: torch.Tensor) -> torch.Tensor:
+    """float32 on the device becomes autocast's dtype; masks of booleans and float64 stay."""
+    if tensor.dtype == torch.float32 and tensor.device.type == "xla":
+        return tensor.to(torch.get_autocast_dtype("xla"))
+    return tensor
