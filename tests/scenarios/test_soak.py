@@ -20,7 +20,7 @@ from tpunb.utils import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-RUNS = 100
+RUNS = 60
 EARLY = 20
 """The run after which everything has been imported and every cache is filled."""
 LARGER = 12_000_000
@@ -104,7 +104,7 @@ def own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
-def test_a_hundred_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
+def test_many_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
     gc.collect()  # what tests before this one have left would be closed some time later
     driver = Driver(tmp_path / "runs")
     driver.warm()

@@ -32,8 +32,8 @@ def bf16(enabled: bool = True) -> _Autocast:
 
     It is `torch.autocast` for the CPU and, once this process uses an XLA device (kernel,
     rehearsal, TPU), for that too: matrix products, convolutions and attention in bfloat16;
-    weights, gradients, losses, sums and the optimizer in float32. It is also a decorator. `enabled`: as in
-    `torch.autocast`, so that one parameter switches it.
+    weights, gradients, losses, sums and the optimizer in float32. It is also a decorator.
+    `enabled`: as in `torch.autocast`, so that one parameter switches it.
     """
     for name in DOWNCASTS:
         if parse_flag(os.environ.get(name, "")):
