@@ -31,10 +31,12 @@ def _attention(
     *rest: Any,
     **options: Any,
 ) -> torch.Tensor:
-    tensors = [_cast(tensor) for tensor in (query, key, value)]
+    query, key, value = _cast(query), _cast(key), _cast(value)
     mask = None if attn_mask is None else _cast(attn_mask)
     with torch.autocast("xla", enabled=False):
-        return torch.nn.functional.scaled_dot_product_attention(*tensors, mask, *rest, **options)
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, *rest, **options
+        )
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
