@@ -1,1 +1,1 @@
-"""How long things take: `make bench`. Ratios of what is measured in turn in one run."""
+"""Benchmarks: `make bench`. What is compared is measured alternately, in the same run."""

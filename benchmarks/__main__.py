@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, and print tables that can be pasted anywhere."""
+"""`python -m benchmarks`: run the benchmarks and print their results as plain text tables."""
 
 from __future__ import annotations
 
@@ -71,24 +71,24 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         lambda folder: watching.measure(folder, 1, 3),
     ),
 }
-"""Each as it is, and in its quick form."""
+"""Each benchmark in its full and its quick form."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=MEASURES, help="one of them")
-    parser.add_argument("--rounds", type=int, default=4, help="how often each is measured (4)")
+    parser.add_argument("--only", choices=MEASURES, help="run only this benchmark")
+    parser.add_argument("--rounds", type=int, default=4, help="number of rounds of each (4)")
     parser.add_argument("--quick", action="store_true", help="one round of little work")
     chosen = parser.parse_args()
-    os.environ["PJRT_DEVICE"] = "CPU"  # chips of a TPU would be taken in turns
+    os.environ["PJRT_DEVICE"] = "CPU"  # the chips of a TPU can be used by one process at a time
     began = time.monotonic()
     print(_machine(), flush=True)
     for name in [chosen.only] if chosen.only else MEASURES:
         whole, quick = MEASURES[name]
         with tempfile.TemporaryDirectory(prefix="tpunb-bench-", ignore_cleanup_errors=True) as made:
             folder = Path(made)
-            told = quick(folder) if chosen.quick else whole(folder, chosen.rounds)
-        print(f"{told}\n", flush=True)
+            report = quick(folder) if chosen.quick else whole(folder, chosen.rounds)
+        print(f"{report}\n", flush=True)
     print(f"{time.monotonic() - began:.0f} s in all, load {os.getloadavg()[0]:.1f} at the end")
 
 
@@ -97,7 +97,7 @@ def _machine() -> str:
     return (
         f"{packages}, Python {platform.python_version()}, {os.cpu_count()} processors, "
         f"load {os.getloadavg()[0]:.1f} at the start.\n"
-        "All in turn in one run; the median, and in brackets the lowest and the highest.\n"
+        "All measured alternately in one run: median, and in brackets the lowest and the highest.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What rehearsal's collectives cost beside bare gloo, and an extra rank in memory."""
+"""Time of a rehearsal's collectives compared with bare gloo, and memory of each extra rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.table import Samples, met, table
 
 SCRIPT = Path(__file__).with_name("exchange.py")
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1"}
-"""For each rank: NPROC is XLA's own, for its pools."""
+"""Environment of each rank. XLA reads NPROC for its thread pools."""
 PAIRS = {
     "all-reduce of 100 MB": ("large", "large bare", 1.5),
     "… of 100 × 10 kB, one call": ("list", "list bare", 2.0),
@@ -57,13 +57,13 @@ print("{WORDS}", *own, agent)"""
 
 
 def measure(folder: Path, rounds: int) -> str:
-    """Collectives of 2 and of 4 ranks; memory with 2 GB in the prelude."""
-    told = [_exchange(folder, ranks, rounds, ["reductions", "steps", "zero1"]) for ranks in (2, 4)]
-    return "\n\n".join([*told, _memory(folder, rounds, 2000)])
+    """Measure collectives of 2 and of 4 ranks, and memory with 2 GB in the prelude."""
+    tables = [_exchange(folder, n, rounds, ["reductions", "steps", "zero1"]) for n in (2, 4)]
+    return "\n\n".join([*tables, _memory(folder, rounds, 2000)])
 
 
 def measure_a_little(folder: Path) -> str:
-    """The quick form."""
+    """The quick form of `measure`."""
     return "\n\n".join([_exchange(folder, 2, 1, ["zero1"]), _memory(folder, 1, 20)])
 
 
@@ -95,13 +95,13 @@ def _exchange(folder: Path, ranks: int, rounds: int, names: list[str]) -> str:
                 )
             )
     return (
-        f"Collectives: milliseconds with {ranks} ranks of one thread each, beside bare gloo with\n"
+        f"Collectives: milliseconds with {ranks} ranks of one thread each, and of bare gloo with\n"
         "the same bytes.\n\n" + table(rows)
     )
 
 
 def _goal(ratio: Samples, most: float, ranks: int) -> str:
-    """Goals are for 2 ranks."""
+    """The goal and whether it is met, for 2 ranks; there are none for more."""
     return f"≤ {most}: {met(ratio, most=most)}" if ranks == 2 else ""
 
 
@@ -120,11 +120,11 @@ def _memory(folder: Path, rounds: int, megabytes: int) -> str:
             for _ in range(rounds):
                 kernel.do(f"ranks = {ranks}")
                 lines = [line for line in kernel.cell(2).printed().splitlines() if WORDS in line]
-                told = [
+                numbers = [
                     [float(word) for word in line.partition(WORDS)[2].split()] for line in lines
                 ]
-                private.add([own for own, _, _ in told])
-                together.add([sum(pss for _, pss, _ in told) + told[0][2]])
+                private.add([own for own, _, _ in numbers])
+                together.add([sum(pss for _, pss, _ in numbers) + numbers[0][2]])
             row = [str(ranks), private.text(0), together.text(0), "", ""]
             if ranks == 1:
                 first = together
@@ -135,6 +135,5 @@ def _memory(folder: Path, rounds: int, megabytes: int) -> str:
             rows.append(tuple(row))
     return (
         f"Memory: megabytes after training on {megabytes / 1000:g} GB that the prelude has\n"
-        "loaded. In those of runner and ranks together each page counts once (PSS).\n\n"
-        + table(rows)
+        "loaded. For runner and ranks together, each page counts once (PSS).\n\n" + table(rows)
     )

@@ -1,4 +1,4 @@
-"""Commands and their output, timed."""
+"""Run commands, and time them and their output."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TPUNB = str(_SCRIPTS / "tpunb")
 
 
 class CommandError(Exception):
-    """A command of a benchmark has failed; the text is what it said."""
+    """A command of a benchmark failed; the text is its output."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that has ended well. Times are `time.monotonic`."""
+    """A command that succeeded. Times are those of `time.monotonic`."""
 
     started: float
     first: float | None
-    """When the first line with the awaited words was here; None if nothing was awaited."""
+    """When the first line with the awaited words arrived; None if no words were awaited."""
     ended: float
     text: str
     """Its standard output."""
@@ -65,13 +65,13 @@ def run(
         text = "".join(lines)
         if process.returncode != 0 or (await_words and first is None):
             errors.seek(0)
-            said = f"exit code {process.returncode}\n{text}{errors.read()}"
-            raise CommandError(f"{' '.join(command)}: {said}")
+            output = f"exit code {process.returncode}\n{text}{errors.read()}"
+            raise CommandError(f"{' '.join(command)}: {output}")
     return Ran(started, first, ended, text)
 
 
 def free_port() -> int:
-    """A port that nobody else uses now: two launchers at once on one port end each other."""
+    """A port that is not in use: two launchers on the same port end each other."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 def torchrun(ranks: int, script: str) -> list[str]:
-    """The command that runs a script under torchrun, on a port of its own."""
+    """The command that runs a script under torchrun, on its own port."""
     return [
         str(_SCRIPTS / "torchrun"),
         f"--nproc-per-node={ranks}",
@@ -91,11 +91,11 @@ def torchrun(ranks: int, script: str) -> list[str]:
 def told_by(
     script: Path, folder: Path, ranks: int, threads: int, rounds: int, samples: int
 ) -> dict[str, list[float]]:
-    """What one start of a script under torchrun measured: for each name all values it prints."""
+    """Run a script under torchrun, and return the values that it prints, by name."""
     command = [*torchrun(ranks, str(script)), str(rounds), str(samples)]
     env = {"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)}
     env["PYTHONPATH"] = str(script.parents[1])
     text = run(command, folder, env=env).text
     (line,) = [line for line in text.splitlines() if line.startswith("{")]
     found: dict[str, list[list[float]]] = json.loads(line)
-    return {name: [value for one in times for value in one] for name, times in found.items()}
+    return {name: [value for part in times for value in part] for name, times in found.items()}

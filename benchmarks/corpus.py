@@ -1,7 +1,7 @@
-"""What tpunb makes of public notebooks: `python -m benchmarks.corpus CLONES`, a Markdown table.
+"""Convert, lint and migrate public notebooks; prints a Markdown table.
 
-CLONES is a folder that holds a clone of each repository of `corpus.txt`, as `owner+name` or
-`owner+name/repo`. Nothing of the notebooks is kept, and none of them is run.
+`python -m benchmarks.corpus CLONES`: CLONES is a folder with a clone of each repository of
+`corpus.txt`, as `owner+name` or `owner+name/repo`. The notebooks are neither kept nor executed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIST = Path(__file__).with_name("corpus.txt")
 
 @dataclass
 class Row:
-    """One notebook, and what came of it."""
+    """One notebook and its results."""
 
     name: str
     converted: str
@@ -61,7 +61,7 @@ def _text(clones: Path, repository: str, commit: str, path: str) -> str:
 
 
 def from_export(text: str) -> nbformat.NotebookNode:
-    """The notebook that Kaggle exported as a script: its code cells, with their magics."""
+    """Rebuild the notebook that Kaggle exported as a script: its code cells, with their magics."""
     parts = re.split(r"^# In\[[ \d]*\]:\n", text, flags=re.MULTILINE)[1:]
     return v4.new_notebook(cells=[v4.new_code_cell(_with_magics(part.strip())) for part in parts])
 
@@ -84,8 +84,8 @@ def _with_magics(cell: str) -> str:
                     "run_line_magic": "%{} {}",
                     "run_cell_magic": "%%{} {}\n{}",
                 }
-                made = forms[method].format(*values).rstrip()
-                lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + made]
+                magic = forms[method].format(*values).rstrip()
+                lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + magic]
     return "\n".join(lines)
 
 
@@ -111,7 +111,7 @@ def _row(name: str, text: str, folder: Path) -> Row:
 
 
 def _converted(path: Path) -> str:
-    """'yes', or why not. A script that does not compile would be an error of ours."""
+    """'yes', or the reason why not. Raises SyntaxError if the script does not compile: a bug."""
     try:
         script = convert(load_snapshot(path))
     except ConversionError as error:
@@ -121,7 +121,7 @@ def _converted(path: Path) -> str:
 
 
 def report(rows: list[Row]) -> str:
-    """The table, with its sums on top."""
+    """The table, below a line with the sums."""
     total: Counter[str] = Counter()
     lines = [
         "| notebook | converts | error / warning / hint | rewritten / marked | converts after | "

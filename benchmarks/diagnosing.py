@@ -1,7 +1,7 @@
-"""How well failures are explained, and how often what is harmless is blamed.
+"""How many failures are diagnosed correctly, and how many harmless logs get a cause.
 
-The reports of users are in `failures/` beside the repository; without them, only the errors that
-have no known cause are tried.
+Users' reports are read from `shared/failures/` next to the repository, if it exists; without
+them, only logs that have no known cause are diagnosed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OF_FAMILY = {
     "xrt-compile-empty": {"xrt-config-missing"},
     "bf16-nan": set(),
 }
-"""Rules that explain a family of reports, where the rule has another name."""
+"""Rules that explain a family of reports but have another name, by family."""
 PARTLY = {
     "host-oom": {"process-killed"},
     "child-exit-17": {"rendezvous-lost-peer"},
     "peer-lost-heartbeat": {"tpu-lost"},
     "multi-host-single-launch": {"peer-lost-heartbeat"},
 }
-"""Rules that say part of it."""
+"""Rules that explain a part of a family, by family."""
 ENDS = (
     "Traceback (most recent call last):\n"
     '  File "train.py", line 31, in <module>\n'
@@ -45,10 +45,10 @@ BELOW = {"KeyError": "KeyError: 'lr'", "ValueError": "ValueError: too many value
 
 
 def measure(folder: Path, rounds: int) -> str:
-    """Diagnose all of them, and count. Nothing varies from round to round, or is written."""
+    """Diagnose everything once and count the answers; both arguments are unused."""
     rows = [["diagnosing", "right", "partly", "wrong", "silent"]]
     if REPORTS.exists():
-        reports = [one for one in _load("failures.json") if one["log_usable"]]
+        reports = [report for report in _load("failures.json") if report["log_usable"]]
         rows.append([f"{len(reports)} reports of users", *map(str, count(reports).values())])
     logs = list(harmless())
     blamed = {name: found[0].id for name, log, code in logs if (found := diagnose(log, code))}
@@ -60,10 +60,12 @@ def measure(folder: Path, rounds: int) -> str:
 
 
 def count(reports: list[dict[str, Any]]) -> dict[str, int]:
-    """How many are answered right, partly right (not first, or part of it), wrong, not at all."""
+    """Count the reports diagnosed right, partly (in part, or not first), wrong, not at all."""
     counts = dict.fromkeys(("right", "partly", "wrong", "silent"), 0)
     for report in reports:
-        counts[judge(report["family"], [one.id for one in diagnose(report["symptom"])])] += 1
+        counts[
+            judge(report["family"], [diagnosis.id for diagnosis in diagnose(report["symptom"])])
+        ] += 1
     return counts
 
 
@@ -77,7 +79,7 @@ def judge(family: str, answers: list[str]) -> str:
 
 
 def harmless() -> Iterator[tuple[str, str, int | None]]:
-    """Logs without a cause that is known: name, text, return code."""
+    """Logs without a known cause: name, text, return code."""
     reports = _load("harmless.json") if REPORTS.exists() else []
     lines = HARMLESS.read_text(encoding="utf-8").splitlines()
     reports += [{"id": f"line {n}", "symptom": line} for n, line in enumerate(lines, start=1)]

@@ -1,4 +1,4 @@
-"""How long `tpunb doctor` takes, on each platform as a machine that is made up."""
+"""Duration of `tpunb doctor` on a simulated machine of each platform."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.fakes.dumps import DUMPS, build
 from tests.fakes.metadata import FakeMetadataServer
 
 GOAL = 0.5
-"""Seconds, on each of them."""
+"""Seconds, on each platform."""
 STALLED = "v5e-8, its metadata server stalls"
 
 
 def measure(folder: Path, rounds: int, names: tuple[str, ...] = (*DUMPS, STALLED)) -> str:
-    """Measure all in turn, `rounds` times, beside an interpreter that does nothing."""
+    """Measure all machines alternately, `rounds` times, and a Python that does nothing."""
     seconds: dict[str, Samples] = {name: Samples() for name in names}
     worked: dict[str, Samples] = {name: Samples() for name in names}
     nothing = Samples()
@@ -47,12 +47,12 @@ def measure(folder: Path, rounds: int, names: tuple[str, ...] = (*DUMPS, STALLED
 
 
 def _run(command: list[str], env: dict[str, str]) -> tuple[float, float]:
-    """Seconds, and seconds of a processor: other work on the machine does not count in these."""
+    """Elapsed seconds, and processor seconds, which do not include other work on the machine."""
     before = _work()
     began = time.monotonic()
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     took = time.monotonic() - began
-    # 1: something must be mended, such as packages for a TPU that this machine has not got.
+    # 1 means that there is a problem, such as packages for a TPU missing from this machine.
     if done.returncode not in (0, 1) or done.stderr:
         sys.exit(f"{command} ended with {done.returncode}: {done.stderr}")
     return took, _work() - before

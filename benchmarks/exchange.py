@@ -1,4 +1,4 @@
-"""One rank that measures collectives beside bare gloo: a script for torchrun.
+"""One rank that measures collectives and bare gloo: a script for torchrun.
 
     torchrun --nproc-per-node=2 exchange.py ROUNDS NAMES
 
@@ -25,24 +25,24 @@ from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimi
 from tpunb.xla.rehearsal.install import install_rehearsal
 
 LARGE = 25_000_000
-"""Of float32: 100 MB."""
+"""Number of float32 values: 100 MB."""
 MANY, SMALL = 100, 2_500
 """100 tensors of 10 kB."""
 WIDTH, LAYERS, BATCH = 2048, 6, 16
-"""Of the model with 25 million parameters."""
+"""Sizes of the model with 25 million parameters."""
 CALLS = 5
-"""How often each thing is done in a round."""
+"""Number of times that each action is measured in a round."""
 
 
 @dataclass
 class Clock:
-    """Times what all ranks do at once, or rank 0 alone."""
+    """Times actions of all ranks together, or of rank 0 alone."""
 
     rank: int
     rounds: list[dict[str, list[float]]] = field(default_factory=list)
 
     def time(self, name: str, action: Callable[[], object], calls: int = CALLS) -> None:
-        """Do it once more than is counted: the first time compiles and connects."""
+        """Time `calls` calls, after one that compiles and connects."""
         times = self.rounds[-1].setdefault(name, [])
         for number in range(calls + 1):
             dist.barrier()
@@ -52,7 +52,7 @@ class Clock:
                 times.append(1000 * (time.perf_counter() - began))
 
     def time_alone(self, name: str, action: Callable[[], object]) -> None:
-        """The same in rank 0, while the others wait without using their core."""
+        """Time the action in rank 0, while the others wait without using their core."""
         if self.rank == 0:
             with _without_barrier():
                 self.time(name, action)
@@ -69,7 +69,7 @@ def _without_barrier() -> Iterator[None]:
 
 
 def reductions(clock: Clock) -> None:
-    """One large tensor, many small ones together, many one by one."""
+    """All-reduce one large tensor, many small ones together, and many one by one."""
     device = torch_xla.device()
     large, plain = torch.ones(LARGE, device=device), torch.ones(LARGE)
     many = [torch.ones(SMALL, device=device) for _ in range(MANY)]
@@ -102,18 +102,18 @@ class Step:
         self._model(self._batch).square().mean().backward()
         update(self._optimizer)
         torch_xla.sync()
-        xm.wait_device_ops()  # sync(wait=True) only waits until XLA has begun
+        xm.wait_device_ops()  # sync(wait=True) only waits until XLA has started
 
 
 def _cut(optimizer: torch.optim.Optimizer) -> None:
-    """Two programs, as with a collective between them."""
+    """Run the step as two programs, as a collective between them would."""
     torch_xla._XLAC._xla_sync_live_tensors("", [], True)  # type: ignore[attr-defined]
     xm.wait_device_ops()
     optimizer.step()
 
 
 def steps(clock: Clock) -> None:
-    """A step of 25 million parameters: alone, alone in two programs, together."""
+    """Time a step of 25 million parameters: one rank, one rank in two programs, all ranks."""
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
     step = Step(
@@ -140,12 +140,12 @@ class Mnist(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(images)
-        return found
+        logits: torch.Tensor = self.layers(images)
+        return logits
 
 
 def zero1(clock: Clock) -> None:
-    """A step of MNIST with ZeRO-1, and with plain data parallelism."""
+    """Time a step of MNIST with ZeRO-1, and with plain data parallelism."""
     images = torch.randn(128, 1, 28, 28)
 
     def sharded(model: nn.Module) -> torch.optim.Optimizer:
@@ -167,7 +167,7 @@ PARTS = {"reductions": reductions, "steps": steps, "zero1": zero1}
 
 
 def main(rounds: int, names: list[str]) -> None:
-    """Measure all in turn, `rounds` times."""
+    """Measure the parts with these names alternately, `rounds` times."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     install_rehearsal(rank, world, rank, world)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

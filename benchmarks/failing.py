@@ -1,4 +1,4 @@
-"""How soon a cell says that a rank has failed, and how soon nothing runs after a stop."""
+"""Seconds until a cell reports a failed rank, and until no process is left after a stop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmarks.ways import TPUNB, WAYS, Bench, notebook
 
 RANKS = 2
 LIMIT = 40.0
-"""Seconds after which what still runs is counted, and killed."""
+"""Seconds after which the remaining processes are counted and killed."""
 GRACE = 15.0
-"""What ranks have to save, if no option says otherwise."""
+"""Default seconds that ranks have to save after a stop."""
 DO = """\
 import ctypes
 
@@ -32,7 +32,7 @@ def do(rank, kind):
         while True:
             time.sleep(0.001)
     if kind in ("call", "nohup"):
-        # Waits for ever, with the interpreter's lock, and goes on waiting after every signal.
+        # Waits for ever while it holds the interpreter's lock, also after every signal.
         mutex, lock = ctypes.create_string_buffer(64), ctypes.PyDLL(None).pthread_mutex_lock
         while True:
             lock(mutex)"""
@@ -46,22 +46,22 @@ HEADS = {
 
 @dataclass
 class Seen:
-    """What one way has done in all rounds with one kind of end."""
+    """Measurements of one way of starting ranks with one kind of end, over all rounds."""
 
     back: Samples = field(default_factory=Samples)
-    """Seconds until the cell had its error, or its end if it had none."""
+    """Seconds until the cell's error, or until its end if there was none."""
     gone: Samples = field(default_factory=Samples)
     """Seconds until the last process had ended."""
     left: list[int] = field(default_factory=list)
-    """How many processes were left, in each round."""
+    """Number of processes that were left, in each round."""
     hung: int = 0
-    """Rounds in which the cell had not ended."""
+    """Number of rounds in which the cell did not end."""
     failed: int = 0
-    """Rounds in which the cell has failed, as it should."""
+    """Number of rounds in which the cell failed, as it should."""
 
 
 def measure(folder: Path, rounds: int, kinds: tuple[str, ...] = tuple(HEADS)) -> str:
-    """Measure all ways in turn, `rounds` times, and tell about each kind of end in a table."""
+    """Measure all ways alternately, `rounds` times; returns a table for each kind of end."""
     seen: dict[tuple[str, str], Seen] = {}
     for _ in range(rounds):
         for name in WAYS:
@@ -71,15 +71,15 @@ def measure(folder: Path, rounds: int, kinds: tuple[str, ...] = tuple(HEADS)) ->
                     for kind in group:
                         _once(bench, kind, seen.setdefault((name, kind), Seen()))
     head = (
-        f"Ends: {RANKS} ranks, seen from the client of the kernel. The processes are all that were"
-        f"\nnew below the kernel; what is left after {LIMIT:.0f} s is killed."
+        f"Ends: {RANKS} ranks, measured at the client of the kernel. Processes are all new ones"
+        f"\nbelow the kernel; those that are left after {LIMIT:.0f} s are killed."
     )
     return "\n\n".join([head, *(_report(kind, seen) for kind in kinds)])
 
 
 @contextmanager
 def _hangups(*, ignored: bool) -> Iterator[None]:
-    """Processes that are started in the block ignore SIGHUP, as below nohup, or do not."""
+    """Determine whether processes started in the block ignore SIGHUP, as below nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         yield
@@ -95,7 +95,7 @@ def _once(bench: Bench, kind: str, seen: Seen) -> None:
         started.read_until(lambda: failed.exists() and failed.read_text(), LIMIT)
         since = float(failed.read_text())
     else:
-        started.read_until(lambda: False, 0.5)  # so that the ranks are where they are to be
+        started.read_until(lambda: False, 0.5)  # so that the ranks reach the loop or the call
         started.look()
         since = time.monotonic()
         bench.kernel.interrupt()
@@ -117,15 +117,15 @@ def _report(kind: str, seen: dict[tuple[str, str], Seen]) -> str:
     never = f"not in {LIMIT:.0f} s"
     rows = [("", "cell is back", "and has failed", "last process gone", "processes left")]
     for name, way in WAYS.items():
-        one = seen[name, kind]
-        rounds = len(one.left)
+        measured = seen[name, kind]
+        rounds = len(measured.left)
         rows.append(
             (
                 way.label,
-                one.back.text(2) if not one.hung else never,
-                _rounds(one.failed, rounds),
-                one.gone.text(2) if not any(one.left) else never,
-                " or ".join(str(number or "none") for number in sorted(set(one.left))),
+                measured.back.text(2) if not measured.hung else never,
+                _rounds(measured.failed, rounds),
+                measured.gone.text(2) if not any(measured.left) else never,
+                " or ".join(str(number or "none") for number in sorted(set(measured.left))),
             )
         )
     if kind == "fail":

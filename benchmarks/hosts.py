@@ -1,7 +1,7 @@
-"""What many hosts cost each other: start, heartbeats, lines, stop. Hosts are network namespaces.
+"""Costs of a run on many hosts: start, heartbeats, lines, stop. Hosts are network namespaces.
 
-Ranks have no torch and hosts share the processors of this machine, so what Python takes to start is
-told apart from what hosts do together.
+Ranks have no torch, and the hosts share the processors of this machine. The time in which their
+Pythons start is therefore reported separately from that of the hosts' communication.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ print("spoken", flush=True)
 time.sleep(3600)
 """
 LINES = 20
-"""A second, of each rank."""
+"""Lines a second of each rank."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def measure(folder: Path, rounds: int, count: int, ranks: int, seconds: int) -> str:
-    """`count` hosts with `ranks` each; `seconds` of silence, then of lines."""
+    """Run `count` hosts with `ranks` each: `seconds` without output, then as long with lines."""
     if refused := hosts.why_refused():
         return f"hosts: {refused}"
     found: dict[str, Samples] = {}
@@ -80,13 +80,13 @@ def _lines(run: RunOnHosts, word: str) -> list[str]:
 
 
 def _said(run: RunOnHosts, word: str) -> int:
-    """How many ranks have said this."""
+    """The number of ranks that have printed this word."""
     return sum(node.files.get("run.log", b"").count(b" " + word.encode()) for node in
                run.nodes.values())  # fmt: skip
 
 
 def _here(run: RunOnHosts, began: float) -> float:
-    """When host 0 has heard of the last one."""
+    """When the last host reached host 0, as host 0 logged it."""
     log = (run.folders[0] / "supervisor.log").read_text()
     hours, minutes, rest = re.findall(r"^(\d+):(\d+):([\d.]+) host \d+: HostHere", log, re.M)[-1]
     day = time.mktime((*time.localtime(began)[:3], 0, 0, 0, 0, 0, -1))
@@ -99,13 +99,13 @@ def _supervisor(run: RunOnHosts, number: int) -> int:
 
 
 def _used(pid: int) -> float:
-    """Seconds of processors."""
+    """Processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _passed(run: RunOnHosts) -> int:
-    """Bytes that went in and out of host 0."""
+    """Bytes in and out of host 0."""
     text = Path(f"/proc/{run.hosts[0].pid}/net/dev").read_text()
     numbers = next(line for line in text.splitlines() if "eth0" in line).partition(":")[2].split()
     return int(numbers[0]) + int(numbers[8])

@@ -44,7 +44,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def predicting(rounds: int, samples: int) -> Times:
-    """All ranks with `predict`, and rank 0 alone in a loop as notebooks have it."""
+    """Time `predict` on all ranks, and a loop on rank 0 alone, as notebooks write it."""
     model = make_model(WIDTH)
     data = TensorDataset(torch.randn(samples, 64))
 

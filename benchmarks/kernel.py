@@ -1,4 +1,4 @@
-"""A real ipykernel with a notebook file open, whose cells are run by their index."""
+"""A real ipykernel with an open notebook file, whose cells are run by index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.drivers.kernel import Kernel as Driver
 from tests.drivers.kernel import Ran
 
 PATIENCE = 3600.0
-"""Seconds that a cell may take."""
+"""Seconds allowed for a cell."""
 _IS_WARM = (
     "get_ipython().magics_manager.registry['TpuMagics'].session.launcher.is_warm"
     " and not any(t.name == 'tpunb-warm-up' for t in __import__('threading').enumerate())"
@@ -18,7 +18,7 @@ _IS_WARM = (
 
 
 class CellError(Exception):
-    """A cell of a benchmark has failed; the text is its traceback."""
+    """A cell of a benchmark failed; the text is its traceback."""
 
 
 class Kernel(Driver):
@@ -45,16 +45,16 @@ class Kernel(Driver):
         return ran
 
     def start(self, index: int, *, await_words: Sequence[str] = ()) -> Ran:
-        """Send the code cell with this index, and go on: `read` takes in what it says."""
+        """Send the code cell with this index without waiting; `read` receives its output."""
         id = list(self.cells)[index]
         return self.send(self.cells[id], id, saved=False, await_words=await_words)
 
     def do(self, source: str) -> Ran:
-        """Run code that is no cell of the notebook: it leaves no trace in the history."""
+        """Run code that is not a cell of the notebook and is not recorded in the history."""
         return _checked(self.wait(self.send(source, recorded=False), PATIENCE))
 
     def wait_until_warm(self) -> None:
-        """Return when torch_xla is preloaded, and in the kernel what converts notebooks."""
+        """Wait until torch_xla is preloaded, and the converter imported in the kernel."""
         deadline = time.monotonic() + PATIENCE
         while self.do(f"print({_IS_WARM})").stdout.strip() != "True":
             if time.monotonic() > deadline:
@@ -63,11 +63,11 @@ class Kernel(Driver):
 
     @property
     def is_there(self) -> bool:
-        """Whether it was not killed."""
+        """True until the kernel is killed."""
         return self.manager.has_kernel
 
     def kill(self) -> None:
-        """End a kernel that does not answer."""
+        """Kill a kernel that does not answer."""
         self.manager.shutdown_kernel(now=True)
 
 

@@ -1,4 +1,4 @@
-"""What it costs ranks to print very much, and what becomes of their lines."""
+"""The cost of printing many lines in ranks, and how many of the lines arrive."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.ways import TPUNB, WAYS, Bench, notebook
 LIMIT = 180.0
 """Seconds after which a cell is killed."""
 LONG = 30.0
-"""A cell that took longer is not measured in further rounds."""
+"""Seconds of a cell above which it is not measured in further rounds."""
 CASES = ((2, 1), (4, 4))
-"""How many ranks there are, and how many of them print."""
+"""Numbers of ranks, and of ranks that print."""
 DO = """\
 import sys
 
@@ -42,43 +42,43 @@ LINE = re.compile(r"rank (\d) line (\d{6})")
 
 @dataclass
 class Seen:
-    """What one way has done in all rounds with one case."""
+    """Measurements of one way of starting ranks in one case, over all rounds."""
 
     file: Samples = field(default_factory=Samples)
-    """Seconds of the slowest rank for as many lines into a file."""
+    """Seconds of the slowest rank for printing the lines into a file."""
     printed: Samples = field(default_factory=Samples)
-    """… and to its standard output."""
+    """Seconds of the slowest rank for printing them to its standard output."""
     last: Samples = field(default_factory=Samples)
-    """Seconds from the first line's print to the last line in the cell."""
+    """Seconds from printing the first line until the last line is in the cell."""
     shown: list[int] = field(default_factory=list)
     """Lines in the cell."""
     logged: list[int] = field(default_factory=list)
     """Lines in the log of the run."""
     over: bool = False
-    """It was killed after LIMIT."""
+    """True if the cell was killed after LIMIT."""
 
     @property
     def is_long(self) -> bool:
-        """Whether one round of it is enough."""
+        """True if one round is enough."""
         return self.over or max(self.last.all(), default=0.0) > LONG
 
 
 def measure(folder: Path, rounds: int, count: int) -> str:
-    """Measure all ways in turn, `rounds` times, with so many lines from each rank that prints."""
+    """Measure all ways alternately, `rounds` times, with `count` lines from each printing rank."""
     seen: dict[tuple[str, tuple[int, int]], Seen] = {}
     for _ in range(rounds):
         for name in WAYS:
             cases = [case for case in CASES if not seen.setdefault((name, case), Seen()).is_long]
             while cases:
                 with notebook(folder, name, DO) as bench:
-                    # A cell that was killed has taken its kernel with it.
+                    # Killing a cell kills its kernel.
                     while cases and bench.kernel.is_there:
                         case = cases.pop(0)
                         _once(bench, name, case, count, seen[name, case])
     head = (
-        f"Lines: {count:,} from each rank that prints. Seconds; of several ranks the slowest.\n"
-        f"What took longer than {LONG:.0f} s was measured once, and ended after {LIMIT:.0f} s.\n"
-        "In the cell, %%tpu_train leaves out and counts what a Jupyter server would drop."
+        f"Lines: {count:,} from each rank that prints. Seconds, of the slowest rank.\n"
+        f"Cells that took over {LONG:.0f} s were measured once, and killed after {LIMIT:.0f} s.\n"
+        "In the cell, %%tpu_train leaves out, and counts, lines that a Jupyter server would drop."
     )
     return "\n\n".join([head, *(_report(case, count, seen) for case in CASES)])
 
@@ -99,11 +99,11 @@ def _once(bench: Bench, name: str, case: tuple[int, int], count: int, seen: Seen
         started.end()
         return
     if running.error is not None:
-        raise AssertionError(f"{name} has failed:\n{running.error}")
-    told = [json.loads((bench.folder / f"told.{rank}").read_text()) for rank in range(printing)]
+        raise AssertionError(f"{name} failed:\n{running.error}")
+    times = [json.loads((bench.folder / f"told.{rank}").read_text()) for rank in range(printing)]
     began = min(float((bench.folder / f"began.{rank}").read_text()) for rank in range(printing))
-    seen.file.add([max(one["file"] for one in told)])
-    seen.printed.add([max(one["printed"] for one in told)])
+    seen.file.add([max(rank["file"] for rank in times)])
+    seen.printed.add([max(rank["printed"] for rank in times)])
     if running.found is not None:
         seen.last.add([running.found - began])
     if name == TPUNB:

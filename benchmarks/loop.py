@@ -1,4 +1,4 @@
-"""A notebook that is run again and again with small edits, in three ways, side by side.
+"""A notebook that is edited and run again and again, in three ways.
 
 It reads the text of Python's own documentation, cleans and tokenises it, and makes tables and
 plots, in about 20 seconds. Then its train cell runs on two ranks: with `%%tpu_train`, with
@@ -31,14 +31,14 @@ WORDS = "is here at"
 
 
 class Work(NamedTuple):
-    """How much the prelude has to do."""
+    """The amount of work of the prelude."""
 
     files: int
-    """Of the standard library that are read."""
+    """Number of files of the standard library that are read."""
     merges: int
-    """Of the tokeniser."""
+    """Number of merges of the tokeniser."""
     data: int
-    """Bytes in the prelude of the second notebook."""
+    """Bytes of data in the prelude of the second notebook."""
 
 
 MUCH = Work(800, 600, 4_000_000_000)
@@ -122,7 +122,7 @@ print(f"rank {{os.environ.get('RANK', 0)}} {WORDS} {{time.monotonic():.3f}}", fl
 
 
 def measure(folder: Path, rounds: int, work: Work = MUCH) -> str:
-    """Measure everything in turn, `rounds` times, and tell about it as tables."""
+    """Measure everything alternately, `rounds` times; returns tables."""
     loop = Loop(folder, work)
     for _ in range(rounds):
         loop.once()
@@ -130,7 +130,7 @@ def measure(folder: Path, rounds: int, work: Work = MUCH) -> str:
 
 
 class Loop:
-    """What is measured, and in each round a kernel in which it is."""
+    """The measurements; each round has its own kernels."""
 
     def __init__(self, folder: Path, work: Work) -> None:
         self._folder = folder
@@ -138,7 +138,7 @@ class Loop:
         self._tpunb: dict[str, Samples] = {}
         self._accelerate: dict[str, Samples] = {}
         self._kernel: dict[str, Samples] = {}
-        """What the kernel needed for the cells that were edited, which a person waits for first."""
+        """Seconds of the edited cells in the kernel, which a user waits for before the run."""
         self._numbers: dict[str, Samples] = {}
 
     def once(self) -> None:
@@ -191,24 +191,24 @@ class Loop:
         self._add(self._numbers, "resident", float(_private(kernel.pid)))
 
     def _launch(self, kernel: Kernel, name: str, train: int) -> None:
-        """Press the keys, first for one and then for the other; without a name only to begin."""
+        """Run the cell of each way; the times are added only if there is a name."""
         for ways, index in ((self._tpunb, train), (self._accelerate, train + 1)):
             ran = kernel.cell(index, await_words=[WORDS])
-            # Without a newline between them, where two ranks write at once.
+            # Counted as words: there may be no newline between them when two ranks write at once.
             assert ran.printed().count(WORDS) == RANKS, ran.printed()
             assert ran.found is not None
             if name:
                 self._add(ways, name, ran.found - ran.sent)
 
     def _compare_preludes(self) -> None:
-        """What the prelude's cells took in the run, and in the kernel."""
+        """Add the seconds of the prelude's cells in the run, and in the kernel."""
         run_folder = list_runs(self._folder / "runs")[-1]
         known = {block.number: block.seconds for block in run_folder.read_spec().blocks}
         phases = [event for event in run_folder.read_events() if isinstance(event, Phase)]
         compared = [
             (after.time - phase.time, known[phase.cell] or 0.0)
             for phase, after in pairwise(phases)
-            # What is imported, the fork server has imported before.
+            # The fork server has done the imports before.
             if phase.kind is PhaseKind.PRELUDE and (phase.position or 0) > 3
         ]
         self._add(self._numbers, "prelude", sum(took for took, _ in compared))
@@ -253,19 +253,19 @@ class Loop:
         return (
             "The loop: seconds from sending the train cell, or starting nbconvert, to the first "
             f"line of a rank; {RANKS} ranks. The prelude took {prelude:.1f} s, and its cells took "
-            f"{in_kernel:.1f} s in the kernel. Kept preludes have {memory['kept']} of memory that "
-            f"they share with nobody, the largest {memory['private']}; the kernel "
+            f"{in_kernel:.1f} s in the kernel. Kept preludes have {memory['kept']} of private "
+            f"memory, the largest {memory['private']}; the kernel has "
             f"{memory['resident']}.\n\n{table(rows)}\n\n{table(goals)}"
         )
 
 
 @contextmanager
 def _kernel(path: Path, cells: list[str], train: str) -> Iterator[Kernel]:
-    """A kernel with a notebook whose last two cells launch the same, in two ways."""
+    """A kernel with a notebook whose last two cells launch the same ranks in two ways."""
     body = "\n".join(f"    {line}" for line in train.split("\n"))
     launch = f"%%tpu_train --cores {RANKS}\n{train}"
     with Kernel(_write(path, [*cells, launch, ACCELERATE.format(body)])) as kernel:
-        # It imports torch_xla, which sets variables of the environment that a run would have too.
+        # accelerate imports torch_xla, which sets environment variables that a run would inherit.
         kernel.do("import accelerate")
         yield kernel
 
@@ -276,6 +276,6 @@ def _write(path: Path, sources: list[str]) -> Path:
 
 
 def _private(pid: int) -> int:
-    """Bytes of a process's memory that it shares with no other."""
+    """Bytes of a process's private memory."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))

@@ -1,4 +1,4 @@
-"""Inference on all rehearsal ranks beside one."""
+"""Inference on all rehearsal ranks compared with one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).with_name("inferring.py")
 
 
 def measure(folder: Path, rounds: int, ranks: int, samples: int) -> str:
-    """`predict` on `ranks` ranks beside one rank."""
+    """Compare `predict` on `ranks` ranks with a loop on one rank."""
     processors = len(os.sched_getaffinity(0))
     share = max(1, processors // ranks)
     shared, alone, whole = Samples(), Samples(), Samples()

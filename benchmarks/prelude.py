@@ -1,4 +1,4 @@
-"""A prelude's own computing, beside the same cell in the kernel and in a plain process."""
+"""Computation in a prelude compared with the same cell in the kernel and in a plain process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ KINDS = ("torch", "numpy", "scikit-learn", "in all")
 
 
 def measure(folder: Path, rounds: int, size: int = 2000, forks: int = 1000) -> str:
-    """Measure the three in turn, `rounds` times; `size`: rows of the matrices."""
+    """Measure the three alternately, `rounds` times; the matrices have `size` rows."""
     imports, computing = IMPORTS.format(folder=str(folder)), COMPUTING.format(size=size)
     sources = [SETUP, imports, computing, TRAIN]
     notebook = folder / "prelude.ipynb"
@@ -76,7 +76,7 @@ def measure(folder: Path, rounds: int, size: int = 2000, forks: int = 1000) -> s
         kernel.cell(3)
         ways: dict[str, Callable[[], object]] = {
             "plain.py": lambda: run([PYTHON, "plain.py"], folder),
-            "ipykernel_launcher.py": lambda: kernel.cell(2),  # so the run has it to do again
+            "ipykernel_launcher.py": lambda: kernel.cell(2),  # so that the run executes it again
             "script.py": lambda: kernel.cell(3, await_words=["trained"]),
         }
         for _ in range(rounds):
@@ -90,7 +90,7 @@ def measure(folder: Path, rounds: int, size: int = 2000, forks: int = 1000) -> s
 
 
 def _forks(count: int) -> str:
-    """How children end that are forked between work in torch, numpy, scikit-learn and others."""
+    """Fork children between work in torch, numpy, scikit-learn and others; count how they end."""
     root = Path(__file__).parents[1]
     told = json.loads(run([PYTHON, "-m", "tests.drivers.forks", str(count)], root).text)
     ends = ", ".join(f"{end}: {number}" for end, number in told["ends"].items())

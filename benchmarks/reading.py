@@ -1,4 +1,4 @@
-"""How long a train cell reads a large notebook before anything starts."""
+"""How long a train cell takes to read a large notebook before it starts the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torch import nn
 
 
 class Block{n}(nn.Module):
-    """A layer and what follows it."""
+    """A layer and its activation."""
 
     def __init__(self, width: int = {n}) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Block{n}(nn.Module):
 
 rows_{n} = [{{"epoch": epoch, "rate": 0.1 / (1 + epoch)}} for epoch in range(10)]
 best_{n} = min((row["rate"] for row in rows_{n} if row["epoch"] > 2), default=None)'''
-"""Twenty lines."""
+"""A cell of twenty lines."""
 MAGICS = "!nvidia-smi\n%matplotlib inline\n"
 
 
 def measure(folder: Path, rounds: int) -> str:
-    """Measure each step of the way from the cell to the script, and tell about them."""
+    """Measure each step from the cell to the script; returns tables."""
     warm_up()
     reports = [_reading(folder, rounds, "plain", ""), _reading(folder, rounds, "magics", MAGICS)]
     return "\n\n".join([*reports, _loading(folder, rounds)])
@@ -98,7 +98,7 @@ def _reading(folder: Path, rounds: int, name: str, head: str) -> str:
 
 
 def _executed(notebook: Any) -> History:
-    """A shell that has run every cell, the train cell last, as the hook of tpunb saw it."""
+    """The history of a shell that has run every cell, the train cell last."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shell = InteractiveShell()
@@ -107,7 +107,7 @@ def _executed(notebook: Any) -> History:
 
 
 def _loading(folder: Path, rounds: int) -> str:
-    """`%load_ext tpunb` in new kernels; the import of torch_xla that it does without."""
+    """Time `%load_ext tpunb` in new kernels, and the imports that it does not need."""
     path = folder / "loading.ipynb"
     sources = ["%load_ext tpunb", "import torch", "import nbconvert.exporters"]
     nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(source) for source in sources]), path)

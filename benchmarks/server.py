@@ -1,4 +1,4 @@
-"""A real Jupyter server with a notebook open, heard as a browser hears it: over a websocket."""
+"""A real Jupyter server with an open notebook, used as a browser does: over a websocket."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Heard:
-    """What came back for one cell."""
+    """Messages received for one cell."""
 
     message: str
     """The id of the request."""
     streams: list[tuple[float, str, str]] = field(default_factory=list)
-    """When, to which stream, and what was written."""
+    """Time, name and text of each stream output."""
     updates: list[tuple[float, float, dict[str, Any]]] = field(default_factory=list)
-    """When an output was shown or replaced, the processor seconds that the kernel's own process
-    had used by then, and the bundle."""
+    """For each output shown or replaced: the time, the processor seconds that the kernel's process
+    had used by then, and the MIME bundle."""
     error: str = ""
-    """The traceback, if it has failed."""
+    """The traceback, if the cell failed."""
     ended: float | None = None
 
     def take(self, kind: str, content: dict[str, Any], kernel: Process) -> None:
-        """Take in one message about this cell."""
+        """Add one message about this cell."""
         now = time.monotonic()
         if kind == "stream":
             self.streams.append((now, content["name"], content["text"]))
@@ -54,12 +54,12 @@ class Heard:
 
     @property
     def dropped(self) -> list[str]:
-        """What the server says when it has dropped messages."""
+        """Warnings of the server that it has dropped messages."""
         return [text for _, _, text in self.streams if "rate exceeded" in text]
 
 
 class Server:
-    """A context manager: the server, one session with its kernel, and its websocket."""
+    """Context manager for a server, one session with its kernel, and the kernel's websocket."""
 
     def __init__(self, notebook: Path) -> None:
         self._notebook = notebook
@@ -126,7 +126,10 @@ class Server:
                 try:
                     url = str(json.loads(path.read_text())["url"])
                     urlopen(Request(f"{url}api", headers=LOGGED_IN)).close()
-                except (ValueError, OSError):  # it is being written, or not listened at yet
+                except (
+                    ValueError,
+                    OSError,
+                ):  # the file is being written, or the server does not listen yet
                     continue
                 return url
             time.sleep(0.05)
@@ -142,7 +145,7 @@ class Server:
             return json.load(answer)
 
     def run(self, index: int) -> Heard:
-        """Run the code cell with this index, and take in all that comes back."""
+        """Run the code cell with this index, and return all its messages."""
         cell = self._cells[index]
         header = {
             "msg_id": uuid.uuid4().hex,
@@ -171,9 +174,9 @@ class Server:
         self._socket.send(json.dumps(message))
         heard = Heard(header["msg_id"])
         while heard.ended is None:
-            told = json.loads(self._socket.recv())
-            if told["parent_header"].get("msg_id") == heard.message:
-                heard.take(told["msg_type"], told["content"], self._kernel)
+            received = json.loads(self._socket.recv())
+            if received["parent_header"].get("msg_id") == heard.message:
+                heard.take(received["msg_type"], received["content"], self._kernel)
         if heard.error:
             raise AssertionError(heard.error)
         return heard

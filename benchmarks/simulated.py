@@ -1,7 +1,7 @@
-"""The run folder of many ranks, as they write it, without the ranks: one process plays them all.
+"""Write a run folder as many ranks would: a single process simulates all of them.
 
-`python -m benchmarks.simulated FOLDER RANKS LINES SECONDS`: each rank prints so many lines a
-second, counts its steps, says how far it is, and logs its loss once a second.
+`python -m benchmarks.simulated FOLDER RANKS LINES SECONDS`: each rank prints LINES lines
+a second, counts its steps, and reports its progress and its loss once a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tpunb.runs.spec import PhaseKind, RunState
 from tpunb.utils.files import append_text, write_json
 
 EVERY = 0.05
-"""Seconds between two looks at what is due."""
+"""Seconds between two writes."""
 
 
 def play(run: RunDir, ranks: int, lines: float, seconds: float) -> None:
-    """Write what so many ranks leave, for so long; then they end well."""
+    """Write what `ranks` ranks would for `seconds` seconds; then all succeed."""
     run.emit(Phase(PhaseKind.TRAINING, "training"))
     for rank in range(ranks):
         run.attempt(0, rank).mkdir(parents=True)
@@ -46,7 +46,7 @@ def play(run: RunDir, ranks: int, lines: float, seconds: float) -> None:
                     for number in range(written, due)
                 )
                 file.write(text.encode())
-            # The last rank is behind, so that the card has an odd one to show.
+            # The last rank is behind, so that the card has an outlier to show.
             Heartbeat(train=1, steps=max(0, steps - 5 * (rank == ranks - 1))).pack_into(pulse)
             run.heartbeat(0, rank).write_bytes(pulse)
         written = max(written, due)

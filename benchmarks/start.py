@@ -1,4 +1,4 @@
-"""How soon a rank says something after the train cell was sent."""
+"""Seconds from sending the train cell to the first line of a rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(f"rank {{os.environ.get('RANK', 0)}} {WORDS} {{time.monotonic():.3f}}", fl
 
 
 def measure(folder: Path, rounds: int, warm_runs: int) -> str:
-    """Measure all variants in turn, `rounds` times, and tell about them as tables."""
+    """Measure all variants alternately, `rounds` times; returns tables."""
     notebook = _write(folder / "start.ipynb", [SETUP, PRELUDE, _train("{options}")])
     cold = _write(folder / "cold.ipynb", ["%load_ext tpunb", PRELUDE, _train("")])
     _write(folder / "plain.ipynb", [PRELUDE, TRAIN])
@@ -91,15 +91,15 @@ def _write(path: Path, sources: list[str]) -> Path:
 
 
 def _printed(ran: Ran) -> float:
-    """Seconds from sending the cell to the moment at which the first rank printed."""
+    """Seconds from sending the cell until the first rank printed."""
     times = [float(line.rpartition(" ")[2]) for line in ran.printed().splitlines() if WORDS in line]
     if len(times) != RANKS:
-        raise AssertionError(f"{len(times)} ranks have printed, not {RANKS}:\n{ran.printed()}")
+        raise AssertionError(f"{len(times)} ranks printed, not {RANKS}:\n{ran.printed()}")
     return min(times) - ran.sent
 
 
 def _in_new_kernel(notebook: Path) -> Ran:
-    """The first train cell of a kernel in which nothing was warm."""
+    """Run the first train cell of a new kernel, where nothing is preloaded."""
     with Kernel(notebook) as kernel:
         kernel.cell(0)
         kernel.cell(1)

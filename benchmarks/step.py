@@ -1,7 +1,7 @@
-"""How long a step of the quickstart takes in a rank, and in the same script under torchrun.
+"""Time of a step of the quickstart in a rank, compared with the same script under torchrun.
 
-And what watching it costs: with tpunb.log and tpunb.track, and without. And what the look at each
-step and the helpers for training cost one.
+Also the cost of tpunb.log and tpunb.track, of the check that a run makes at each step, and of the
+training helpers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.table import Samples, met, table
 STEPPING = Path(__file__).with_name("stepping.py")
 QUICKSTART = Path(__file__).parent.parent / "notebooks" / "00_quickstart.ipynb"
 WARM_UP = 3
-"""Epochs that are not counted: they compile, of each of KINDS one."""
+"""Epochs that are not counted, one for each of KINDS: they compile."""
 WORDS = "steps took"
 
-# The train cell with a clock. Of three epochs one does without tpunb.log, which prints under
-# torchrun and writes a file in a run: what the processes themselves cost is seen there. Another
-# one has tpunb.track as well.
+# The train cell with a clock. One of three epochs has no tpunb.log, which prints under torchrun and
+# writes a file in a run, so it shows the cost of the processes themselves. Another epoch has
+# tpunb.track as well.
 BEGIN = """\
 %%tpu_train --cores {ranks}
 import statistics
@@ -46,7 +46,7 @@ REPLACED = {
     for x, y in loop:
 """,
     LOG: f"        if kind != 'bare':\n    {LOG}",
-    # What is between two epochs is no part of a step.
+    # The time between two epochs is not part of a step.
     COUNT: f"""{COUNT}\
         now = time.perf_counter()
         if epoch >= {WARM_UP} and step % (len(order) // batch_size) != 1:
@@ -70,11 +70,11 @@ HELPERS = {
     "masked": ("shard and masked_loss", "bare masked"),
     "accumulated": ("Accumulation of four pieces", "bare pieces"),
 }
-"""Ways of stepping.py, and beside which bare one they are measured."""
+"""Ways of stepping.py: a label, and the bare way to compare with."""
 
 
 def measure(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...], samples: int) -> str:
-    """Measure all in turn, `rounds` times for each number of ranks, and tell in tables."""
+    """Measure all alternately, `rounds` times for each number of ranks; returns tables."""
     return f"{_quickstart(folder, rounds, epochs, sizes)}\n\n{_helpers(folder, rounds, samples)}"
 
 
@@ -91,13 +91,13 @@ def _quickstart(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) 
 
         def in_a_run(size: int) -> Taken:
             kernel.do(f"ranks = {size}")
-            return _told(kernel.cell(cells - 1).printed())
+            return _parse_times(kernel.cell(cells - 1).printed())
 
         def under_torchrun(size: int) -> Taken:
-            # torchrun gives each of several processes one thread, a run its share of all.
+            # torchrun gives each of several processes one thread, a run gives each its share.
             threads = max(1, len(os.sched_getaffinity(0)) // size)
             env = {"OMP_NUM_THREADS": str(threads)}
-            return _told(run(torchrun(size, "step.py"), folder, env=env).text)
+            return _parse_times(run(torchrun(size, "step.py"), folder, env=env).text)
 
         variants = [("run", in_a_run), ("torchrun", under_torchrun)]
         for _ in range(rounds):
@@ -107,12 +107,12 @@ def _quickstart(folder: Path, rounds: int, epochs: int, sizes: tuple[int, ...]) 
                         pair = found.setdefault((where, kind, size), (Samples(), Samples()))
                         for samples, value in zip(pair, values, strict=True):
                             samples.add([value])
-            variants.reverse()  # so that what drifts meanwhile hits both alike
+            variants.reverse()  # so that a drift of the machine affects both alike
     return _report(found, sizes)
 
 
 def _write(path: Path, epochs: int) -> int:
-    """The quickstart up to its train cell, with a clock in its loop; how many code cells."""
+    """Write the quickstart up to its train cell, with a clock; return its number of code cells."""
     nb = nbformat.read(QUICKSTART, as_version=4)
     cells: list[Any] = []
     for cell in nb.cells:
@@ -125,7 +125,9 @@ def _write(path: Path, epochs: int) -> int:
             body = cell.source.partition("\n")[2]
             for old, new in REPLACED.items():
                 if body.count(old) != 1:
-                    raise AssertionError(f"the quickstart's train cell has changed: {old!r}?")
+                    raise AssertionError(
+                        f"the quickstart's train cell has changed: it needs exactly one {old!r}"
+                    )
                 body = body.replace(old, new)
             cell.source = BEGIN + body + END
             break
@@ -134,12 +136,12 @@ def _write(path: Path, epochs: int) -> int:
     return len(cells)
 
 
-def _told(text: str) -> Taken:
-    """What the train cell has printed at its end."""
+def _parse_times(text: str) -> Taken:
+    """Parse the times that the train cell printed at its end."""
     lines = [line.partition(WORDS)[2].split() for line in text.splitlines() if WORDS in line]
     found = {kind: (float(median), float(mean)) for kind, median, mean in lines}
     if found.keys() != KINDS.keys():
-        raise AssertionError(f"the train cell has not told its times:\n{text}")
+        raise AssertionError(f"the train cell did not print its times:\n{text}")
     return found
 
 
@@ -176,7 +178,7 @@ def _report(
         "Step: milliseconds of a step of the quickstart's training, in a rank of a run and in\n"
         "the same script under torchrun.\n\n"
         + table(rows)
-        + "\n\nWhat tpunb.log in every step and tpunb.track around them cost, in a run.\n\n"
+        + "\n\nThe cost of tpunb.log in every step and of tpunb.track around them, in a run.\n\n"
         + table(watched)
     )
 
@@ -193,6 +195,6 @@ def _helpers(folder: Path, rounds: int, samples: int) -> str:
         ratio = mine.over(bare)
         rows.append((label, mine.text(2), bare.text(2), ratio.text(3), met(ratio, most=1.02)))
     return (
-        "What tpunb costs a step of training, in one rank, beside a DataLoader with a\n"
+        "The cost of tpunb in a training step of one rank, compared with a DataLoader with a\n"
         "DistributedSampler; processor time of all its threads.\n\n" + table(rows)
     )

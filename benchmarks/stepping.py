@@ -1,4 +1,4 @@
-"""A rank that measures what tpunb costs a step of training: a script for torchrun.
+"""A rank that measures the cost of tpunb in a training step: a script for torchrun.
 
     torchrun --nproc-per-node=1 stepping.py ROUNDS SAMPLES
 
@@ -33,7 +33,7 @@ _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 
 def stepping(rounds: int, samples: int) -> Times:
-    """In plain PyTorch, with the look at each step that a rank of a run has, and with helpers."""
+    """Time steps in plain PyTorch, with the check that a run makes at each, and with helpers."""
     data = TensorDataset(torch.randn(samples, 64), torch.randint(CLASSES, (samples,)))
     model = make_model(256)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -92,9 +92,9 @@ def stepping(rounds: int, samples: int) -> Times:
 
     marker = _XLAC._xla_step_marker
     folder = tempfile.TemporaryDirectory()
-    told = Path(folder.name) / "told.jsonl"
+    recompiles = Path(folder.name) / "recompiles.jsonl"
     spec = RunSpec("", "", 1, "CPU", "", (), ())
-    StepMonitor(CellLines(Path(__file__), spec), told, counters).install()
+    StepMonitor(CellLines(Path(__file__), spec), recompiles, counters).install()
     looking = _XLAC._xla_step_marker
 
     def looked() -> None:
@@ -119,12 +119,12 @@ def stepping(rounds: int, samples: int) -> Times:
             loader.set_epoch(number)
         for name in order:
             work, loader = ways[name]
-            began = time.process_time()  # what else the machine does is not in it
+            began = time.process_time()  # excludes other work of the machine
             work()
             seconds = time.process_time() - began
             if number:
                 found[name].append([seconds / len(loader)])
-        order.reverse()  # so that what drifts meanwhile hits all alike
+        order.reverse()  # so that a drift of the machine affects all alike
     folder.cleanup()
     return found
 

@@ -1,6 +1,6 @@
-"""A sweep against a loop that calls papermill: the same notebook, the same trials.
+"""A sweep compared with a loop over papermill: the same notebook, the same trials.
 
-The notebook prepares for some seconds what no parameter reaches, and trains for a moment.
+The notebook computes for some seconds, independently of the parameters, and trains briefly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ for number, lr in enumerate(map(float, sys.argv[2:])):
 
 
 def measure(folder: Path, rounds: int, trials: int, preludes: tuple[int, ...]) -> str:
-    """Run all trials of each prelude both ways, `rounds` times, and tell about it as a table."""
+    """Run all trials of each prelude in both ways, `rounds` times; returns a table."""
     (folder / "loop.py").write_text(LOOP)
     values = [str((number + 1) / 16) for number in range(trials)]
     rows = [["prelude", f"papermill, {trials} trials", "tpunb sweep", "ratio", "a later trial"]]
@@ -83,7 +83,7 @@ def _write(path: Path, seconds: int) -> Path:
 
 
 def _later(folder: Path, name: str) -> list[float]:
-    """Seconds of each trial of the newest sweep but the first."""
+    """Seconds of each trial of the newest sweep, except the first."""
     newest = max(folder.glob(f"runs/sweeps/{name}-*"), key=lambda path: path.stat().st_mtime_ns)
     trials = [json.loads(path.read_text()) for path in sorted(newest.glob("trials/*.json"))]
     return [trial["ended"] - trial["started"] for trial in trials[1:]]

@@ -1,4 +1,4 @@
-"""Numbers that were measured several times, and plain text tables of them."""
+"""Repeated measurements, and plain text tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import median
 
 @dataclass
 class Samples:
-    """The same thing, measured once or more in each round."""
+    """Measurements of one quantity: one or more in each round."""
 
     rounds: list[list[float]] = field(default_factory=list)
 
     def add(self, values: Sequence[float]) -> None:
-        """The values of one more round."""
+        """Add the values of a round."""
         self.rounds.append(list(values))
 
     def all(self) -> list[float]:
@@ -24,12 +24,12 @@ class Samples:
         return median(self.all())
 
     def over(self, other: Samples) -> Samples:
-        """Ratios of what was measured in the same round: one a round."""
+        """The ratio of the medians of each round."""
         pairs = zip(self.rounds, other.rounds, strict=True)
         return Samples([[median(mine) / median(theirs)] for mine, theirs in pairs])
 
     def minus(self, other: Samples) -> Samples:
-        """Differences of what was measured in the same round: one a round."""
+        """The difference of the medians of each round."""
         pairs = zip(self.rounds, other.rounds, strict=True)
         return Samples([[median(mine) - median(theirs)] for mine, theirs in pairs])
 
@@ -41,12 +41,12 @@ class Samples:
 
 
 def met(samples: Samples, *, most: float = float("inf"), least: float = 0.0) -> str:
-    """Whether the median is as a goal wants it."""
+    """'met' if the median is within the limits of a goal, otherwise 'missed'."""
     return "met" if least <= samples.median() <= most else "missed"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns with two spaces between them; the first row is the head, with a rule below it."""
+    """Format rows as columns, two spaces apart, with a rule below the first row, the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

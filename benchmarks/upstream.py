@@ -1,9 +1,9 @@
-"""pytorch/xla's own multi-process tests in a rehearsal: a Markdown table of what came of each.
+"""Run pytorch/xla's own multi-process tests in a rehearsal; prints a Markdown table of results.
 
-`python -m benchmarks.upstream CLONE [--ranks 2,4] [--logs FOLDER] [SCRIPT …]`: CLONE holds
-pytorch/xla at the tag of the torch_xla that is installed. Without scripts, those of
-`upstream.txt`. Each is started by torchrun, as a converted notebook is. Questions of the tests
-after the hardware are answered with a TPU of one chip for each rank; nothing of them is kept.
+`python -m benchmarks.upstream CLONE [--ranks 2,4] [--logs FOLDER] [SCRIPT …]`: CLONE is a
+clone of pytorch/xla at the tag of the installed torch_xla. The default scripts are those of
+`upstream.txt`. Each is started by torchrun, like a converted notebook. Hardware queries of the
+tests are answered as on a TPU with one chip for each rank.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 LIST = Path(__file__).with_name("upstream.txt")
 PATIENCE = 600
-"""Seconds for one script."""
+"""Seconds allowed for a script."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream", description=__doc__)
     parser.add_argument("clone", type=Path)
     parser.add_argument("--ranks", default="2,4", type=lambda text: text.split(","))
-    parser.add_argument("--logs", type=Path, help="keep what the scripts print there")
+    parser.add_argument("--logs", type=Path, help="folder for the output of the scripts")
     parser.add_argument(
         "script", nargs="*", help="'test_mp_all_gather.py', after its settings, with its arguments"
     )
@@ -44,12 +44,14 @@ def main() -> None:
         logs = (options.logs or Path(kept)).resolve()
         logs.mkdir(exist_ok=True)
         for script in scripts:
-            came = [_run(options.clone.resolve() / "test", script, n, logs) for n in options.ranks]
-            print(f"| {script} | " + " | ".join(came) + " |", flush=True)
+            results = [
+                _run(options.clone.resolve() / "test", script, n, logs) for n in options.ranks
+            ]
+            print(f"| {script} | " + " | ".join(results) + " |", flush=True)
 
 
 def _run(tests: Path, script: str, ranks: str, logs: Path) -> str:
-    """'pass, 12 s', 'fail (1), 12 s' or 'stopped after 600 s'."""
+    """Run one script; returns 'pass, 12 s', 'fail (1), 12 s' or 'stopped after 600 s'."""
     own = "from benchmarks.upstream import rank; rank()"
     words = script.split()
     settings = [word.split("=", 1) for word in words if re.match("[A-Z_]+=", word)]
@@ -74,7 +76,7 @@ def _run(tests: Path, script: str, ranks: str, logs: Path) -> str:
 
 
 def rank() -> None:
-    """In a process that torchrun started: become a rehearsal rank and run the script."""
+    """Make this process, started by torchrun, a rehearsal rank, and run the script in it."""
     from tpunb.worker.standalone import prepare
 
     prepare()

@@ -1,4 +1,4 @@
-"""What it costs the kernel to show a run, and how well it keeps up."""
+"""The kernel's cost of showing a run, and whether the card is updated in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 8
 LINES = 1_000
 """Lines a second of each rank."""
 MANY = 256
-"""Simulated ranks."""
+"""Number of simulated ranks."""
 LINE = re.compile(r"^\[\d+\] rank (\d) line (\d{7}):", re.M)
 SETUP = f"%load_ext tpunb\n%tpu_setup --cores {RANKS}\nimport json, os, time"
 TRAIN = """%%tpu_train
@@ -55,25 +55,25 @@ assert player.wait() == 0"""
 
 @dataclass
 class Seen:
-    """All rounds of one case."""
+    """Measurements of one case, over all rounds."""
 
     share: Samples = field(default_factory=Samples)
-    """Of one core, in percent."""
+    """Processor time, in percent of one core."""
     rate: Samples = field(default_factory=Samples)
     """Updates of the card a second."""
     longest: Samples = field(default_factory=Samples)
-    """Seconds between two of them."""
+    """The longest time between two updates of the card, in seconds."""
     size: Samples = field(default_factory=Samples)
-    """Bytes of the largest card's HTML, in kB."""
+    """Size of the largest card's HTML, in kB."""
     missing: int = 0
-    """Lines that run.log has not."""
+    """Lines that are missing from run.log."""
     dropped: int = 0
-    """How often the server said that it drops messages."""
+    """Number of warnings of the server that it drops messages."""
 
     def add(self, heard: Heard, settle: float) -> None:
-        """What was seen until the last card of ranks that train, from `settle` s after the first.
+        """Add the cards of training ranks, from `settle` seconds after the first one.
 
-        The first metrics make the kernel import what writes TensorBoard's files, once.
+        Until then the kernel imports the writer of TensorBoard's files, once.
         """
         cards = [
             (time, used, data["text/html"])
@@ -90,7 +90,7 @@ class Seen:
 
 
 def measure(folder: Path, rounds: int, seconds: float) -> str:
-    """Real ranks that print much, and many simulated ones, in turn, `rounds` times."""
+    """Measure real ranks that print many lines and many simulated ones, `rounds` times."""
     real, many = Seen(), Seen()
     for number in range(rounds):
         where = folder / str(number)
@@ -139,7 +139,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> str:
     ]
     head = (
         f"Watching: {seconds:.0f} s each, behind a real Jupyter server. Processor time is that of "
-        "the kernel's\nown process, while ranks train, from a quarter of that time on."
+        "the kernel's\nown process while the ranks train, without the first quarter of that time."
     )
     return f"{head}\n\n{table(rows)}\n\n{table(goals)}"
 
@@ -149,7 +149,7 @@ def _none(count: int) -> str:
 
 
 def _missing(folder: Path) -> int:
-    """Lines that ranks say they wrote and run.log has not."""
+    """The number of lines that ranks report as written and that are not in run.log."""
     [log] = (folder / "runs").glob("*/run.log")
     text = log.read_text()
     written = sum(int(count) for count in re.findall(r"wrote (\d+) lines", text))

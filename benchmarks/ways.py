@@ -1,4 +1,4 @@
-"""The same ranks, started from a notebook in three ways: by tpunb and by its peers."""
+"""Three ways to start the same ranks from a notebook: tpunb, accelerate, nbconvert."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tpunb.utils.processes import Process
 JOB = "job.json"
 HERE = "here."
 TICK = 0.01
-"""Seconds between two looks at processes."""
+"""Seconds between two polls of the processes."""
 PATIENCE = 120.0
-"""Seconds in which the ranks must be here."""
-# Every rank says that it is here, waits for the others, and does its job. The folder is written
-# out: forks, scripts and runs need not agree about the working directory.
+"""Seconds in which all ranks must have started."""
+# Every rank reports that it has started, waits for the others, and does its job. The folder is an
+# absolute path, because forks, scripts and runs may have different working directories.
 RANK = """\
 import json
 import os
@@ -51,7 +51,7 @@ def work(rank):
 
 @dataclass(frozen=True)
 class Way:
-    """How ranks are started: the cells before, and the one that starts them."""
+    """A way to start ranks: the cells before, and the cell that starts them."""
 
     label: str
     before: tuple[str, ...]
@@ -74,12 +74,12 @@ WAYS = {
     "nbconvert": Way(
         "nbconvert, then !python",
         (),
-        # The ranks are in a notebook of their own: converted, it would start itself.
+        # The ranks are in a second notebook, because a converted first one would start itself.
         f"!{JUPYTER} nbconvert --to python other.ipynb && {PYTHON} other.py",
     ),
 }
-# The launcher that names the first failing rank at once. torch_xla's own, which such a notebook
-# has on a TPU, is slower in this: it waits for the ranks in their order.
+# This launcher reports the first failing rank at once. torch_xla's own, which such a notebook would
+# use on a TPU, is slower to report it: it waits for the ranks in their order.
 START_PROCESSES = """\
 from torch.multiprocessing import start_processes
 
@@ -88,7 +88,7 @@ start_processes(work, nprocs=job()["ranks"], start_method="fork")"""
 
 @contextmanager
 def notebook(folder: Path, name: str, do: str) -> Iterator[Bench]:
-    """A kernel in which the ranks of one way can be started; `do` is the source of their job."""
+    """A kernel that is ready to start ranks in one way; `do` is the source of their job."""
     way = WAYS[name]
     code = [RANK.format(folder=str(folder)), do]
     _write(folder / "other.ipynb", [*code, START_PROCESSES])
@@ -108,10 +108,10 @@ class Bench:
     kernel: Kernel
     folder: Path
     start: int
-    """The index of the cell that starts them."""
+    """Index of the cell that starts the ranks."""
 
     def begin(self, ranks: int, given: dict[str, object], words: list[str]) -> Started:
-        """Send the cell, and return when all ranks are here."""
+        """Send the cell, and return once all ranks have started."""
         for path in self.folder.glob(f"{HERE}*"):
             path.unlink()
         known = {"ranks": ranks, "given": given, "port": str(free_port())}
@@ -128,7 +128,7 @@ class Bench:
 
 
 class Started:
-    """A cell whose ranks run, and their processes: all that are new below the kernel."""
+    """A running cell and the processes of its ranks: all new ones below the kernel."""
 
     def __init__(self, kernel: Kernel, running: Ran, before: set[Process]) -> None:
         self.kernel = kernel
@@ -136,14 +136,14 @@ class Started:
         self._before = before
         self._new: set[Process] = set()
         self.gone: float | None = None
-        """When the last of the processes had ended."""
+        """When the last of the processes ended."""
 
     def look(self) -> None:
-        """Remember which processes there are."""
+        """Remember the processes that exist now."""
         self._new |= set(self.kernel.processes()) - self._before
 
     def read_until(self, true: Callable[[], object], seconds: float) -> bool:
-        """Take in what the cell says until something is true; whether it is, in this time."""
+        """Read the cell's output until `true()` holds; False if it does not in this time."""
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline:
@@ -152,7 +152,7 @@ class Started:
         return True
 
     def read_to_the_end(self, seconds: float) -> bool:
-        """Take in all until the cell and all its processes have ended; whether they have."""
+        """Read until the cell and all its processes have ended; False if they have not in time."""
         return self.read_until(lambda: self._is_gone() and self.running.idle is not None, seconds)
 
     def _is_gone(self) -> bool:
@@ -161,11 +161,11 @@ class Started:
         return self.gone is not None
 
     def left(self) -> list[Process]:
-        """The processes that still run, but for preludes kept for the next run."""
+        """The processes that are still running, except preludes kept for the next run."""
         return [p for p in self._new if processes.is_alive(p) and not is_kept(p)]
 
     def end(self) -> None:
-        """Kill what is left, by pid; if the cell does not end by that, its kernel too."""
+        """Kill the remaining processes by pid; if the cell does not end then, kill its kernel."""
         self.look()
         for process in self.left():
             processes.signal_and_continue(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The command `tpunb`: what it prints, and its exit status."""
+"""The command `tpunb`: its output and exit status."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ SURFACE = {
     "complete": [],
     "data": ["SOURCE", "--to DIR", "--upload URL", "--no-unpack"],
 }
-"""What people type into terminals and scripts: changed only with a reason."""
+"""Options that users write into terminals and scripts: changed only with a reason."""
 
 LOAD = "%load_ext tpunb"
 PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
@@ -137,12 +137,12 @@ def tpunb(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def errors(done: subprocess.CompletedProcess[str]) -> str:
-    """Standard error without what ipykernel says when it is interrupted at its end."""
+    """Return standard error without ipykernel's message for an interrupt at its end."""
     said = "[IPKernelApp] ERROR | KeyboardInterrupt caught in kernel."
     return "".join(line for line in done.stderr.splitlines(True) if line.strip() != said)
 
 
-def test_the_surface_is_what_it_was() -> None:
+def test_the_surface_is_unchanged() -> None:
     [commands] = [
         action
         for action in cli.make_parser()._actions
@@ -211,13 +211,13 @@ class TestConvert:
     ) -> None:
         assert cli.main(["convert", str(write(tmp_path / "nb.ipynb", "a = 1", "b = ("))]) == 1
         assert capsys.readouterr().err == (
-            "tpunb: cell [2], line 1: invalid syntax: '(' was never closed. Fix the syntax error; "
-            "begin shell commands with !; or tag the cell tpu-skip to leave it out of runs\n"
+            "tpunb: cell [2], line 1: it is not Python: '(' was never closed. Fix the syntax "
+            "error; begin shell commands with !; or tag the cell tpu-skip to leave it out of runs\n"
             "    b = (\n"
         )
 
     @pytest.mark.parametrize("name", ["convert", "run", "lint", "migrate"])
-    def test_a_file_that_is_not_there_or_no_notebook(
+    def test_a_missing_file_and_a_file_that_is_not_a_notebook(
         self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main([name, str(tmp_path / "gone.ipynb")]) == 1
@@ -285,7 +285,7 @@ class TestLint:
 
     def test_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1"))]) == 0
-        assert capsys.readouterr().out == "Nothing was found.\n"
+        assert capsys.readouterr().out == "No problems found.\n"
         assert cli.main(["lint", "--json", str(tmp_path / "nb.ipynb")]) == 0
         assert json.loads(capsys.readouterr().out) == []
 
@@ -363,13 +363,11 @@ class TestDiagnose:
         assert cli.main(["diagnose", "-"]) == 0
         assert "[disk-full]" in capsys.readouterr().out
 
-    def test_nothing_known_is_said(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_no_known_cause(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "log").write_text("one\nValueError: the moon is full\ntwo\n")
         assert cli.main(["diagnose", str(tmp_path / "log")]) == 1
         assert capsys.readouterr().out == (
-            "No cause is known. The most telling lines:\n  | ValueError: the moon is full\n"
+            "No known cause. The most relevant lines:\n  | ValueError: the moon is full\n"
         )
         assert cli.main(["diagnose", "--json", str(tmp_path / "log")]) == 1
         assert json.loads(capsys.readouterr().out) == []
@@ -379,7 +377,7 @@ class TestDiagnose:
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a notebook has made a good run and a bad one, and gone on to its end."""
+    """A folder in which a notebook has made a successful and a failed run."""
     folder = tmp_path_factory.mktemp("two-runs")
     train = "%%tpu_train --cores 2 --no-raise --name {name}\nimport os\n"
     train += "print(name, os.environ['RANK'])"
@@ -446,7 +444,7 @@ class TestRun:
         assert two.startswith("two: failed on 2 rehearsal cores in ")
 
     @pytest.mark.long
-    def test_a_failed_cell_is_told_as_in_the_notebook(self, tmp_path: Path) -> None:
+    def test_a_failed_cell_is_reported_as_in_the_notebook(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
@@ -455,14 +453,14 @@ class TestRun:
             "ZeroDivisionError: division by zero\n"
         )
         assert "site-packages" not in errors(done)
-        # Nobody can unfold one here, nor in the notebook that is left.
+        # No traceback is folded: a terminal and the saved notebook cannot unfold it.
         assert done.stderr.count("Traceback (most recent call last)") == 1
         cells = nbformat.read(tmp_path / "nb.out.ipynb", 4).cells
         [outputs] = [cell.outputs for cell in cells if cell.source == FAILING]
         assert [out.output_type for out in outputs if "Traceback (" in str(out)] == ["error"]
         assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
 
-    def test_what_a_magic_refuses_is_told_too(self, tmp_path: Path) -> None:
+    def test_an_error_of_a_magic_is_reported_too(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, "%%tpu_train --corse 2\npass")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
@@ -474,8 +472,8 @@ class TestRun:
     def test_runs_in_the_background_and_detached_ones_count_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The notebook is at its end before they are: one ends with the kernel, one later."""
-        monkeypatch.delenv(env_vars.LENT)  # who lends it ends what a kernel has left
+        """The notebook ends before its runs: one ends with the kernel, one later."""
+        monkeypatch.delenv(env_vars.LENT)  # a lender would end the runs that are left
         work = "import time\nfor i in range({n}):\n    time.sleep(0.1)\nprint('whole')"
         cells = [
             f"%%tpu_train --cores 1 --detach --name far\n{work.format(n=20)}",
@@ -535,7 +533,7 @@ except KeyboardInterrupt:
         assert len(list(tmp_path.glob("saved *"))) == 2
 
     @pytest.mark.long
-    def test_a_terminal_has_the_lines_as_they_come(self, tmp_path: Path) -> None:
+    def test_a_terminal_shows_the_lines_as_they_come(self, tmp_path: Path) -> None:
         wait = (
             "import pathlib, time\nwhile not pathlib.Path('go on').exists():\n    time.sleep(0.05)"
         )
@@ -565,7 +563,7 @@ except KeyboardInterrupt:
     def test_the_notebooks_of_this_project(
         self, name: str, words: list[str], tmp_path: Path
     ) -> None:
-        """Each asserts the accuracy that it reaches."""
+        """Each notebook asserts the accuracy that it reaches."""
         shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)
         done = tpunb(tmp_path, "run", f"{name}.ipynb", "--cores", "2", *words)
         assert done.returncode == 0, done.stderr
@@ -590,6 +588,10 @@ class TestListings:
     def test_runs_elsewhere(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs", "--runs", "/nowhere"]) == 0
         assert capsys.readouterr().out == "There are no runs in /nowhere yet.\n"
+        assert cli.main(["runs", "/nowhere"]) == 0
+        assert capsys.readouterr().out == "There are no runs in /nowhere yet.\n"
+        assert cli.main(["runs", "/nowhere", "--runs", "runs"]) == 1
+        assert "DIR and --runs name the same folder" in capsys.readouterr().err
 
     def test_logs(self, capsys: pytest.CaptureFixture[str]) -> None:
         def logs(*words: str) -> list[str]:
@@ -619,7 +621,7 @@ class TestListings:
             (["--runs", "/nowhere"], "there are no runs in /nowhere"),
         ],
     )
-    def test_what_is_not_there(
+    def test_missing_runs_and_ranks(
         self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["logs", *words]) == 1
@@ -657,7 +659,7 @@ class TestListings:
         assert cli.main(["stop"]) == 1
         assert "last run: run " in capsys.readouterr().err
 
-    def test_a_reader_that_has_seen_enough(self, two_runs: Path) -> None:
+    def test_a_reader_that_closes_the_pipe(self, two_runs: Path) -> None:
         [run, _] = list_runs(two_runs / "runs")
         large = RunDir(two_runs / "large" / run.id)
         shutil.copytree(run.path, large.path)
@@ -672,7 +674,7 @@ class TestListings:
 class TestClean:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Five runs of different age and end, one that goes on, and what is none of ours."""
+        """Runs of different ages and states, and folders that are not runs of tpunb."""
         monkeypatch.chdir(tmp_path)
         folder = tmp_path / "runs"
         for name in ("a", "b", "c"):
@@ -726,7 +728,8 @@ class TestClean:
         )
         assert done.returncode == 1
         assert done.stderr == (
-            "tpunb: nothing was removed: there is no terminal to ask at; -y does not ask\n"
+            "tpunb: nothing was removed: standard input is not a terminal, so the confirmation "
+            "cannot be given; add -y to remove without it\n"
         )
         assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
 
@@ -741,18 +744,18 @@ class TestClean:
         assert cli.main(["clean", "-y", "--older-than", "0.01"]) == 0
         assert self.left(folder) == self.OTHERS
 
-    def test_never_one_that_goes_on(self, folder: Path) -> None:
+    def test_active_runs_are_never_removed(self, folder: Path) -> None:
         on, starting = made(folder, "on"), made(folder, "starting")
         starting.lock.unlink()
         with open(on.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = listing.find_old(folder, None, 0)
             assert {one.run.id for one in found}.isdisjoint({on.id, starting.id})
-            later = listing.list_stored(folder)  # as if it had begun since it was listed
+            later = listing.list_stored(folder)  # as if it had begun after it was listed
             listing.remove_runs(later)
             assert self.left(folder) == {"on", "starting", *self.OTHERS}
 
-    def test_a_folder_that_a_crash_has_left_half_written(self, folder: Path) -> None:
+    def test_a_folder_left_half_written_by_a_crash(self, folder: Path) -> None:
         for name in ("empty", "early", "cut"):
             (folder / f"20251231-235959-{name}").mkdir()
         (folder / "20251231-235959-early/script.py").write_text("a = 1")

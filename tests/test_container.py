@@ -204,7 +204,7 @@ def test_its_steps_make_an_environment_in_which_the_entry_runs(tmp_path: Path) -
         pytest.param(
             {},
             "",
-            "host 0 of 1, known from nothing that names others: one host; "
+            "host 0 of 1, known from the default: no source names other hosts; "
             "host 0 listens at 127.0.0.1:29477",
             id="nobody",
         ),
@@ -246,4 +246,4 @@ def test_what_is_missing_is_said(
 ) -> None:
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     assert cli.main([*entry(), "--dry-run"]) == 1
-    assert "that this is host 2: give --nnodes as well" in capsys.readouterr().err
+    assert "host 2 (from JOB_COMPLETION_INDEX): give --nnodes" in capsys.readouterr().err

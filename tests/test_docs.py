@@ -199,3 +199,10 @@ def test_links_lead_to_files() -> None:
 def test_option_tables_are_those_of_the_parsers() -> None:
     page = option_tables.GUIDE.read_text(encoding="utf-8")
     assert page == option_tables.rewritten(page), f"write them anew: {option_tables.COMMAND}"
+
+
+def test_the_reference_has_every_table_of_options() -> None:
+    page = (ROOT / "docs/reference/options.md").read_text(encoding="utf-8")
+    names = re.findall(r"^:start-after: <!-- options of (\S+): written by", page, re.MULTILINE)
+    assert sorted(names) == sorted(option_tables.tables())
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == names

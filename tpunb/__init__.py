@@ -2,10 +2,10 @@
 
     %load_ext tpunb
     %tpu_setup
-    %%tpu_train          the notebook above, and this cell on every core
+    %%tpu_train          runs the notebook above, then this cell on every core
 
-In cells: `tpunb.log(step, loss=loss)`, `tpunb.track(loader)`, `tpunb.save(state, step)` and
-`tpunb.load()`, and the helpers of `tpunb.training`. A run without a magic, also in a loop:
+In cells: `tpunb.log(step, loss=loss)`, `tpunb.track(loader)`, `tpunb.save(state, step)`,
+`tpunb.load()` and the helpers of `tpunb.training`. To start a run without a magic, even in a loop:
 `tpunb.launch(train, args=(0.1,))`; a whole notebook with many parameters:
 `tpunb.sweep("train.ipynb", grid={"lr": [0.1, 0.01]})`. After a run: `tpunb.last_run`; to compare
 several: `tpunb.runs()`, `tpunb.plot()` and `tpunb.scaling()`. For the log of any run:
@@ -67,17 +67,17 @@ _MODULES = {
     "sweep": "sweeps.study",
     "track": "training.track",
 }
-"""The module of each name. Loaded on first use: `import tpunb` must feel instant."""
+"""Module of each name, imported on first use so that `import tpunb` stays fast."""
 
 _PACKAGES = ("errors", "training")
 """The other public modules."""
 
 _RENAMED = {"compare": "scaling"}
-"""Names that work for one more release, with a warning."""
+"""Old names and their new ones; the old ones work for one more release, with a warning."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "last_run":  # it changes: never cached here
+    if name == "last_run":  # changes with each run, so it is not cached
         return importlib.import_module("tpunb.runs.last_run").result
     if name in _RENAMED:
         new = _RENAMED[name]

@@ -1,4 +1,4 @@
-"""The command `tpunb`: what the magics do, for a terminal."""
+"""The command line `tpunb`: the magics' functions for a terminal."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _Options = TypeVar("_Options")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit status. Errors that tpunb raises on purpose are one message."""
+    """Run the command and return its exit status. A TpunbError is printed as one message."""
     if "COMP_LINE" in os.environ and (sys.argv[1:] if arguments is None else arguments)[:1] == [
         "complete"
     ]:
-        for word in _offered(os.environ["COMP_LINE"], os.environ.get("COMP_POINT")):
+        for word in _completions(os.environ["COMP_LINE"], os.environ.get("COMP_POINT")):
             print(word)
         return 0
     namespace = make_parser().parse_args(arguments)
@@ -66,15 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("tpunb: interrupted", file=sys.stderr)
-        return 130  # as a shell has it
-    except BrokenPipeError:  # `tpunb logs | head` has seen enough
+        return 130  # the status that shells use for an interrupt
+    except BrokenPipeError:  # the reader has closed the pipe, as in `tpunb logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of `tpunb` and its commands."""
+    """Return the parser of `tpunb` and all its commands."""
     parser = OptionParser(
         prog="tpunb",
         description="Train PyTorch models on TPUs: check, run and watch notebooks from a terminal.",
@@ -83,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, options: type[_Options], do: Callable[[_Options], int], help: str) -> None:
-        """Add a command: `do` gets its options and returns the exit status."""
+        """Add a command: `do` is called with its options and returns the exit status."""
         description = f"{help[0].upper()}{help[1:]}.".replace("%%", "%")
         command_parser = commands.add_parser(name, help=help, description=description)
         add_options(command_parser, options)
@@ -107,8 +107,8 @@ def make_parser() -> argparse.ArgumentParser:
         _sweep,
         "run a notebook with many combinations of parameters, and compare them",
     )
-    add("attach", AttachCommandOptions, _attach, "follow a run, wherever it is, to its end")
-    add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it was on")
+    add("attach", AttachCommandOptions, _attach, "follow a run to its end, wherever it runs")
+    add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it ran on")
     add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
     add("top", TopOptions, _top, "show the active runs: ranks, memory, steps, chips")
     add("logs", LogsCommandOptions, _logs, "show or search the log of a run")
@@ -119,14 +119,14 @@ def make_parser() -> argparse.ArgumentParser:
         "stop a run, whoever started it, and wait until it has ended",
     )
     add("node", NodeOptions, _node, "run one host's part of a run on several hosts")
-    add("clean", CleanOptions, _clean, "remove old runs, after asking")
+    add("clean", CleanOptions, _clean, "remove old runs, after a confirmation")
     add("keep", KeepOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
     add(
         "complete",
         CompleteOptions,
         _complete,
-        'print what bash and zsh need to complete tpunb: eval "$(tpunb complete)"',
+        'print the completion code for bash and zsh; use: eval "$(tpunb complete)"',
     )
     return parser
 
@@ -143,7 +143,9 @@ def _days(text: str) -> float:
 
 def _folder(text: str) -> Path:
     if download.is_url(text):
-        raise argparse.ArgumentTypeError(f"{text}: only `tpunb runs` and `tpunb logs` read a URL")
+        raise argparse.ArgumentTypeError(
+            f"{text} is a URL, which only `tpunb runs` and `tpunb logs` can read"
+        )
     return Path(text)
 
 
@@ -156,7 +158,7 @@ def _folder_or_url(text: str) -> Path:
 
 @dataclass(frozen=True)
 class _RunsFolder:
-    """For commands that look into run folders."""
+    """Options of commands that read run folders."""
 
     runs: Path = option(
         "--runs",
@@ -167,20 +169,20 @@ class _RunsFolder:
     )
 
 
-def _runs_anywhere() -> Any:
-    """`--runs` of commands that only read."""
+def _runs_anywhere(default: Any = listings.default_folder) -> Any:
+    """Return `--runs` for commands that only read: a folder or a URL."""
     return option(
         "--runs",
         type=_folder_or_url,
-        default=listings.default_folder,
+        default=default,
         metavar="DIR",
-        help="where run folders are, also gs://bucket/runs (default: ./runs)",
+        help="where run folders are: a folder or a URL such as gs://bucket/runs (default: ./runs)",
     )
 
 
 @dataclass(frozen=True)
 class _NotebookOptions:
-    """For commands that read a notebook as `%%tpu_train` does."""
+    """Options of commands that read a notebook as `%%tpu_train` does."""
 
     notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
     cell: str | None = option(
@@ -196,13 +198,15 @@ class DoctorOptions(_RunsFolder):
 
     json: bool = flag("--json", help="print the environment as JSON")
     on: str | None = option(
-        "--on", metavar="PLACE", help="of every host of this place of places.toml, and between them"
+        "--on",
+        metavar="PLACE",
+        help="check every host of this place of places.toml, and the connections between them",
     )
-    try_import: bool = flag("--import", help="also try to import torch and torch_xla (7 s)")
+    try_import: bool = flag("--import", help="also try to import torch and torch_xla (takes 7 s)")
 
 
 def _doctor(chosen: DoctorOptions) -> int:
-    """1 if there is a problem."""
+    """Return 1 if there is a problem."""
     if chosen.on is not None:
         return _doctor_on(chosen.on, chosen.json)
     from tpunb.display.doctor import report_text
@@ -233,10 +237,15 @@ class ConvertOptions(_NotebookOptions):
     """Options of `tpunb convert`."""
 
     output: Path | None = option(
-        "-o", "--output", type=Path, metavar="OUT.py", help="default: standard output"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT.py",
+        help="the file to write (default: standard output)",
     )
     no_setup: bool = flag(
-        "--no-setup", help="leave out what prepares the machine: !pip, %%env, %%%%writefile, …"
+        "--no-setup",
+        help="leave out lines that prepare the machine: !pip, %%env, %%%%writefile, …",
     )
 
 
@@ -267,7 +276,8 @@ class LintOptions:
     cell: str | None = option(
         "--cell",
         metavar="N|ID",
-        help="of one notebook: its train cell, by number or id (default: the last %%%%tpu_train)",
+        help="if there is one notebook: its train cell, by number or id (default: the last "
+        "%%%%tpu_train)",
     )
     json: bool = flag("--json", help="print the findings as JSON")
 
@@ -278,7 +288,10 @@ def _lint(chosen: LintOptions) -> int:
 
     several = len(chosen.notebooks) > 1
     if several and chosen.cell is not None:
-        raise TpunbError("--cell names the train cell of one notebook, and there are several")
+        raise TpunbError(
+            "--cell names the train cell of one notebook, but several notebooks are given: lint "
+            "that notebook alone"
+        )
     found: list[tuple[Path, Finding]] = []
     unread = False
     for path in chosen.notebooks:
@@ -299,14 +312,14 @@ def _lint(chosen: LintOptions) -> int:
         named = [({"notebook": str(path)} if several else {}) | f.to_json() for path, f in found]
         print(json.dumps(named, indent=1))
     else:
-        parts = [*([] if several else map(str, every)), _counted(every)]
+        parts = [*([] if several else map(str, every)), _count(every)]
         print(terminal.coloured(terminal.join("\n\n", parts)))
     return 1 if unread or any(finding.severity == "error" for finding in every) else 0
 
 
-def _counted(findings: Sequence[Finding]) -> str:
+def _count(findings: Sequence[Finding]) -> str:
     if not findings:
-        return "Nothing was found."
+        return "No problems found."
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
 
@@ -317,9 +330,13 @@ class MigrateOptions:
 
     notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
     output: Path | None = option(
-        "-o", "--output", type=Path, metavar="OUT.ipynb", help="default: NB.migrated.ipynb"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT.ipynb",
+        help="the notebook to write (default: NB.migrated.ipynb)",
     )
-    diff: bool = flag("--diff", help="show what would change, write nothing")
+    diff: bool = flag("--diff", help="show the changes, write nothing")
     train: bool = flag("--train", help="also put %%%%tpu_train on cells that start the ranks")
 
 
@@ -333,7 +350,7 @@ def _migrate(chosen: MigrateOptions) -> int:
             raise
         install = "pip install 'tpunb[migrate]'"
         raise MissingPackageError("libcst", "`tpunb migrate`", install) from None
-    load_cells(chosen.notebook)  # says what is wrong with the file, by its name
+    load_cells(chosen.notebook)  # raises an error that names the file if it is no notebook
     with open(chosen.notebook, encoding="utf-8", newline="") as file:
         text, migration = migrate_text(file.read(), train=chosen.train)
     if chosen.diff:
@@ -351,16 +368,16 @@ def _migrate(chosen: MigrateOptions) -> int:
 class DiagnoseOptions:
     """Options of `tpunb diagnose`."""
 
-    log: str = argument("LOG", help="a file, or - for standard input", required=True)
+    log: str = argument("LOG", help="a log file, or - for standard input", required=True)
     returncode: int | None = option(
-        "--returncode", type=int, metavar="N", help="how the process ended"
+        "--returncode", type=int, metavar="N", help="the exit code of the process"
     )
     json: bool = flag("--json", help="print the causes as JSON")
 
 
 def _diagnose(chosen: DiagnoseOptions) -> int:
-    """1 if no cause is known: then the most telling lines are shown, and no guess."""
-    from tpunb.diagnostics.failure import diagnose, key_lines
+    """Return 1 if no cause is known: then the most relevant lines are printed, without a guess."""
+    from tpunb.diagnostics.failure import diagnose, most_relevant_lines
     from tpunb.diagnostics.failure.run import diagnose_log, read_end
 
     path = Path(chosen.log)
@@ -376,10 +393,26 @@ def _diagnose(chosen: DiagnoseOptions) -> int:
     elif diagnoses:
         print(terminal.coloured(terminal.join("\n\n", map(str, diagnoses))))
     else:
-        lines = key_lines(text)
-        print("No cause is known. The most telling lines:" if lines else "The log is empty.")
+        lines = most_relevant_lines(text)
+        print("No known cause. The most relevant lines:" if lines else "The log is empty.")
         print(terminal.coloured("\n".join(f"  | {line}" for line in lines)))
     return 0 if diagnoses else 1
+
+
+def _parameters_option() -> Any:
+    return option(
+        "-p",
+        "--parameter",
+        repeatable=True,
+        metavar=("NAME", "VALUE"),
+        help="set a variable of the cell tagged parameters (repeatable)",
+    )
+
+
+def _cores_of_all_runs() -> Any:
+    return option(
+        "--cores", type=cores, metavar="N|all", help="ranks of all runs; overrides the cells"
+    )
 
 
 @dataclass(frozen=True)
@@ -387,17 +420,11 @@ class RunOptions:
     """Options of `tpunb run`."""
 
     notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
-    output: Path | None = argument("OUT.ipynb", help="default: NB.out.ipynb", type=Path)
-    parameters: tuple[tuple[str, str], ...] = option(
-        "-p",
-        "--parameter",
-        repeatable=True,
-        metavar=("NAME", "VALUE"),
-        help="for the cell tagged parameters (repeatable)",
+    output: Path | None = argument(
+        "OUT.ipynb", help="the executed notebook (default: NB.out.ipynb)", type=Path
     )
-    cores: Cores | None = option(
-        "--cores", type=cores, metavar="N|all", help="ranks of all runs, whatever the cells say"
-    )
+    parameters: tuple[tuple[str, str], ...] = _parameters_option()
+    cores: Cores | None = _cores_of_all_runs()
 
 
 def _run(chosen: RunOptions) -> int:
@@ -419,20 +446,16 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
     """Options of `tpunb submit`."""
 
     on: str = option("--on", metavar="PLACE", help="a place of places.toml", required=True)
-    parameters: tuple[tuple[str, str], ...] = option(
-        "-p",
-        "--parameter",
-        repeatable=True,
-        metavar=("NAME", "VALUE"),
-        help="for the cell tagged parameters (repeatable)",
+    parameters: tuple[tuple[str, str], ...] = _parameters_option()
+    detach: bool = flag(
+        "--detach", help="return once the run has started; `tpunb attach` follows it"
     )
-    detach: bool = flag("--detach", help="return once it is started: `tpunb attach` follows it")
     dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
     yes: bool = flag(
-        "--yes", help="start it without a question, also if it may cost more than ask_above"
+        "--yes", help="start without a confirmation, even if it may cost more than ask_above"
     )
     manifest: bool = flag(
-        "--manifest", help="of a place of kind jobset: print the Kubernetes objects, run nothing"
+        "--manifest", help="with a place of kind jobset: print the Kubernetes objects, run nothing"
     )
 
 
@@ -441,7 +464,9 @@ def _submit(chosen: SubmitOptions) -> int:
 
     if chosen.manifest:
         if chosen.detach or chosen.dry_run:
-            raise TpunbError("--manifest: it starts nothing, so neither --detach nor --dry-run")
+            raise TpunbError(
+                "--manifest starts nothing: it cannot be combined with --detach or --dry-run"
+            )
         parameters = dict(chosen.parameters)
         return print_manifest(chosen.notebook, chosen.cell, parameters, chosen.on)
     return submit(
@@ -482,34 +507,38 @@ class SweepOptions(_RunsFolder):
         type=_values,
         repeatable=True,
         metavar="NAME=LOW..HIGH[:log]",
-        help="draw numbers from this range, whole ones if both ends are (repeatable)",
+        help="draw numbers from this range; integers if both ends are integers (repeatable)",
     )
     random: int | None = option(
-        "--random", type=parse_count, metavar="N", help="run N trials with values that are drawn"
+        "--random", type=parse_count, metavar="N", help="run N trials with randomly drawn values"
     )
     search: int | None = option(
         "--search",
         type=parse_count,
         metavar="N",
-        help="run N trials that Optuna proposes; stops hopeless ones early (tpunb[search])",
+        help="run N trials that Optuna proposes, and prune poor ones early (needs tpunb[search])",
     )
     metric: str | None = option(
-        "--metric", metavar="NAME", help="sort by this metric of tpunb.log; its best value counts"
+        "--metric",
+        metavar="NAME",
+        help="sort the trials by the best value of this metric of tpunb.log",
     )
     maximize: bool = flag(
-        "--maximize", help="more of it is better (default: as its name says, else less is)"
+        "--maximize",
+        help="higher values of the metric are better (default: judged by its name, otherwise "
+        "lower)",
     )
     jobs: int = option(
         "--jobs",
         type=parse_count,
         default=1,
         metavar="N",
-        help="trials beside each other, as memory allows (default: 1; on one TPU always)",
+        help="trials that run at the same time, as memory allows (default: 1; on one TPU always 1)",
     )
-    on: str | None = option("--on", metavar="PLACE", help="run them at a place of places.toml")
-    cores: Cores | None = option(
-        "--cores", type=cores, metavar="N|all", help="ranks of all runs, whatever the cells say"
+    on: str | None = option(
+        "--on", metavar="PLACE", help="run the trials at a place of places.toml"
     )
+    cores: Cores | None = _cores_of_all_runs()
     timeout: float | None = option(
         "--timeout",
         type=parse_duration,
@@ -521,16 +550,16 @@ class SweepOptions(_RunsFolder):
         type=parse_count,
         default=0,
         metavar="N",
-        help="run a trial that failed again up to N times (default: 0)",
+        help="run a failed trial again up to N times (default: 0)",
     )
-    again: bool = flag("--again", help="run all trials again, also those that ran before")
+    again: bool = flag("--again", help="run all trials, even those that are already complete")
     yes: bool = flag(
-        "--yes", help="start them without a question, also if they may cost more than ask_above"
+        "--yes", help="start without a confirmation, even if they may cost more than ask_above"
     )
 
 
 def _sweep(chosen: SweepOptions) -> int:
-    """1 if a trial has failed, or no trial is complete."""
+    """Return 1 unless there are trials and all of them are complete or pruned."""
     from tpunb.notebook import parameters
     from tpunb.notebook.files import load_cells
     from tpunb.sweeps import space as spaces
@@ -585,8 +614,7 @@ class FetchOptions(_RunsFolder):
         "--files",
         repeatable=True,
         metavar="PATTERN",
-        help="files or folders of its run folder, e.g. checkpoints (repeatable; default: "
-        "checkpoints)",
+        help="files or folders in its run folder (repeatable; default: checkpoints)",
     )
 
 
@@ -597,22 +625,24 @@ def _fetch(chosen: FetchOptions) -> int:
 
 
 @dataclass(frozen=True)
-class RunsCommandOptions(_RunsFolder, RunsOptions):
+class RunsCommandOptions(RunsOptions):
     """Options of `tpunb runs`."""
 
-    runs: Path = _runs_anywhere()
-    place: Path | None = argument("DIR", help="the same as --runs", type=_folder_or_url)
+    runs: Path | None = _runs_anywhere(default=None)
+    place: Path | None = argument("DIR", help="same as --runs", type=_folder_or_url)
 
 
 def _runs(chosen: RunsCommandOptions) -> int:
-    runs = chosen.runs if chosen.place is None else chosen.place
+    if chosen.runs is not None and chosen.place is not None:
+        raise TpunbError("DIR and --runs name the same folder: give only one of them")
+    runs = chosen.runs or chosen.place or listings.default_folder()
     _see_elsewhere(*directory.list_runs(runs))
     print(terminal.coloured(listings.format_table(runs, whole=chosen.whole)))
     return 0
 
 
 def _see_elsewhere(*runs: directory.RunDir) -> None:
-    """Have runs that go on elsewhere followed into their folders here, if nobody does."""
+    """Start a mirror for each run on other hosts that has none, so that its folder is updated."""
     away = [run for run in runs if run.is_away() and state.run_state(run) is RunState.AWAY]
     if away:
         from tpunb.places import mirror
@@ -624,8 +654,10 @@ def _see_elsewhere(*runs: directory.RunDir) -> None:
 class TopOptions(_RunsFolder):
     """Options of `tpunb top`."""
 
-    once: bool = flag("--once", help="print it once, as where standard output is no terminal")
-    json: bool = flag("--json", help="print it once, as JSON")
+    once: bool = flag(
+        "--once", help="print the table once (the default if standard output is not a terminal)"
+    )
+    json: bool = flag("--json", help="print the table once, as JSON")
 
 
 def _top(chosen: TopOptions) -> int:
@@ -644,7 +676,7 @@ class LogsCommandOptions(_RunsFolder, LogsOptions):
     """Options of `tpunb logs`: those of `%tpu_logs`, and --follow."""
 
     runs: Path = _runs_anywhere()
-    follow: bool = flag("-f", "--follow", help="continue as the log grows, until the run has ended")
+    follow: bool = flag("-f", "--follow", help="print new lines as they come, until the run ends")
 
 
 def _logs(chosen: LogsCommandOptions) -> int:
@@ -652,7 +684,7 @@ def _logs(chosen: LogsCommandOptions) -> int:
     _see_elsewhere(run)
     download.load_log(run)
     search, colours = chosen.search(), sys.stdout.isatty()
-    shown = ansi.clean if colours else str  # a file gets what the ranks wrote
+    shown = ansi.clean if colours else str  # files get the ranks' exact output
     if not chosen.follow:
         any_line = False
         for line in logs.read_lines(run, search, colours=colours):
@@ -691,68 +723,82 @@ class NodeOptions:
     run: Path = option(
         "--run", type=Path, default=Path(), metavar="DIR", help="the run's folder on this host"
     )
-    nnodes: int | None = option("--nnodes", type=parse_count, metavar="N", help="how many hosts")
+    nnodes: int | None = option(
+        "--nnodes", type=parse_count, metavar="N", help="the number of hosts"
+    )
     node_rank: int | None = option(
-        "--node-rank", type=parse_count, metavar="K", help="which one this is, from 0"
+        "--node-rank", type=parse_count, metavar="K", help="the number of this host, from 0"
     )
     rendezvous: str | None = option(
         "--rendezvous",
         metavar="HOST:PORT",
-        help="where host 0 listens. What is not given comes from the platform's variables or "
-        "metadata server",
+        help="where host 0 listens. Values of --nnodes, --node-rank and --rendezvous that are not "
+        "given come from the platform's variables or metadata server",
     )
     address: str | None = option(
-        "--address", metavar="A", help="by which other hosts reach this one"
+        "--address", metavar="A", help="the address at which other hosts reach this one"
     )
     key_file: str | None = option(
-        "--key-file", metavar="FILE", help="the run's key, the same on all hosts (-: a first line)"
+        "--key-file",
+        metavar="FILE",
+        help="the run's key, the same on all hosts (-: the first line of standard input)",
     )
     files: Path | None = option(
         "--files",
         type=Path,
         metavar="DIR",
-        help="copy the run's files from there into its folder first",
+        help="first copy the run's files from this folder into the run folder",
     )
-    dry_run: bool = flag("--dry-run", help="say which host this is and from where, run nothing")
+    dry_run: bool = flag(
+        "--dry-run", help="print which host this is and the source of each value, run nothing"
+    )
     stream: bool = flag(
-        "--stream", help="print the run's files as JSON lines; a closed standard input is a stop"
+        "--stream",
+        help="print the run's files as JSON lines; stop the run when standard input closes",
     )
-    detach: bool = flag("--detach", help="the run goes on when standard input closes")
-    follow: bool = flag("--follow", help="tell of a run that was started before; start nothing")
+    detach: bool = flag("--detach", help="keep the run going when standard input closes")
+    follow: bool = flag("--follow", help="follow a run that is already started; start nothing")
     since: str | None = option(
-        "--since", metavar="FILE", help="for --follow: JSON, known bytes by file (-: a first line)"
+        "--since",
+        metavar="FILE",
+        help="with --follow: JSON with the number of known bytes of each file (-: the first line "
+        "of standard input)",
     )
     heartbeat: float = option(
-        "--heartbeat", type=parse_duration, default=2.0, metavar="S", help="between heartbeats (2)"
+        "--heartbeat",
+        type=parse_duration,
+        default=2.0,
+        metavar="S",
+        help="time between heartbeats (default: 2)",
     )
     lost_after: float = option(
         "--lost-after",
         type=parse_duration,
         default=20.0,
         metavar="S",
-        help="a host is lost after S without a heartbeat (20)",
+        help="a host is lost after S without a heartbeat (default: 20)",
     )
     patience: float = option(
         "--patience",
         type=parse_duration,
         default=300.0,
         metavar="S",
-        help="hosts wait so long for each other at the start (5m)",
+        help="how long hosts wait for each other at the start (default: 5m)",
     )
     linger: float = option(
         "--linger",
         type=parse_duration,
         default=0.0,
         metavar="S",
-        help="the files of a run that has ended wait so long for who follows it with --follow "
-        "--linger, then go to the log (0)",
+        help="how long an ended run waits for a follower (--follow --linger) to take its files "
+        "before they are written to the log (default: 0)",
     )
     alone: float = option(
         "--alone",
         type=parse_duration,
         default=0.0,
         metavar="S",
-        help="stop the run after S without anybody who follows it so (0: never)",
+        help="stop the run after S without such a follower (default: 0, never)",
     )
 
 
@@ -772,12 +818,15 @@ class CleanOptions(_RunsFolder):
     """Options of `tpunb clean`."""
 
     older_than: float | None = option(
-        "--older-than", type=_days, metavar="DAYS", help="only runs that ended so many days ago"
+        "--older-than",
+        type=_days,
+        metavar="DAYS",
+        help="remove only runs that ended at least this many days ago",
     )
     keep: int = option(
-        "--keep", type=parse_count, default=0, metavar="N", help="not the N newest runs"
+        "--keep", type=parse_count, default=0, metavar="N", help="keep the N newest runs"
     )
-    yes: bool = flag("-y", "--yes", help="remove without asking")
+    yes: bool = flag("-y", "--yes", help="remove without a confirmation")
 
 
 def _clean(chosen: CleanOptions) -> int:
@@ -788,7 +837,10 @@ def _clean(chosen: CleanOptions) -> int:
     print(terminal.coloured(listings.describe_removal(old)), flush=True)
     if not chosen.yes:
         if not sys.stdin.isatty():
-            raise TpunbError("nothing was removed: there is no terminal to ask at; -y does not ask")
+            raise TpunbError(
+                "nothing was removed: standard input is not a terminal, so the confirmation "
+                "cannot be given; add -y to remove without it"
+            )
         if input(f"Remove from {chosen.runs}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("Nothing was removed.")
             return 0
@@ -799,7 +851,7 @@ def _clean(chosen: CleanOptions) -> int:
 
 @dataclass(frozen=True)
 class KeepOptions:
-    """`tpunb keep` has no options."""
+    """Options of `tpunb keep`: none."""
 
 
 def _keep(chosen: KeepOptions) -> int:
@@ -812,12 +864,12 @@ def _keep(chosen: KeepOptions) -> int:
 COMPLETION = """\
 [ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
 complete -o default -C 'tpunb complete' tpunb"""
-"""For the shell, which then asks the same command with COMP_LINE and COMP_POINT set."""
+"""Code for the shell, which then runs `tpunb complete` with COMP_LINE and COMP_POINT set."""
 
 
 @dataclass(frozen=True)
 class CompleteOptions:
-    """`tpunb complete` has no options."""
+    """Options of `tpunb complete`: none."""
 
 
 def _complete(chosen: CompleteOptions) -> int:
@@ -825,8 +877,8 @@ def _complete(chosen: CompleteOptions) -> int:
     return 0
 
 
-def _offered(line: str, point: str | None) -> list[str]:
-    """What may stand at the cursor of a command line; nothing: the shell offers files."""
+def _completions(line: str, point: str | None) -> list[str]:
+    """Return completions for the word at the cursor; if there are none, the shell offers files."""
     from tpunb.kernel.completion import run_ids
     from tpunb.utils.completion import complete
 

@@ -1,12 +1,12 @@
-"""`%tpu_data` and `tpunb data`: bring data here, or send results away.
+"""`%tpu_data` and `tpunb data`: download data, or upload results.
 
-Kaggle's datasets, models and competitions come through kagglehub: DIR becomes a link to the
-place where kagglehub keeps them, its cache or the mounted inputs of a Kaggle notebook. Everything
-else that has a URL is read through fsspec, into
+Kaggle's datasets, models and competitions are downloaded with kagglehub: DIR becomes a link to
+kagglehub's copy, in its cache or in the mounted inputs of a Kaggle notebook. Everything else that
+has a URL is read through fsspec, into
 
     DIR/…                          the files
-    DIR/.tpunb-data/record.json    what was brought here, from where
-    DIR/.tpunb-data/*.part         the beginnings of files, named for the file and its version
+    DIR/.tpunb-data/record.json    the sizes of the downloaded files, by source
+    DIR/.tpunb-data/*.part         incomplete files, named for the file and its version
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from tpunb.utils.errors import DataError, MissingPackageError
 from tpunb.utils.files import write_json
 from tpunb.utils.options import argument, flag, option
 
-HELP = "bring data here, or send results away; nothing is fetched twice or overwritten"
+HELP = "download data, or upload results; nothing is transferred twice or overwritten"
 WORK = ".tpunb-data"
 DEFAULT = Path("data")
-"""Without --to, each source goes into a folder of its own in here."""
+"""Folder that holds one folder for each source if --to is not given."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 PARALLEL = 8
 """Files of a folder that are copied at the same time: each waits for its first byte."""
 CHUNK = 8 << 20
-"""Bytes of a read: most file systems of fsspec send one request for each."""
+"""Bytes of a read: most of fsspec's file systems send one request for each read."""
 TRIES = 5
-"""How often in a row a lost connection is taken up again without a byte having come."""
+"""Attempts in a row that may fail, by a lost connection, without any progress."""
 PAUSE = 1.0
-"""Seconds before the first of these; each next is twice as long."""
+"""Seconds before the second attempt; each later pause is twice as long."""
 READ_TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as lost."""
 _WEB = ("http://", "https://")
 _BUSY = (429, 500, 502, 503, 504)
-"""HTTP's answers that are different after a while."""
+"""HTTP status codes of temporary errors."""
 _VERSION = "generation ETag etag md5Hash LastModified Last-Modified mtime created".split()
 """Fields of fsspec's file infos that change with the content."""
 _NETWORK = ("aiohttp", "asyncio", "botocore", "requests", "urllib3")
-"""Libraries that raise errors of their own, which are no OSErrors, when a connection is lost."""
+"""Libraries whose errors for a lost connection are not OSErrors."""
 
 Say = Callable[[str], None]
-"""Takes lines for the user."""
+"""Shows a line to the user."""
 Update = Callable[[int], object]
-"""Takes counts of bytes."""
+"""Adds a number of bytes to the progress."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,31 @@ class DataOptions:
     source: str | None = argument(
         "SOURCE",
         help="kaggle://competitions/NAME, kaggle://datasets/OWNER/NAME, "
-        "kaggle://models/OWNER/MODEL/FRAMEWORK/VARIATION or the address of their page, gs://…, "
-        "https://… or another URL that fsspec knows; with --upload a folder of this machine",
+        "kaggle://models/OWNER/MODEL/FRAMEWORK/VARIATION or the address of its page, gs://…, "
+        "https://… or another URL that fsspec supports; with --upload: a local folder",
     )
-    to: str | None = option("--to", metavar="DIR", help="where it goes (default: data/NAME)")
+    to: str | None = option(
+        "--to", metavar="DIR", help="the folder to download to (default: data/NAME)"
+    )
     upload: str | None = option(
-        "--upload", metavar="URL", help="send the folder SOURCE there, e.g. gs://BUCKET/NAME"
+        "--upload",
+        metavar="URL",
+        help="upload the folder SOURCE to this URL, e.g. gs://BUCKET/NAME",
     )
-    no_unpack: bool = flag("--no-unpack", help="keep an archive as it is")
+    no_unpack: bool = flag("--no-unpack", help="do not unpack an archive")
 
 
 def run(options: DataOptions, say: Say) -> None:
-    """Do what the options say. Raises DataError or MissingPackageError."""
+    """Download or upload. Raises DataError or MissingPackageError."""
     if options.source is None:
-        raise DataError("name a SOURCE, as kaggle://competitions/titanic (--help lists the forms)")
+        raise DataError(
+            "SOURCE is missing: name one, such as kaggle://competitions/titanic (--help lists the "
+            "forms)"
+        )
     if options.upload and (options.to or options.no_unpack):
-        raise DataError("--upload sends a folder away; --to and --no-unpack are for downloads")
+        raise DataError(
+            "--upload cannot be combined with --to or --no-unpack, which are for downloads"
+        )
     try:
         if options.upload:
             upload(Path(options.source).expanduser(), options.upload, say)
@@ -101,11 +110,13 @@ def run(options: DataOptions, say: Say) -> None:
             download(options.source, to, say, unpack=not options.no_unpack)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DataError(f"{reason}; run it again to resume, what has come is kept") from error
+        raise DataError(
+            f"{reason}; run it again to resume: complete parts of the download are kept"
+        ) from error
 
 
 def download(source: str, to: Path | None, say: Say, *, unpack: bool = True) -> Path:
-    """Bring a source into the folder `to` (data/NAME); return the folder.
+    """Download a source into the folder `to` (default: data/NAME) and return the folder.
 
     Raises DataError or MissingPackageError.
     """
@@ -114,7 +125,7 @@ def download(source: str, to: Path | None, say: Say, *, unpack: bool = True) -> 
     if "://" not in source:
         raise DataError(
             f"invalid source {source!r}: expected a URL such as kaggle://competitions/NAME, "
-            "gs://BUCKET/FOLDER or https://…; to send a folder away, add --upload URL"
+            "gs://BUCKET/FOLDER or https://…; to upload a local folder, add --upload URL"
         )
     name = public_url(source)
     key = f"{name}?{_digest(source)}" if "?" in source else name
@@ -127,11 +138,12 @@ def download(source: str, to: Path | None, say: Say, *, unpack: bool = True) -> 
             record = json.loads((work / "record.json").read_bytes())
         sizes = record.get(key)
         if sizes is not None and _sizes(folder, sizes) == sizes:
-            say(f"{name} is in {folder} already ({_count(sizes)}); nothing was fetched")
+            say(f"{name} is already in {folder} ({_count(sizes)}); nothing was downloaded")
             return folder
         remote = _retry(lambda: _list_remote(*_file_system(source), name), name)
         first, file = next(iter(remote.items()))
-        # By name: .npz and .docx files are zips too. Archives in a bucket's folder stay.
+        # Archives are recognised by name, because .npz and .docx files are zips too. Those in a
+        # bucket's folder stay packed.
         if file.url == name and unpack and first.lower().endswith(ARCHIVES):
             names = _fetch_archive(file, first, folder, work)
         else:
@@ -143,12 +155,12 @@ def download(source: str, to: Path | None, say: Say, *, unpack: bool = True) -> 
 
 
 def public_url(url: str) -> str:
-    """A URL without the parts that may be secret: user, password, signed query."""
+    """Return a URL without the parts that may be secret: user, password, signed query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-# --- The folder that data goes to ---
+# --- The folder on this machine ---
 
 
 def _folder_name(url: str) -> str:
@@ -160,7 +172,7 @@ def _folder_name(url: str) -> str:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make the folder; let one process at a time use it. It is removed again if it is empty."""
+    """Create the folder and lock it for this process; remove it again if it is empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
@@ -194,17 +206,17 @@ def _digest(name: str) -> str:
 
 
 def _need_room(folder: Path, count: int, what: str) -> None:
-    """Raise DataError unless `count` more bytes fit where `folder` is."""
+    """Raise DataError unless the disk of `folder` has room for `count` more bytes."""
     free = shutil.disk_usage(folder).free
     if count > free:
         raise DataError(
-            f"{what} needs {text.size(count)}, and {folder} has {text.size(free)} free: remove "
-            "something there, or choose a larger disk with --to"
+            f"{what} needs {text.size(count)}, but the disk of {folder} has only {text.size(free)} "
+            "free: free some space, or name a folder on a larger disk with --to"
         )
 
 
 def _refuse_taken(folder: Path, names: Iterable[str]) -> None:
-    """Raise DataError if something else is in the place of one of the files."""
+    """Raise DataError if the path of one of the files is taken."""
     paths = [folder / name for name in names]
     taken = [p for p in paths if os.path.lexists(p) or any(map(Path.is_file, p.parents))]
     fix = "overwritten: move them away, or name another folder with --to"
@@ -214,15 +226,15 @@ def _refuse_taken(folder: Path, names: Iterable[str]) -> None:
 def _refuse_overwriting(folder: str, names: list[str], fix: str) -> None:
     if names:
         first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        raise DataError(f"{folder} has other files of these names: {first}. Nothing was {fix}")
+        raise DataError(f"{folder} has other files with these names: {first}. Nothing was {fix}")
 
 
 def _in_parallel(
     action: Callable[[str, Update], None], names: list[str], total: int | None
 ) -> None:
-    """Call `action` for each name, some at a time, and show how many of `total` bytes are there.
+    """Call `action` for each name, several at a time, with a progress bar of `total` bytes.
 
-    The first failure, or Ctrl-C, ends the others at their next count.
+    The first failure, or Ctrl-C, ends the others at their next update.
     """
     stopped = threading.Event()
     with (
@@ -244,7 +256,7 @@ def _in_parallel(
 
 
 def _progress_bar(what: str, total: int | None) -> Any:
-    """A bar on standard output: a widget would be lost in a saved notebook."""
+    """Return a progress bar on standard output: a saved notebook would not contain a widget."""
     from tqdm.std import tqdm
 
     watched = sys.stdout.isatty() or "ipykernel" in sys.modules
@@ -257,40 +269,42 @@ def _progress_bar(what: str, total: int | None) -> Any:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a file system of fsspec's."""
+    """A file in one of fsspec's file systems."""
 
     system: Any
     path: str
     url: str
-    """What messages call it."""
+    """Its name in messages."""
     info: Mapping[str, Any]
 
     @property
     def size(self) -> int | None:
-        """Bytes; None where the server does not say."""
+        """Bytes; None if the server does not report them."""
         size: int | None = self.info.get("size")
         return size
 
     @property
     def version(self) -> str:
-        """Changes with the content; '' where the server does not tell (weak ETags neither)."""
+        """A string that changes with the content; '' if the server has none but a weak ETag."""
         values = (str(self.info.get(field) or "") for field in _VERSION)
         return next((v for v in values if v and not v.startswith("W/")), "")
 
     @property
     def checksum(self) -> str | None:
-        """The md5 that Google's store and others give; ETags are only sometimes of the content."""
+        """The md5 that Google's store and others report; ETags do not always depend on the content
+        alone.
+        """
         md5 = self.info.get("md5Hash") or self.info.get("Content-MD5")
-        return md5 if md5 and len(md5) == 24 else None  # base64; other stores have other forms
+        return md5 if md5 and len(md5) == 24 else None  # base64; some stores use other forms
 
     def refreshed(self) -> RemoteFile:
-        """The same file as the server has it now."""
+        """Return this file with the server's current information."""
         with _explained(self.url):
             self.system.invalidate_cache()
             return replace(self, info=self.system.info(self.path))
 
     def has_content_of(self, path: Path) -> bool:
-        """Compare with a local file: size, and the store's checksum if it gives one."""
+        """True if a local file has the same size, and the store's checksum if there is one."""
         if not path.is_file() or self.size not in (None, path.stat().st_size):
             return False
         return self.checksum is None or self.checksum == _md5(path)
@@ -305,7 +319,7 @@ def _md5(path: Path) -> str:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """Fsspec's file system for a URL, and the path in it."""
+    """Return fsspec's file system for a URL, and the path in it."""
     from fsspec.core import url_to_fs
 
     options: dict[str, Any] = {}
@@ -315,7 +329,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=READ_TIMEOUT, sock_read=READ_TIMEOUT
         )
-        # trust_env: proxies; identity: a compressed answer has no ranges.
+        # trust_env: use proxies. identity: compressed responses have no ranges.
         options["client_kwargs"] = {"trust_env": True, "timeout": timeout}
         options["headers"] = {"Accept-Encoding": "identity"}
     try:
@@ -327,7 +341,7 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _list_remote(system: Any, path: str, url: str) -> dict[str, RemoteFile]:
-    """The file, or all files of the folder, at a path, by their names in DIR."""
+    """Return the file at a path, or all files of the folder, keyed by their names in DIR."""
     web, root = url.startswith(_WEB), path.rstrip("/")
     alone = root.rpartition("/")[2]
     if web:
@@ -337,12 +351,12 @@ def _list_remote(system: Any, path: str, url: str) -> dict[str, RemoteFile]:
         infos = {path: system.info(path)} if web else system.find(path, detail=True)
         if not infos:
             raise FileNotFoundError(path)
-        if set(infos) == {path}:  # fsspec's own `find` says nothing of a single file
+        if set(infos) == {path}:  # fsspec's own `find` returns no info for a single file
             return {alone: RemoteFile(system, path, url, infos[path] or system.info(path))}
     files = {}
     for place, info in sorted(infos.items()):
         name = place.removeprefix(f"{root}/")
-        # Not an empty object that stands for a folder, nor what is of a download there.
+        # Skip empty objects that stand for folders, and the work files of a download to there.
         if not place.endswith("/") and WORK not in PurePosixPath(name).parts:
             _check_name(url, name)
             files[name] = RemoteFile(system, place, f"{url.rstrip('/')}/{name}", info)
@@ -350,7 +364,7 @@ def _list_remote(system: Any, path: str, url: str) -> dict[str, RemoteFile]:
 
 
 def _check_name(source: str, name: str, *, single: bool = False, special: bool = False) -> None:
-    """Raise DataError for a name that leads out of the folder. `special`: of a link, a device."""
+    """Raise DataError for a name that leads out of the folder, or a link or device (`special`)."""
     path = PurePosixPath(name)
     problem = "is a link or a device" if special else ""
     if any(part.casefold() == WORK for part in path.parts):
@@ -358,18 +372,18 @@ def _check_name(source: str, name: str, *, single: bool = False, special: bool =
     if path.is_absolute() or ".." in path.parts or "\\" in name or (single and "/" in name):
         problem = "leads out of the folder"
     if problem:
-        raise DataError(f"{source}: {name!r} {problem}, so nothing of it is used")
+        raise DataError(f"{source}: {name!r} {problem}, so {source} is not used at all")
 
 
 @contextlib.contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn what file systems raise into a DataError, or a ConnectionError if a retry may help."""
+    """Convert errors of file systems to DataError, or to ConnectionError if a retry may help."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:
-        cause = error.__cause__ or error  # fsspec's http hides the answer in a FileNotFoundError
+        cause = error.__cause__ or error  # fsspec's http raises FileNotFoundError for any status
         status = getattr(cause, "status", None)
         message = f"{type(cause).__name__}: {cause}"
         message = re.sub(r"(https?://[^\s?]+)\?[^\s'\"]+", r"\1", message)  # signed, so secret
@@ -377,14 +391,14 @@ def _explained(url: str) -> Iterator[None]:
         if lost or (status is None and type(cause).__module__.partition(".")[0] in _NETWORK):
             raise ConnectionError(message) from None
         if isinstance(cause, FileNotFoundError):
-            message = "there is nothing, or you may not list it"
-        elif isinstance(error, OSError) and error.errno:  # of this machine's disk
+            message = "there is nothing, or you are not allowed to list it"
+        elif isinstance(error, OSError) and error.errno:  # from this machine's disk
             raise
         raise DataError(f"{url}: {message}") from None
 
 
 def _retry(action: Callable[[], Any], name: str, progress: Callable[[], float] = float) -> Any:
-    """Try until it works, or the connection was lost TRIES times without any `progress`."""
+    """Repeat `action` until it succeeds, or fails TRIES times in a row without `progress`."""
     failures = 0
     while True:
         before = progress()
@@ -397,16 +411,16 @@ def _retry(action: Callable[[], Any], name: str, progress: Callable[[], float] =
                 if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
                     internet = ": turn Internet on (Settings), or add the data with «Add Input»."
                 raise DataError(
-                    f"{name}: no connection in {TRIES} tries ({error}){internet} "
-                    "What has come is kept: run it again to resume"
+                    f"{name}: no connection in {TRIES} attempts ({error}){internet} "
+                    "Complete parts of the download are kept: run it again to resume"
                 ) from None
             time.sleep(PAUSE * 2 ** (failures - 1))
 
 
 def fetch(remote: RemoteFile, work: Path, update: Update) -> Path:
-    """Bring a file into the folder `work`, where an earlier call may have left its beginning.
+    """Download a file into the folder `work`, continuing what an earlier call has left there.
 
-    Raises DataError. What has come stays for the next call, unless its content is wrong.
+    Raises DataError. An incomplete file stays for the next call, unless its content is wrong.
     """
     name, part = _digest(remote.url), work
 
@@ -419,23 +433,23 @@ def fetch(remote: RemoteFile, work: Path, update: Update) -> Path:
         part = work / f"{name}-{_digest(current.version)}.part"
         for other in work.glob(f"{name}-*"):
             if other != part or not current.version:
-                other.unlink()  # of another version, or nobody knows
+                other.unlink()  # part of another version, or of an unknown one
         begin = size()
         with _explained(remote.url):
             try:
                 _copy(current, part, begin, update, block_size=CHUNK, cache_type="none")
-            except ValueError:  # fsspec's for a server without ranges
+            except ValueError:  # raised by fsspec if the server does not support ranges
                 _copy(current, part, 0, update, block_size=0)
         if current.size is not None and size() < current.size:
             raise ConnectionError(f"it ended after {size()} of {current.size} bytes")
-        # Without a checksum, ranges of a file that changed meanwhile would be put together.
+        # Without a checksum, ranges of two versions of a changed file would go unnoticed.
         changed = (begin or size() > CHUNK) and not current.checksum
         changed = changed and current.refreshed().version != current.version
         if changed or not current.has_content_of(part):
             part.unlink()
             raise DataError(
-                f"{remote.url}: what has come does not have the size or checksum that it should "
-                "have, and was removed: try again"
+                f"{remote.url}: the downloaded file does not have the expected size or checksum, "
+                "and was removed: try again"
             )
 
     _retry(attempt, remote.url, progress=size)
@@ -443,7 +457,7 @@ def fetch(remote: RemoteFile, work: Path, update: Update) -> Path:
 
 
 def _copy(remote: RemoteFile, part: Path, begin: int, update: Update, **options: Any) -> None:
-    """Read from byte `begin` to the end."""
+    """Append the bytes from `begin` to the end to `part`."""
     with remote.system.open(remote.path, "rb", **options) as file, open(part, "ab") as out:
         file.seek(begin)
         update(begin)
@@ -455,11 +469,11 @@ def _copy(remote: RemoteFile, part: Path, begin: int, update: Update, **options:
 
 
 def _fetch_files(remote: dict[str, RemoteFile], folder: Path, work: Path) -> list[str]:
-    """Bring files to their places; those that are here already are left. Return their names."""
+    """Download the files that are missing in `folder`, and return the names of all."""
     missing = [name for name in remote if not remote[name].has_content_of(folder / name)]
     _refuse_taken(folder, missing)
     total = sum(remote[name].size or 0 for name in missing)
-    _need_room(work, total, missing[0] if len(missing) == 1 else "the rest of it")
+    _need_room(work, total, missing[0] if len(missing) == 1 else "the download")
 
     def fetch_one(name: str, update: Update) -> None:
         part = fetch(remote[name], work, update)
@@ -471,8 +485,8 @@ def _fetch_files(remote: dict[str, RemoteFile], folder: Path, work: Path) -> lis
 
 
 def _fetch_archive(remote: RemoteFile, name: str, folder: Path, work: Path) -> list[str]:
-    """Bring an archive, and move its files to their places, if nothing else is there."""
-    # Of its content it is only known that it is hardly smaller.
+    """Download an archive and unpack it into `folder`, unless that would overwrite other files."""
+    # The size of the content is unknown, but hardly smaller than the archive.
     _need_room(work, 2 * (remote.size or 0), name)
     with _progress_bar(name, remote.size) as bar:
         part = fetch(remote, work, bar.update)
@@ -480,7 +494,7 @@ def _fetch_archive(remote: RemoteFile, name: str, folder: Path, work: Path) -> l
         try:
             unpack_archive(part, name, Path(fresh))
         except BrokenArchiveError:
-            if remote.checksum is None:  # else it is broken at its source
+            if remote.checksum is None:  # otherwise the archive is broken at its source
                 part.unlink()
             raise
         paths = {str(p.relative_to(fresh)): p for p in sorted(Path(fresh).rglob("*"))}
@@ -502,14 +516,14 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 class BrokenArchiveError(DataError):
-    """An archive that is not whole, or none."""
+    """An archive is incomplete, or the file is not an archive."""
 
 
 def unpack_archive(archive: Path, name: str, folder: Path) -> None:
-    """Unpack an archive that is called `name` into an empty folder.
+    """Unpack an archive into an empty folder; `name` decides its format.
 
-    Raises DataError if it is broken, does not fit, or has a member that is a link or a device or
-    would be written outside of the folder; the folder's content is then undefined.
+    Raises DataError if it is broken, does not fit on the disk, or has a member that is a link or a
+    device or would be written outside of the folder; the folder's content is then undefined.
     """
     try:
         if name.lower().endswith(".zip"):
@@ -521,16 +535,16 @@ def unpack_archive(archive: Path, name: str, folder: Path) -> None:
                 zip_file.extractall(folder)
         else:
             with tarfile.open(archive) as tar_file:
-                # Python before 3.10.12 and 3.11.4 has none.
+                # Python before 3.10.12 and 3.11.4 has no filters.
                 safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
                 for member in tar_file:
                     special = not (member.isreg() or member.isdir())
                     _check_name(name, member.name, special=special)
-                    # Sizes are known member by member: reading all of them would unpack it.
+                    # Checked for each member: reading all sizes first would unpack the archive.
                     _need_room(folder, member.size, f"unpacking {name}")
-                    # A folder's mode may forbid to write what comes next into it.
+                    # A folder's mode may forbid writing the next members into it.
                     tar_file.extract(member, folder, set_attrs=member.isreg(), **safely)
-                # The checksum of all is at the end, beyond that of the last member.
+                # The archive's checksum follows the last member: read up to it.
                 while tar_file.fileobj.read(CHUNK):
                     pass
     except (
@@ -538,47 +552,47 @@ def unpack_archive(archive: Path, name: str, folder: Path) -> None:
         OSError,
     ) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk; gzip's and bz2's have no number
+            raise  # an error of the disk; those of gzip and bz2 have no number
         raise BrokenArchiveError(
-            f"{name} is broken, or no archive ({error}): run it again to fetch it anew; "
+            f"{name} is broken or not an archive ({error}): run it again to download it again; "
             "--no-unpack keeps it as it is"
         ) from None
-    except RuntimeError as error:  # zipfile's, for a member with a password
+    except RuntimeError as error:  # raised by zipfile for a member with a password
         raise DataError(
             f"{name} cannot be unpacked ({error}); --no-unpack keeps it as it is"
         ) from None
 
 
-# --- Sending results away ---
+# --- Uploads ---
 
 
 def upload(folder: Path, url: str, say: Say) -> None:
-    """Copy a file, or the files of a folder, to a URL; what is there with the same content stays.
+    """Upload a file, or the files of a folder, to a URL, except those that are already there.
 
-    Raises DataError, before anything was sent, if another file is there under one of the names.
+    Raises DataError, before anything is sent, if another file has one of the names there.
     """
     from fsspec.implementations.local import LocalFileSystem
 
     if url.startswith(_WEB):
-        raise DataError(f"nothing can be sent to {url}: name a bucket, as in gs://NAME/FOLDER")
+        raise DataError(f"cannot upload to {url}: name a bucket, as in gs://NAME/FOLDER")
     local = {folder.name: folder}
     if not folder.is_file():
         paths = (p for p in sorted(folder.rglob("*")) if p.is_file() and WORK not in p.parts)
         local = {str(path.relative_to(folder)): path for path in paths}
     if not local:
-        raise DataError(f"{folder} is empty, or not there: there is nothing to send")
+        raise DataError(f"{folder} is empty or does not exist: there is nothing to upload")
     name = public_url(url)
     system, root = _file_system(url)
     with _explained(name):
         remote = _list_remote(system, root, name) if system.isdir(root) else {}
         if not remote and system.isfile(root):
-            raise DataError(f"{name} is a file: name a folder")
+            raise DataError(f"{name} is a file: name a folder as the URL of --upload")
         same = {n for n in local.keys() & remote.keys() if _is_sent(local[n], remote[n])}
     _refuse_overwriting(
-        name, sorted(local.keys() & remote.keys() - same), "sent: name another folder"
+        name, sorted(local.keys() & remote.keys() - same), "uploaded: name another folder"
     )
     missing = [n for n in local if n not in same]
-    total = sum(local[n].stat().st_size for n in missing)
+    sizes = {n: local[n].stat().st_size for n in missing}
 
     def send(relative: str, update: Update) -> None:
         path, place = local[relative], f"{root.rstrip('/')}/{relative}"
@@ -589,12 +603,14 @@ def upload(folder: Path, url: str, say: Say) -> None:
                 system.makedirs(place.rpartition("/")[0], exist_ok=True)
             system.put_file(str(path), place)
         if not file.refreshed().has_content_of(path):
-            raise DataError(f"{file.url} is not there as it was sent: send it again")
+            raise DataError(
+                f"{file.url} does not have the content that was uploaded: upload it again"
+            )
         update(path.stat().st_size)
 
-    _in_parallel(send, missing, total)
-    known = f", {len(same)} were there already" if same else ""
-    say(f"{name}: {len(missing)} files, {text.size(total)} sent{known}")
+    _in_parallel(send, missing, sum(sizes.values()))
+    known = f"; {len(same)} of {len(local)} files were already there" if same else ""
+    say(f"{name}: {_count(sizes)} uploaded{known}")
 
 
 def _is_sent(path: Path, remote: RemoteFile) -> bool:
@@ -618,63 +634,65 @@ _FORMS = """
   kaggle://competitions/NAME[/FILE]
   kaggle://datasets/OWNER/NAME[/versions/N][/FILE]
   kaggle://models/OWNER/MODEL/FRAMEWORK/VARIATION[/VERSION]
-or the address of its page"""
+or the address of its page on kaggle.com"""
 
 
 @dataclass(frozen=True)
 class KaggleSource:
-    """A competition, dataset or model."""
+    """A competition, dataset or model of Kaggle."""
 
     kind: str
     """'competitions', 'datasets' or 'models'."""
     handle: str
-    """As kagglehub has it: NAME, OWNER/NAME[/versions/N] or OWNER/MODEL/FRAMEWORK/VARIATION[/N]."""
+    """kagglehub's: NAME, OWNER/NAME[/versions/N] or OWNER/MODEL/FRAMEWORK/VARIATION[/N]."""
     file: str | None = None
-    """One file of it; None: all."""
+    """The only file to download; None: all files."""
 
     @property
     def url(self) -> str:
-        """How it is written."""
+        """The source as the user writes it."""
         return f"kaggle://{self.kind}/{self.handle}" + (f"/{self.file}" if self.file else "")
 
     @property
     def name(self) -> str:
-        """What a folder for it is called."""
+        """The name of the folder to download to."""
         return self.handle.split("/")[0 if self.kind == "competitions" else 1]
 
 
 def parse_kaggle(source: str) -> KaggleSource | None:
-    """What a source names; None if it is not Kaggle's. Raises DataError if it is unclear."""
+    """Parse a source; None if it is not Kaggle's. Raises DataError for a wrong form."""
     if not re.match(r"kaggle://|https?://(www\.)?kaggle\.com/", source):
         return None
     match = _KAGGLE.fullmatch(source.removeprefix("kaggle://").rstrip("/"))
     if match is None:
-        raise DataError(f"{source} is none of{_FORMS}")
+        raise DataError(f"{source} does not have one of the forms{_FORMS}")
     # '/data', '/overview', … at the end of a page's address are its tabs.
     file = (match["file"] or "").strip("/") if not match["page"] else ""
     if file and (match["model"] or ".." in file or file.startswith("versions/")):
-        raise DataError(f"{source} is none of{_FORMS}")
+        raise DataError(f"{source} does not have one of the forms{_FORMS}")
     kind = next(kind for kind in ("competition", "dataset", "model") if match[kind])
     return KaggleSource(f"{kind}s", match[kind], file or None)
 
 
 def _link_kaggle(source: KaggleSource, folder: Path, say: Say, *, unpack: bool) -> Path:
-    """Make `folder`, or the file in it, a link to where kagglehub has the source."""
+    """Make `folder`, or the file in it, a link to kagglehub's copy of the source."""
     if not unpack:
-        raise DataError(f"{source.url}: kagglehub unpacks archives itself, without --no-unpack")
+        raise DataError(
+            f"{source.url}: kagglehub always unpacks archives itself; remove --no-unpack"
+        )
     link = folder / source.file.rpartition("/")[2] if source.file else folder
     target = os.readlink(link) if link.is_symlink() else ""
     if link.exists() and f"/{source.kind}/{source.handle}/" in f"{target}/":
-        say(f"{source.url} is in {folder} already; nothing was fetched")
+        say(f"{source.url} is already in {folder}; nothing was downloaded")
         return folder
-    # Where a Kaggle notebook mounts it, only kagglehub knows.
+    # Only kagglehub knows where a Kaggle notebook mounts the source.
     path = "" if link.exists() and not target else _ask_kagglehub(source)
     if link.exists() and not (path and link.samefile(path)):
         raise DataError(
-            f"{link} is there already, and does not come from {source.url}: move it away, or name "
+            f"{link} already exists and does not come from {source.url}: move it away, or name "
             "another folder with --to"
         )
-    link.unlink(missing_ok=True)  # it may lead to what was removed from the cache
+    link.unlink(missing_ok=True)  # its target may have been removed from the cache
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(Path(path).absolute())
     say(f"{source.url} is in {link}, a link to {path}")
@@ -682,7 +700,7 @@ def _link_kaggle(source: KaggleSource, folder: Path, say: Say, *, unpack: bool) 
 
 
 def _ask_kagglehub(source: KaggleSource) -> str:
-    """Where kagglehub has it: mounted, or downloaded now or earlier."""
+    """Return the path of kagglehub's copy: mounted, or downloaded now or earlier."""
     try:
         import kagglehub
         import requests
@@ -695,8 +713,8 @@ def _ask_kagglehub(source: KaggleSource) -> str:
 
     def attempt() -> str:
         try:
-            if "KAGGLE_DATA_PROXY_URL" not in os.environ:  # of a Kaggle notebook, which mounts data
-                # kagglehub's client waits for ever where nobody answers.
+            if "KAGGLE_DATA_PROXY_URL" not in os.environ:  # set in Kaggle notebooks
+                # kagglehub's client would wait forever for a server that does not answer.
                 requests.head(get_endpoint(get_env()), timeout=READ_TIMEOUT)
             return str(get(source.handle, path=source.file))
         except (requests.HTTPError, exceptions.UnauthenticatedError) as error:
@@ -711,6 +729,6 @@ def _ask_kagglehub(source: KaggleSource) -> str:
 
     cache = Path(os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache/kagglehub")
     with _locked(cache):
-        # kagglehub does not say how much has come: an attempt of minutes counts as progress.
+        # kagglehub does not report its progress: an attempt of minutes counts as progress.
         path: str = _retry(attempt, source.url, progress=lambda: time.monotonic() // 60)
     return path

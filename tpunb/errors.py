@@ -1,4 +1,4 @@
-"""Every error that tpunb raises on purpose. They carry data and make their text when shown.
+"""All errors that tpunb raises on purpose. They carry data and make their text when shown.
 
 TpunbError
 ├─ NotebookError
@@ -19,13 +19,13 @@ TpunbError
 │   ├─ DeadlockError
 │   ├─ PeerLostError
 │   └─ WaitedTooLongError
-├─ NotRehearsedError      also a NotImplementedError
+├─ NotRehearsedError      also a NotImplementedError, which libraries catch from torch
 ├─ HandoffError
 ├─ CheckpointError        .path
 ├─ DataError
 ├─ PlaceError             .file .key
-├─ HostsError             .place .problems: hosts that differ, or are not reached
-└─ RuleError              .file .rule: a rule of `tpunb diagnose` is wrong
+├─ HostsError             .place .problems: hosts differ or cannot be reached
+└─ RuleError              .file .rule: a rule of `tpunb diagnose` is invalid
 """
 
 from tpunb.diagnostics.failure.rules import RuleError

@@ -1,4 +1,4 @@
-"""Archives made by hand."""
+"""Makes archives for tests."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 @pytest.fixture(autouse=True)
 def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's credentials, no proxy but a test's own, and no waiting."""
+    """No credentials, no proxies except those that a test sets, and no waiting."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -26,7 +26,7 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("KAGGLE"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("KAGGLEHUB_CACHE", str(home / "cache"))
-    # kagglehub finds both when it is imported: the home and the standard output of another test.
+    # At its import kagglehub reads both: the home folder and standard output of an earlier test.
     monkeypatch.setenv("KAGGLE_CONFIG_DIR", str(home / ".kaggle"))
     monkeypatch.setenv("KAGGLEHUB_VERBOSITY", "error")
     monkeypatch.chdir(tmp_path)
@@ -35,7 +35,7 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kaggle(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKaggle]:
-    """Kaggle's stand-in, and somebody's key in the environment."""
+    """A fake Kaggle service, and a user's key for it in the environment."""
     with FakeKaggle(key="s3cr3t-key") as service:
         for name, value in service.environ.items():
             monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What tests of downloads share."""
+"""Helpers for tests of downloads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOISE = random.Random(0).randbytes(3_000_000)
 
 
 def downloaded(source: str, to: str | None = None, **options: bool) -> tuple[Path, str]:
-    """The folder, and the lines for the user."""
+    """Download; return the folder and the lines shown to the user."""
     messages: list[str] = []
     folder = download(source, Path(to) if to else None, messages.append, **options)
     return folder, "\n".join(messages)

@@ -1,4 +1,4 @@
-"""Buckets, folders and web servers: in memory, on this disk, on localhost."""
+"""Data from buckets (in memory), folders (on disk) and web servers (on localhost)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tpunb.errors import DataError
 
 @pytest.fixture(autouse=True)
 def _empty_memory() -> None:
-    """Of what other tests of this process have put there, too."""
+    """Clear what this and other tests of this process have put into fsspec's memory."""
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
 
@@ -40,7 +40,7 @@ def put(url: str, content: bytes) -> None:
 
 
 class Site:
-    """A web server: its pages, how it answers, what it was asked."""
+    """A web server: its pages, settings of its answers, and the requests it has received."""
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ def site() -> Iterator[Site]:
     [
         (True, '"1"', [0, 1 << 20, 1 << 20, 2 << 20, 2 << 20]),
         (False, '"1"', [0] * 5),
-        (True, "", [0, 1 << 20, 0, 1 << 20, 2 << 20]),  # nobody knows if it is the same file
+        (True, "", [0, 1 << 20, 0, 1 << 20, 2 << 20]),  # it may be another file
         (True, 'W/"1"', [0, 1 << 20, 0, 1 << 20, 2 << 20]),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_part_of_an_older_file_is_dropped(site: Site, monkeypatch: pytest.Monk
     monkeypatch.setattr(data, "CHUNK", 1 << 20)
     site.pages["/x.bin"] = NOISE
     site.cut = [1 << 20, *[0] * 20]
-    with pytest.raises(DataError, match="What has come is kept: run it again to resume"):
+    with pytest.raises(DataError, match="parts of the download are kept: run it again to resume"):
         downloaded(f"{site.url}/x.bin")
     assert not files(Path("data/x"))
     site.cut.clear()
@@ -175,10 +175,14 @@ def test_a_file_that_changes_meanwhile_or_is_damaged(
 
     with monkeypatch.context() as patch:
         patch.setattr(data, "_copy", change)
-        with pytest.raises(DataError, match=r"the size or checksum .* and was removed: try again"):
+        with pytest.raises(
+            DataError, match=r"the expected size or checksum, and was removed: try again"
+        ):
             downloaded(f"{site.url}/x.bin")
     site.md5 = base64.b64encode(bytes(16)).decode()
-    with pytest.raises(DataError, match=r"the size or checksum .* and was removed: try again"):
+    with pytest.raises(
+        DataError, match=r"the expected size or checksum, and was removed: try again"
+    ):
         downloaded(f"{site.url}/x.bin")
     assert not files(Path("data/x"))
     site.md5 = base64.b64encode(hashlib.md5(NOISE).digest()).decode()
@@ -189,9 +193,9 @@ def test_no_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.pages |= {"/x.zip": zipped(x=NOISE), "/x.bin": NOISE}
     usage = SimpleNamespace(free=2_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    with pytest.raises(DataError, match=r"x.zip needs 6.0 MB, and \S+ has 2.0 MB free"):
+    with pytest.raises(DataError, match=r"x.zip needs 6.0 MB, but .* has only 2.0 MB free"):
         downloaded(f"{site.url}/x.zip")
-    with pytest.raises(DataError, match=r"x.bin needs 3.0 MB, and \S+ has 2.0 MB free"):
+    with pytest.raises(DataError, match=r"x.bin needs 3.0 MB, but .* has only 2.0 MB free"):
         downloaded(f"{site.url}/x.bin")
     assert not Path("data/x").exists()
     assert not site.starts
@@ -202,26 +206,26 @@ def test_nothing_is_overwritten(site: Site) -> None:
     Path("data/x").mkdir(parents=True)
     Path("data/x/a.txt").write_bytes(b"mine")
     Path("data/x/same.txt").write_bytes(b"same")
-    with pytest.raises(DataError, match=r"other files of these names: a.txt. Nothing was over"):
+    with pytest.raises(DataError, match=r"other files with these names: a.txt. Nothing was over"):
         downloaded(f"{site.url}/x.zip")
     assert files(Path("data/x")) == {"a.txt": b"mine", "same.txt": b"same"}
     Path("data/x/a.txt").unlink()
     starts = list(site.starts)
     downloaded(f"{site.url}/x.zip")
     assert files(Path("data/x")) == {"a.txt": b"new", "same.txt": b"same", "b/c.txt": b"c"}
-    assert site.starts == starts  # the archive was there
+    assert site.starts == starts  # the archive was not downloaded again
 
 
 def test_archives_are_unpacked_unless_they_are_to_stay(site: Site) -> None:
     site.pages["/x.zip"] = zipped(a=b"1")
     assert files(downloaded(f"{site.url}/x.zip")[0]) == {"a": b"1"}
-    downloaded(f"{site.url}/x.zip", unpack=False)  # not what is here
+    downloaded(f"{site.url}/x.zip", unpack=False)  # a different download
     assert set(files(Path("data/x"))) == {"a", "x.zip"}
     assert list(files(downloaded(f"{site.url}/x.zip", "kept", unpack=False)[0])) == ["x.zip"]
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"])
-def test_a_broken_archive_is_fetched_again(site: Site, name: str) -> None:
+def test_a_broken_archive_is_downloaded_again(site: Site, name: str) -> None:
     whole = io.BytesIO()
     if name == "a.zip":
         whole.write(zipped(**{"a.txt": NOISE[:50_000]}))
@@ -234,9 +238,9 @@ def test_a_broken_archive_is_fetched_again(site: Site, name: str) -> None:
     middle = len(good) // 2
     for bad in (good[:middle], good[:middle] + bytes(99) + good[middle + 99 :], b"an error page"):
         site.pages[f"/{name}"] = bad
-        with pytest.raises(DataError, match="is broken, or no archive"):
+        with pytest.raises(DataError, match="is broken or not an archive"):
             downloaded(f"{site.url}/{name}", "to")
-    site.pages[f"/{name}"] = good  # of the same size and version, by what the server says
+    site.pages[f"/{name}"] = good  # with the same size and version according to the server
     folder, _ = downloaded(f"{site.url}/{name}", "to")
     assert files(folder) == {"a.txt": NOISE[:50_000]}
 
@@ -260,12 +264,12 @@ def test_what_web_servers_refuse(site: Site) -> None:
     site.statuses = [503, 503, 429, 429]
     assert files(downloaded(f"{site.url}/x")[0]) == {"x": b"1"}
     site.statuses = [503] * 20
-    with pytest.raises(DataError, match=r"no connection in 5 tries .*503"):
+    with pytest.raises(DataError, match=r"no connection in 5 attempts .*503"):
         downloaded(f"{site.url}/x?other", "elsewhere")
 
 
 def test_nobody_listens() -> None:
-    with pytest.raises(DataError, match=r"no connection in 5 tries .*is this machine on"):
+    with pytest.raises(DataError, match=r"no connection in 5 attempts .*is this machine on"):
         downloaded("http://user:5ec2e7@127.0.0.1:9/x")
 
 
@@ -278,9 +282,9 @@ def test_a_folder_of_a_bucket(scheme: str, tmp_path: Path) -> None:
         put(f"{root}/set/{name}", stored)
     there, said = downloaded(f"{root}/set")
     assert there == Path("data/set")
-    assert files(there) == content  # the archive among them as it is
+    assert files(there) == content  # the archive in it stays packed
     assert said.startswith(f"{root}/set: 4 files, 3.0 MB in data/set")
-    assert "nothing was fetched" in downloaded(f"{root}/set")[1]
+    assert "nothing was downloaded" in downloaded(f"{root}/set")[1]
     assert files(downloaded(f"{root}/set/b/c.txt", "one")[0]) == {"c.txt": b"c"}
     assert files(downloaded(f"{root}/set/b/d.zip", "two")[0]) == {"x": b"1"}
 
@@ -302,7 +306,7 @@ def test_of_a_folder_only_what_is_missing_comes(monkeypatch: pytest.MonkeyPatch)
     assert sorted(opened) == ["b", "c"]
     (folder / ".tpunb-data/record.json").unlink()
     (folder / "b").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"mine has other files of these names: b. Nothing was"):
+    with pytest.raises(DataError, match=r"mine has other files with these names: b. Nothing was"):
         downloaded("memory://bucket/three", "mine")
     assert (folder / "b").read_bytes() == b"mine"
 
@@ -398,12 +402,14 @@ def test_a_full_disk_is_not_a_lost_connection(site: Site, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(data, "_copy", fail)
-    with pytest.raises(DataError, match=r"No space left on device; .*, what has come is kept"):
+    with pytest.raises(
+        DataError, match=r"No space left on device; run it again to resume: complete"
+    ):
         data.run(DataOptions(f"{site.url}/x"), print)
 
 
 def test_what_a_library_calls_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """aiohttp's errors, below gcsfs, are no ConnectionErrors."""
+    """aiohttp's errors, below gcsfs, are not ConnectionErrors."""
     put("memory://bucket/x.bin", NOISE)
     lost = type("ClientPayloadError", (Exception,), {"__module__": "aiohttp.client_exceptions"})
     reset = type("ClientOSError", (OSError,), {"__module__": "aiohttp.client_exceptions"})
@@ -447,7 +453,7 @@ def test_a_disk_that_fails_is_one_message(
 
     monkeypatch.setattr(data, "write_json", fail)
     assert cli.main(["data", f"{site.url}/x"]) == 1
-    assert "Input/output error; run it again to resume, what has come" in capsys.readouterr().err
+    assert "Input/output error; run it again to resume: complete parts" in capsys.readouterr().err
 
 
 def sent(folder: str, url: str) -> str:
@@ -460,11 +466,13 @@ def test_a_folder_is_sent_and_comes_back(site: Site) -> None:
     site.pages["/x.zip"] = zipped(**{"a.bin": NOISE, "b/c.txt": b"c", "empty": b""})
     there, _ = downloaded(f"{site.url}/x.zip", "mine")
     url = "memory://bucket/results"
-    assert sent("mine", url) == f"{url}: 3 files, 3.0 MB sent"
+    assert sent("mine", url) == f"{url}: 3 files, 3.0 MB uploaded"
     assert files(downloaded(url, "back")[0]) == files(there)
-    assert sent("mine", url) == f"{url}: 0 files, 0 B sent, 3 were there already"
+    assert sent("mine", url) == f"{url}: 0 files, 0 B uploaded; 3 of 3 files were already there"
     (there / "new").write_bytes(b"n")
-    assert sent("mine", url + "/") == f"{url}/: 1 files, 1 B sent, 3 were there already"
+    assert (
+        sent("mine", url + "/") == f"{url}/: 1 file, 1 B uploaded; 3 of 4 files were already there"
+    )
 
 
 def test_nothing_is_overwritten_there() -> None:
@@ -472,7 +480,9 @@ def test_nothing_is_overwritten_there() -> None:
     Path("mine/a").write_bytes(b"new")
     Path("mine/b").write_bytes(b"b")
     put("memory://bucket/results/a", b"old")
-    with pytest.raises(DataError, match=r"has other files of these names: a. Nothing was sent"):
+    with pytest.raises(
+        DataError, match=r"has other files with these names: a. Nothing was uploaded"
+    ):
         sent("mine", "memory://bucket/results")
     assert set(fsspec.filesystem("memory").store) == {"/bucket/results/a"}
     with pytest.raises(DataError, match=r"results/a is a file: name a folder"):
@@ -480,13 +490,13 @@ def test_nothing_is_overwritten_there() -> None:
 
 
 def test_what_cannot_be_sent(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none is empty, or not there"):
+    with pytest.raises(DataError, match="none is empty or does not exist"):
         sent("none", "memory://bucket/x")
     Path("empty").mkdir()
     with pytest.raises(DataError, match="empty is empty"):
         sent("empty", "memory://bucket/x")
     Path("empty/x").touch()
-    with pytest.raises(DataError, match="nothing can be sent to http://x"):
+    with pytest.raises(DataError, match="cannot upload to http://x"):
         sent("empty", "http://x/y")
     sent("empty/x", "memory://bucket/one")
     assert set(fsspec.filesystem("memory").store) == {"/bucket/one/x"}

@@ -1,4 +1,4 @@
-"""A small run to show."""
+"""Fixtures: a small run to show."""
 
 from __future__ import annotations
 

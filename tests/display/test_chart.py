@@ -1,4 +1,4 @@
-"""The chart of a panel: a picture with axes."""
+"""Charts of metrics: pictures with axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpunb.display.chart import MAX_POINTS, chart_html
 
 
 def drawn(html: str) -> tuple[list[str], list[tuple[float, float]]]:
-    """The words and the points of the picture."""
+    """Return the texts and the points of the picture."""
     found = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
     assert found
     svg = ElementTree.fromstring(base64.b64decode(found[1]).decode())
@@ -29,7 +29,7 @@ def test_axes_and_line() -> None:
     (left, low), (middle, half), (right, high) = points
     assert math.isclose(middle, (left + right) / 2, abs_tol=0.1)
     assert math.isclose(half, (low + high) / 2, abs_tol=0.1)
-    assert low > high  # downwards, as pictures count
+    assert low > high  # y grows downwards in pictures
 
 
 def test_on_a_log_scale_powers_are_equally_far() -> None:
@@ -57,7 +57,7 @@ def test_the_numbers_at_an_axis_are_round(low: float, high: float, log: bool, ma
     assert words[2:] == [*marks.split(), "0", "1", "2", "3"]
 
 
-def test_many_points_are_joined_and_few_are_said() -> None:
+def test_many_points_are_joined_and_few_points_give_a_message() -> None:
     _, line = drawn(chart_html([(n, float(n)) for n in range(100_000)], "loss", log=False))
     assert MAX_POINTS / 2 < len(line) <= MAX_POINTS
     assert chart_html([(0, 1.0)], "<loss>", log=False) == "<i>&lt;loss&gt;: nothing to draw yet</i>"

@@ -20,7 +20,7 @@ def found(name: str, folder: Path, **changes: str) -> Report:
 
 
 class Words(HTMLParser):
-    """What a reader sees of HTML, and the styles that are used."""
+    """Collects the visible text of HTML and the styles that are used."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ def test_the_card_and_its_text_say_the_same(name: str, tmp_path: Path) -> None:
         assert re.sub(r"\s+|`", "", line) in said
 
 
-def test_a_tpu_that_is_asked_for_and_not_there(tmp_path: Path) -> None:
+def test_a_requested_tpu_that_is_missing(tmp_path: Path) -> None:
     report = found("v5e-8", tmp_path)
     nothing = replace(report, machine=replace(report.machine, chips=0))
     text = doctor.report_text(nothing)
-    assert "no TPU, though PJRT_DEVICE asks for one: nothing can run" in text
+    assert "no TPU, although PJRT_DEVICE=TPU is set: nothing can run" in text
     assert "0 TPU" not in text.split("device", 1)[1]
 
 
@@ -89,7 +89,7 @@ def test_issues_come_first_with_their_fixes(tmp_path: Path) -> None:
     assert doctor.report_text(one).startswith("1 issue found:\n")
 
 
-def test_what_comes_from_the_machine_is_text(tmp_path: Path) -> None:
+def test_values_of_the_machine_are_escaped(tmp_path: Path) -> None:
     report = found("laptop", tmp_path)
     problem = Problem("x", "<script>alert(1)</script>", "`a` b`c")
     card = doctor.report_card(replace(report, problems=(problem,)))

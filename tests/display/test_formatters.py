@@ -38,7 +38,7 @@ SNAPSHOT = Snapshot(
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InteractiveShell]:
-    with pytest.MonkeyPatch.context() as patch:  # a history that no other process writes
+    with pytest.MonkeyPatch.context() as patch:  # no history shared with other processes
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         made = InteractiveShell()
     formatters.register_formatters(made)
@@ -62,7 +62,7 @@ def plain(shell: InteractiveShell, value: object) -> str:
 
 
 def printed(value: object) -> str:
-    """What rich prints, without colours."""
+    """Return the output of rich, without colours."""
     file = io.StringIO()
     Console(file=file, width=200).print(value)
     return file.getvalue()
@@ -91,10 +91,10 @@ def test_a_failed_result(shell: InteractiveShell, make_result: Callable[..., Run
     assert html(shell, make_result("hung", failures=())) is not None
 
 
-def test_the_card_of_a_failure_says_all_that_the_error_says(
+def test_the_card_of_a_failure_contains_the_whole_error(
     shell: InteractiveShell, make_result: Callable[..., RunResult], tmp_path: Path
 ) -> None:
-    """The error below it is one line."""
+    """The error below the card is one line."""
     failed = make_result("failed", diagnoses=(KNOWN,))
     assert failed.failure is not None
     others = [replace(failed.failure, rank=0), replace(failed.failure, rank=1, type="KeyError")]

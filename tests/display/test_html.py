@@ -1,4 +1,4 @@
-"""Rank badges and sparklines: what they say, and that they stay small."""
+"""Rank badges and sparklines: their contents, and their limited size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tpunb.runs.events import RankSnapshot
 RUNS = RankSnapshot(begun=True, steps=10)
 
 
-def test_each_rank_has_its_word() -> None:
+def test_each_rank_has_a_badge() -> None:
     life = [
         RUNS,
         None,
@@ -84,7 +84,7 @@ def test_after_a_hang_the_rank_that_the_others_waited_for_stands_out() -> None:
     badges = rank_badges(4, [waits, waits, waits, works], exits, [], hung=True)
     assert describe_badges(badges) == "ranks 0-2 stopped · rank 3 blocking the others"
     assert "<b>▲ 3</b>" in badges_html(badges)
-    # Where nobody waits for anybody, no rank is more to blame than the others.
+    # If no rank waits for another, none is marked as blocking the others.
     assert describe_badges(rank_badges(4, [works] * 4, exits, [], hung=True)) == "ranks 0-3 stopped"
     assert describe_badges(rank_badges(4, [waits, works] * 2, exits, [])) == "ranks 0-3 stopped"
 
@@ -99,7 +99,7 @@ def sparkline(*values: float) -> Sparkline:
 def test_as_text() -> None:
     assert sparkline(0, 1, 2, 3, 4, 5, 6, 7).text() == "▁▂▃▄▅▆▇█"
     assert sparkline(3, 2, 1).text() == "█▅▁" or sparkline(3, 2, 1).text() == "█▄▁"
-    assert sparkline(2, 2).text() == ""  # there is nothing to see
+    assert sparkline(2, 2).text() == ""  # all values are equal
     assert sparkline(0.9, sum([0.9] * 64) / 64).heights(10) == [0.5, 0.5]
     assert sum([0.9] * 64) / 64 != 0.9
     assert sparkline(1).text() == ""

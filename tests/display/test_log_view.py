@@ -1,7 +1,4 @@
-"""Text of ranks in, rate-limited and folded lines out; the ranks' last tracebacks removed.
-
-The clock is the test's.
-"""
+"""The ranks' output in the cell: rate-limited and folded lines, without last tracebacks."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.result import Failure, RunResult
 from tpunb.utils.files import write_json
 
-LEFT_OUT = re.compile(r"^\[[\d,-]+\] … ([\d,]+) lines? left out here; all are in run\.log$", re.M)
+LEFT_OUT = re.compile(r"^\[[\d,-]+\] … ([\d,]+) lines? not shown; all are in run\.log$", re.M)
 
 
 class Shown:
-    """A stream of four ranks, a clock, and what was written when."""
+    """A log view of four ranks, with a fake clock and a record of the writes."""
 
     def __init__(self, logs: frozenset[int] = frozenset(range(4)), interval: float = 0.125) -> None:
         self.now = 100.0
@@ -41,7 +38,7 @@ class Shown:
         self.stream.feed(rank, stream, text, self.now)
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and the launcher's loop comes round every 0.05 s."""
+        """Let time pass; the launcher's loop runs every 0.05 s."""
         for _ in range(round(seconds / 0.05)):
             self.now += 0.05
             self.stream.flush(self.now)
@@ -58,7 +55,7 @@ class Shown:
         return sum(int(number.replace(",", "")) for number in LEFT_OUT.findall(self.text))
 
     def check_pace(self, messages: int = 10) -> None:
-        """In any second, at most so many messages and RATE bytes."""
+        """Check that no second has more than `messages` messages or RATE bytes."""
         for start, _ in self.writes:
             within = [text for time, text in self.writes if start <= time < start + 1]
             assert len(within) <= messages
@@ -90,7 +87,7 @@ def test_lines_that_come_a_moment_apart_fold() -> None:
     assert shown.writes[0][1] == "[0-1] epoch 1\n"
 
 
-def test_what_all_ranks_have_written_waits_for_nobody() -> None:
+def test_lines_that_all_ranks_have_written_do_not_wait() -> None:
     shown = Shown()
     shown.stream.note("the prelude was kept", shown.now)
     shown.wait(0.1)
@@ -202,7 +199,7 @@ def test_a_batch_front_end_gets_few_messages() -> None:
     assert shown.text == "".join(f"[0] step {number}\n" for number in range(200))
 
 
-def test_what_fits_into_a_second_is_never_left_out() -> None:
+def test_lines_that_fit_into_a_second_are_never_left_out() -> None:
     shown = Shown()
     size = (RATE - RESERVE) // 2
     for batch in range(6):
@@ -226,7 +223,7 @@ def test_equal_floods_of_all_ranks_fold_before_anything_is_left_out() -> None:
 def test_a_flood_is_cut_with_a_count_and_its_end_comes() -> None:
     shown = Shown()
     number = 0
-    for _ in range(100):  # 5 s of 100,000 lines a second
+    for _ in range(100):  # 5 s with 100,000 lines a second
         text = "".join(f"line {n:07} of many that say nothing at all\n" for n in range(5_000))
         shown.feed(0, text)
         number += 5_000
@@ -242,7 +239,7 @@ def test_a_flood_is_cut_with_a_count_and_its_end_comes() -> None:
     assert shown.left_out == number - len(seen) > 400_000
     assert seen[-1] == "[0] the last one"
     assert len(seen) > 20_000
-    # A rank that says little is not drowned by one that says much.
+    # Lines of a quiet rank are not left out because of a talkative one.
     assert shown.text.count("[3] a word of rank 3\n") == 100
 
 
@@ -266,9 +263,7 @@ def test_one_line_left_out_is_not_called_lines(monkeypatch: pytest.MonkeyPatch) 
     shown = Shown()
     shown.feed(2, "x" * 20 + "\n" + "y" * 20 + "\n")
     shown.wait(0.1)
-    assert shown.text == (
-        "[2] … 1 line left out here; all are in run.log\n[2] yyyyyyyyyyyyyyyyyyyy\n"
-    )
+    assert shown.text == ("[2] … 1 line not shown; all are in run.log\n[2] yyyyyyyyyyyyyyyyyyyy\n")
 
 
 @pytest.mark.long
@@ -289,7 +284,7 @@ def test_every_line_is_shown_once_or_counted(seed: int, floods: int) -> None:
         shown.wait(chance.choice([0.05, 0.1, 0.3]))
     shown.finish()
 
-    shown.check_pace(messages=11)  # the end comes at once, whatever came before
+    shown.check_pace(messages=11)  # the end is written at once
     total_seen = 0
     for rank in range(4):
         pattern = re.compile(rf"^\[{rank}\] {rank} (\d+) é", re.M)
@@ -301,7 +296,7 @@ def test_every_line_is_shown_once_or_counted(seed: int, floods: int) -> None:
 
 
 @pytest.mark.parametrize("logs", [frozenset[int](), frozenset({0})])
-def test_the_last_words_of_the_failed_rank_come_though_nobody_asked_for_it(
+def test_the_last_lines_of_a_failed_rank_are_shown_even_if_the_rank_is_not(
     logs: frozenset[int],
 ) -> None:
     shown = Shown(logs=logs)
@@ -311,7 +306,7 @@ def test_the_last_words_of_the_failed_rank_come_though_nobody_asked_for_it(
     shown.wait(1)
     shown.finish(failed(2))
     expected = [f"[2] error {n}" for n in range(51 - LAST_LINES, 50)] + ["[2] no end"]
-    assert shown.text.splitlines() == ["the last lines that rank 2 wrote to stderr:", *expected]
+    assert shown.text.splitlines() == ["last lines of rank 2 on stderr:", *expected]
 
 
 def test_the_last_words_come_though_they_were_left_out_of_a_flood() -> None:
@@ -322,12 +317,12 @@ def test_the_last_words_come_though_they_were_left_out_of_a_flood() -> None:
         shown.wait(0.05)
     shown.finish(failed(2))
     assert shown.text.splitlines()[-2:] == [
-        "the last lines that rank 2 wrote to stderr:",
+        "last lines of rank 2 on stderr:",
         "[2] the cause",
     ]
 
 
-def test_what_was_shown_is_not_said_again() -> None:
+def test_last_lines_that_were_shown_are_not_repeated() -> None:
     shown = Shown()
     shown.feed(2, "the cause\n", "stderr")
     shown.wait(1)
@@ -336,11 +331,11 @@ def test_what_was_shown_is_not_said_again() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_a_prelude_that_crashed_has_last_words_and_one_that_raised_has_a_traceback(
+def test_a_crashed_prelude_has_last_lines_and_a_failed_one_a_traceback(
     rank: int | None,
 ) -> None:
     for traceback, expected in [
-        ("", "the last lines that the prelude wrote:\nFatal Python error\n"),
+        ("", "last lines of the prelude:\nFatal Python error\n"),
         ("ValueError", ""),
     ]:
         shown = Shown()
@@ -366,7 +361,7 @@ TRACEBACK = "Traceback (most recent call last):\n  cell [7], line 3\nTraceback: 
 def fail(
     run: RunDir, rank: int, *, attempt: int = 0, line: int = 3, text: str = TRACEBACK
 ) -> Failure:
-    """What a rank leaves behind."""
+    """Write the files that a failed rank leaves."""
     path = run.error(attempt, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     failure = Failure(rank, 1, 1, None, "ValueError", "no data", 7, line, text, 1.0)
@@ -400,7 +395,7 @@ def test_before_a_rank_has_failed_its_text_stays(tmp_path: Path) -> None:
     assert tracebacks.failure(0) is None
 
 
-def test_the_end_gives_what_is_not_told_with_the_first_failure(
+def test_the_end_shows_the_tracebacks_other_than_the_first_failure(
     tmp_path: Path, make_result: Callable[..., RunResult]
 ) -> None:
     run = RunDir(tmp_path)
@@ -413,7 +408,7 @@ def test_the_end_gives_what_is_not_told_with_the_first_failure(
     assert list(tracebacks.end(make_result("failed", failures=(first,)))) == [(2, other)]
 
 
-def test_what_began_like_one_and_a_run_that_was_stopped(
+def test_text_that_begins_like_a_traceback_and_a_stopped_run(
     tmp_path: Path, make_result: Callable[..., RunResult]
 ) -> None:
     run = RunDir(tmp_path)

@@ -1,4 +1,4 @@
-"""The first lines within the budget, and the newest."""
+"""The output budget: first lines, and the newest lines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_first_lines_are_written_and_the_newest_kept() -> None:
     assert list(budget.newest) == lines[-NEWEST:]
 
 
-def test_what_must_be_read_is_written_though_there_is_no_room() -> None:
+def test_important_text_is_written_even_without_room() -> None:
     written: list[str] = []
     budget = OutputBudget(written.append, room=0)
     budget.add("a\nb\n")
@@ -62,7 +62,7 @@ def test_the_file_takes_no_more_than_there_is_room(chunks: list[list[str]]) -> N
     assert sum(len(line.encode()) + LINE for line in lines) <= 400
 
 
-def test_the_costs_of_a_line_and_of_a_message_are_what_nbformat_writes() -> None:
+def test_the_costs_of_a_line_and_of_a_message_match_nbformat() -> None:
     def size(*texts: str) -> int:
         outputs = [v4.new_output("stream", name="stdout", text=text) for text in texts]
         cell = v4.new_code_cell("x", outputs=outputs)

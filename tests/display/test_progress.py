@@ -1,4 +1,4 @@
-"""Shares, bars as libraries really print them, speeds and the time left."""
+"""Shares, bars that libraries really print, speeds and the time left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_how_far(bars: list[Bar], share: float | None, words: str) -> None:
 @pytest.mark.parametrize(
     ("expected", "rest", "elapsed", "words"),
     [
-        (None, 5.0, 3.0, ""),  # nothing is said where this cell is not known
+        (None, 5.0, 3.0, ""),  # this cell's duration is unknown
         (12.0, None, 3.0, "about 12 s"),
         (0.2, None, 0.1, ""),
         (12.0, 6.0, 3.0, "about 15 s left"),
@@ -81,12 +81,12 @@ def test_a_speed_is_that_of_the_last_seconds() -> None:
     assert speed.per_second() == pytest.approx(5)
 
 
-def test_what_is_left_follows_from_what_is_done() -> None:
+def test_the_time_left_follows_from_the_finished_share() -> None:
     left = TimeLeft()
     assert left.seconds(0.0, None) is None
-    assert left.seconds(100.0, 0.2) is None  # it was resumed there
+    assert left.seconds(100.0, 0.2) is None  # the run was resumed at this share
     assert left.seconds(110.0, 0.4) == pytest.approx(30)
-    assert left.seconds(120.0, 0.1) is None  # it began anew
+    assert left.seconds(120.0, 0.1) is None  # it started over
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_left_follows_from_what_is_done() -> None:
         ({"total": 4_000, "unit_scale": True, "unit": "B"}, Bar("", 60, 4_000)),
     ],
 )
-def test_what_tqdm_writes_is_read_back(options: dict[str, object], expected: Bar) -> None:
+def test_bars_of_tqdm_are_parsed(options: dict[str, object], expected: Bar) -> None:
     file = io.StringIO()
     bar = tqdm(initial=0, file=file, ncols=80, mininterval=0, **options)  # type: ignore[call-overload]
     bar.update(60)
@@ -110,7 +110,7 @@ def test_what_tqdm_writes_is_read_back(options: dict[str, object], expected: Bar
     assert "[" not in strip_times(line)
 
 
-def test_what_fastprogress_writes_is_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_of_fastprogress_are_parsed(capsys: pytest.CaptureFixture[str]) -> None:
     from fastprogress.fastprogress import ConsoleProgressBar
 
     bar = ConsoleProgressBar(range(8), total=8)
@@ -126,6 +126,6 @@ def test_what_fastprogress_writes_is_read_back(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("line", ["", "loss 45% of 12/13", "[1/2] 45%", "60it [00:12, 4.8it/s]"])
-def test_other_lines_are_none(line: str) -> None:
+def test_other_lines_are_not_bars(line: str) -> None:
     assert parse_bar(line) is None
     assert strip_times(line) == line

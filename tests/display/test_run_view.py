@@ -1,4 +1,4 @@
-"""Events of a run in, messages to the front end out; in a real kernel at the end."""
+"""The messages that a run's events cause in the front end; finally in a real kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("lent")
 
 
 class Notebook:
-    """A front end that remembers, and a clock."""
+    """A front end that records its messages, with a fake clock."""
 
     def __init__(self, *, terminal: bool = False, batch: bool = False) -> None:
         self.now = 10.0
@@ -66,7 +66,7 @@ def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Callable[[No
 
 
 def train(view: RunView, notebook: Notebook, seconds: int = 10) -> None:
-    """Four ranks that print and log twenty times a second."""
+    """Show the output of four ranks that print and log twenty times a second."""
     view.show(Note("a note"))
     view.show(Phase(PhaseKind.TRAINING, "training"))
     view.show(RanksStarted(0, (1, 2, 3, 4)))
@@ -98,12 +98,12 @@ def test_a_run_from_end_to_end(
     assert kinds[0] == "status"
     assert kinds[-1] == "status"
     assert len(notebook.of("status")) <= 2 * 10 + 2
-    for start, _, _ in notebook.messages[:-2]:  # the end comes at once
+    for start, _, _ in notebook.messages[:-2]:  # the end is shown at once
         assert sum(start <= time < start + 1 for time, _, _ in notebook.messages[:-2]) <= 12
     running = notebook.of("status")[10]
     assert running.startswith("training · 4 of 4 ranks · rehearsal on CPU · ")
     assert " · loss 1.5 · " in running
-    # The mean of four ranks is the same at each step, from the first on: nothing to draw.
+    # The mean of four ranks is the same at all steps, so there is no sparkline.
     assert running.splitlines()[1].startswith("[0-3] ")
     last = notebook.of("status")[-1]
     assert last.startswith("succeeded · 4 ranks · rehearsal on CPU · 12 s · step 199 · loss 1.5 · ")
@@ -126,15 +126,15 @@ def test_of_a_run_that_prints_much_the_first_lines_stay_and_the_newest_are_repla
         view.tick()
     view.finish(make_result("failed"))  # rank 2
 
-    text, words = "".join(notebook.of("stream")).split("the last lines that")
+    text, words = "".join(notebook.of("stream")).split("last lines of")
     assert len(text.encode()) < ROOM
     assert text.startswith("[0-3] step 0\n[0-3] step 1\n")
     assert text.count("\n") == FIRST
     assert text.count("\n[0-3] step ") == int(text.rstrip().rpartition(" ")[2])  # no gap
-    assert words.startswith(" rank 2 wrote to stderr:\n[2] of 2 at 80\n")
+    assert words.startswith(" rank 2 on stderr:\n[2] of 2 at 80\n")
     head, *newest = notebook.of("newest")[-1].splitlines()
     assert head.startswith("… the newest of 100,400 lines (")
-    assert head.endswith("digits/run.log has all, %tpu_logs searches it):")
+    assert head.endswith("digits/run.log; search: %tpu_logs):")
     assert NEWEST / 2 < len(newest) <= NEWEST
     assert newest[-4:] == [f"[{rank}] of {rank} at 99" for rank in range(4)]
     assert newest[-5] == "[0-3] step 24999"
@@ -152,7 +152,7 @@ def test_the_last_lines_come_though_they_were_counted_a_moment_before(
         notebook.now += 0.5
         view.tick()
     view.show(Output(0, "stdout", "last\n"))
-    view.tick()  # it waits for equal ones of other ranks
+    view.tick()  # it waits for equal lines of other ranks
     assert "last" not in notebook.of("newest")[-1].splitlines()
     view.finish(make_result())
     assert notebook.of("newest")[-1].endswith("\n[0] last")
@@ -168,7 +168,7 @@ def test_a_run_that_prints_little_has_no_newest_lines(
     assert notebook.of("newest") == []
 
 
-def test_a_status_that_says_the_same_is_not_sent_again(
+def test_an_unchanged_status_is_not_sent_again(
     open_view: Callable[[Notebook], RunView],
 ) -> None:
     notebook = Notebook()

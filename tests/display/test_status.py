@@ -1,4 +1,4 @@
-"""Events in, one line of text and of HTML out."""
+"""The status of a run as text and HTML, after events."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ INTERRUPTED = Stopping("SIGINT", "interrupted in the notebook", stop=BY_BUTTON)
         ),
     ],
 )
-def test_what_is_shown_while_a_run_goes_on(
+def test_the_status_of_an_active_run(
     make: Callable[..., Status], events: list[Event], expected: str
 ) -> None:
     text = make(*events).line()
@@ -195,7 +195,7 @@ def test_only_time_and_numbers_leave_the_state_alone(
         ("interrupted", {}, "stopped"),
     ],
 )
-def test_what_stays_at_the_end(
+def test_the_status_of_an_ended_run(
     make: Callable[..., Status],
     make_result: Callable[..., RunResult],
     state: str,
@@ -242,7 +242,7 @@ def test_the_summary_stays(
     assert failed[-len(lines) - 1 : -1] == lines
 
 
-def test_what_it_cost_is_said_at_the_end(
+def test_the_cost_is_shown_at_the_end(
     make: Callable[..., Status], make_result: Callable[..., RunResult]
 ) -> None:
     status = make(STARTED)
@@ -268,11 +268,11 @@ KEPT = set(
     "height line-height margin margin-top max-width opacity overflow padding vertical-align "
     "white-space width word-break".split()
 )
-"""Of the styles that JupyterLab and Notebook 7 keep in an untrusted notebook."""
+"""Style properties that JupyterLab and Notebook 7 keep in an untrusted notebook."""
 
 
 class Reader(HTMLParser):
-    """The text, and every tag with its attributes."""
+    """Collects the text, and every tag with its attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ FULL = [
 ]
 
 
-def test_html_says_what_the_text_says_in_what_every_front_end_keeps(
+def test_html_has_the_contents_of_the_text_and_only_tags_that_front_ends_keep(
     make: Callable[..., Status],
 ) -> None:
     status = make(*FULL)
@@ -370,12 +370,12 @@ def test_a_card_counts_steps_once(
         assert "rank 3 behind (9 steps)" in text
         assert len(re.findall(r"\bstep \d+", text)) == 1
     status.show(life(48, 48, 48, 39, bars=(Bar("epoch", 1, 5),)))
-    assert "step 56" in status.text()  # epochs are no steps
+    assert "step 56" in status.text()  # epochs are not steps
     status.end(make_result("succeeded"))
     assert "step 56" in status.text()
 
 
-def test_no_time_is_said_to_be_left_while_the_first_steps_compile(
+def test_no_time_left_is_shown_while_the_first_steps_compile(
     make: Callable[..., Status], clock: Clock
 ) -> None:
     status = make(STARTED)
@@ -392,10 +392,10 @@ def test_no_time_is_said_to_be_left_while_the_first_steps_compile(
     assert shown(2, 2, compiling=True) == "step 2 of 100 · 2 % · compiling"
     assert shown(4, 4) == "step 4 of 100 · 4 %"
     assert shown(5, 5) == "step 5 of 100 · 5 % · about 5 min 16 s left"
-    assert "left" in shown(6, 6, compiling=True)  # of the evaluation, for example
+    assert "left" in shown(6, 6, compiling=True)  # in the evaluation, for example
 
 
-def test_what_goes_on_is_said_in_words(make: Callable[..., Status], clock: Clock) -> None:
+def test_the_phase_is_described(make: Callable[..., Status], clock: Clock) -> None:
     status = make(*FULL)
     assert status.card().share == pytest.approx(0.225)
     assert status.card().progress == "epoch 3 of 10 · step 5 of 20 · 22 %"
@@ -406,26 +406,26 @@ def test_what_goes_on_is_said_in_words(make: Callable[..., Status], clock: Clock
     assert card.progress == "epoch 4 of 10 · step 0 of 20 · 30 % · about 1 min 33 s left"
     assert {"1,000 ms a step", "256 samples/s"} <= set(card.speeds)
     assert {badge.word for badge in card.badges} == {"running"}
-    # While it stops, nobody waits for its end, and a second press is another than the first.
+    # While the run stops, no time left is shown, and the button has another label.
     assert status.card(stop=True).stop == html.STOP
     status.show(INTERRUPTED)
     assert "left" not in status.card().progress
     assert status.card(stop=True).stop == html.STOP_NOW
 
 
-def test_where_a_run_is_only_followed_the_button_says_so(
+def test_the_button_of_a_cell_that_only_follows_a_run(
     clock: Clock, make_spec: Callable[..., RunSpec]
 ) -> None:
     status = Status(make_spec(), PLACE, clock=clock, stop=html.LEAVE)
     assert status.card(stop=True).stop == html.LEAVE
-    status.show(INTERRUPTED)  # where it was started
+    status.show(INTERRUPTED)  # in the cell that started the run
     assert status.card(stop=True).stop == html.LEAVE
     status.leave("goes on elsewhere")
     card = status.card(stop=True)
     assert (card.state, card.stop) == ("goes on elsewhere", "")
 
 
-def test_a_long_compilation_is_said(make: Callable[..., Status], clock: Clock) -> None:
+def test_a_long_compilation_is_shown(make: Callable[..., Status], clock: Clock) -> None:
     status = make(STARTED, Phase(PhaseKind.TRAINING, "training"))
     busy = RankSnapshots(
         (RankSnapshot(begun=True, compiling=True), RankSnapshot(begun=True, waiting=True))
@@ -467,7 +467,7 @@ def test_a_phase_that_began_before_it_was_seen(make_spec: Callable[..., RunSpec]
     assert status.content()[0] == "prelude, cell 3 of 3 [7], about 23 s left"
 
 
-def test_who_failed_is_said_while_the_others_are_stopped(make: Callable[..., Status]) -> None:
+def test_the_failed_rank_is_shown_while_the_others_are_stopped(make: Callable[..., Status]) -> None:
     status = make(
         STARTED,
         RankEnded(0, 2, 1),
@@ -524,7 +524,7 @@ def test_a_failure_is_shown_with_its_lines_and_what_to_do(
         replace(failed, failures=(replace(failed.failure, traceback=endless),)), traceback=True
     )
     assert "line 0\n" in status.html()
-    assert "characters left out, all are in run.log" in status.html()
+    assert "characters left out; all are in run.log" in status.html()
     assert "line 4999</pre>" in status.html()
     assert len(status.html()) < 10_000
     status.end(failed)
@@ -548,3 +548,35 @@ def test_a_failure_is_shown_with_its_lines_and_what_to_do(
 )
 def test_span(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+LONG_HOSTS = tuple(f"gke-tpu-{'a-long-name-' * 4}{n}.c.project.internal" for n in range(64))
+LONG = "a <long> text, " * 500
+
+
+@pytest.mark.parametrize("world_size", [32, 256])
+@pytest.mark.parametrize("hosts", [(), LONG_HOSTS[:4], LONG_HOSTS[:32]])
+def test_the_card_of_long_names_and_messages_is_small(
+    make: Callable[..., Status],
+    make_result: Callable[..., RunResult],
+    world_size: int,
+    hosts: tuple[str, ...],
+) -> None:
+    """It is sent again twice a second, so a line without an end must not make it large."""
+    ranks = range(world_size)
+    status = make(RanksStarted(0, tuple(ranks)), world_size=world_size, hosts=hosts)
+    for name in "abcdefgh":
+        for step in range(200):
+            status.show(Metric(0, step, {f"{name}{LONG}": float(step * 7919 % 997)}))
+    status.show(life(*(200 * (rank % 8) for rank in ranks), bars=(Bar(LONG, 2, 10),)))
+    status.unfinished = {rank: [f"{rank} {LONG}"] for rank in ranks}
+    status.show(Stopping("SIGINT", LONG, stop=BY_BUTTON))
+    assert len(status.html(stop=True)) < 12_000
+    known = Diagnosis("x", LONG, LONG, (), 1.0, "https://x")
+    failed = make_result("failed", world_size=world_size, diagnoses=(known,))
+    assert failed.failure is not None
+    source = tuple((number, LONG) for number in range(5))
+    failure = replace(failed.failure, source=source, traceback=LONG, message=LONG)
+    failures = tuple(replace(failure, rank=rank) for rank in ranks)
+    status.end(replace(failed, failures=failures), traceback=True, link=True)
+    assert len(status.html()) < 20_000  # this one is sent once

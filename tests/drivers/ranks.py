@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tpunb.utils import processes
-from tpunb.utils.name_service import look_in_hosts_file
+from tpunb.utils.name_service import use_hosts_file_only
 
 TIMEOUT = 120.0
 """Seconds after which ranks are killed, so that a hang fails its test."""
@@ -198,7 +198,7 @@ def _serve_on(address: str, space: int) -> tuple[int, int]:
     if pid == 0:
         processes.die_with_parent(os.getppid())
         enter(space)
-        look_in_hosts_file()
+        use_hosts_file_only()
         store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
         os.write(tells, str(store.port).encode())
         os.close(tells)

@@ -253,7 +253,7 @@ DUMPS: dict[str, Dump] = {
     # docker without --net=host on a TPU VM: the name of the server leads nowhere.
     "container": Dump(
         "gcp-tpu-vm",
-        "Google Cloud TPU VM, a container on it",
+        "Google Cloud TPU VM, in a container",
         "v4",
         4,
         "v4-8",

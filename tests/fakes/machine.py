@@ -59,7 +59,7 @@ class FakeMachine:
         traceback: TracebackType | None,
     ) -> None:
         for process in self._holders:
-            self.let_go(process)
+            self.release_lifelines(process)
 
     def device(self, vendor: str, number: str) -> FakeMachine:
         """One more device on the PCI bus."""
@@ -154,7 +154,7 @@ class FakeMachine:
         self._holders.append(process)
         return process
 
-    def let_go(self, process: subprocess.Popen[str]) -> None:
+    def release_lifelines(self, process: subprocess.Popen[str]) -> None:
         """End a process that `hold` has started."""
         process.communicate()  # closes its standard input
         if process in self._holders:

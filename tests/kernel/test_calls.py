@@ -1,4 +1,4 @@
-"""A call as text: names of functions, literals, arguments that go by file."""
+"""Calls written as text: function names, literals, arguments passed in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpunb.runs.arguments import Arguments
 
 
 def of_notebook(source: str) -> dict[str, Any]:
-    """What the cells of a notebook have made."""
+    """Return the namespace that the cells of a notebook have made."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(source, namespace)
     return namespace
@@ -96,7 +96,7 @@ def test_how_a_function_is_called(
     compile(call.source, "cell", "exec")
 
 
-def test_a_function_of_a_module_that_the_notebook_has_not_imported() -> None:
+def test_a_function_of_a_module_that_the_notebook_does_not_import() -> None:
     import textwrap
 
     namespace = of_notebook("")
@@ -120,11 +120,11 @@ def test_a_function_without_a_name_is_refused(nb: dict[str, Any], fn: str, words
         calls.write_call(eval(fn, nb), () if "fit" not in fn else (1,), nb)
 
 
-def test_a_name_that_means_something_else_by_now(nb: dict[str, Any]) -> None:
+def test_a_name_that_is_now_another_object(nb: dict[str, Any]) -> None:
     old = nb["other"]
     del nb["second"]
     exec("def other(): return 2", nb)
-    with pytest.raises(HandoffError, match="`other` means something else in the notebook by now"):
+    with pytest.raises(HandoffError, match="in the notebook, `other` is no longer the function"):
         calls.write_call(old, (), nb)
     nb["kept"] = old
     assert calls.write_call(old, (), nb).source == "value = kept()"
@@ -150,7 +150,7 @@ def test_what_cannot_be_called_is_refused(
         calls.write_call(eval(fn, nb), args, nb)
 
 
-def test_what_is_no_plain_value_goes_by_file(nb: dict[str, Any]) -> None:
+def test_values_that_are_not_plain_are_passed_in_a_file(nb: dict[str, Any]) -> None:
     tensor, long = torch.ones(2), "x" * 300
     call = calls.write_call(nb["train"], (tensor, 2, long, {1}), nb)
     assert call.source == 'value = train(_arguments["rate"], 2, _arguments["argument 3"], {1})'
@@ -158,14 +158,14 @@ def test_what_is_no_plain_value_goes_by_file(nb: dict[str, Any]) -> None:
     assert call.plain == {"steps": 2, "argument 4": "{1}"}
 
 
-def test_what_may_be_a_secret_is_not_told(nb: dict[str, Any]) -> None:
+def test_possible_secrets_are_not_in_the_text(nb: dict[str, Any]) -> None:
     exec("def push(token, where, mode='x'): pass", nb)
     call = calls.write_call(nb["push"], ("abc", "https://me:word@host"), nb)
     assert call.source == 'value = push(_arguments["token"], _arguments["where"])'
     assert call.plain == {}
 
 
-def test_arguments_share_what_they_shared(tmp_path: Path) -> None:
+def test_objects_shared_by_arguments_stay_shared(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = tmp_path / "arguments.pt"
@@ -175,7 +175,7 @@ def test_arguments_share_what_they_shared(tmp_path: Path) -> None:
     assert torch.equal(loaded["model"].weight, model.weight)
 
 
-def test_what_cannot_be_pickled_is_named_and_leaves_no_file(tmp_path: Path) -> None:
+def test_an_argument_that_cannot_be_pickled_is_named_and_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "arguments.pt"
     with pytest.raises(HandoffError) as refused:
         calls.save_arguments({"good": [1], "hook": lambda: 1}, path)

@@ -42,17 +42,18 @@ def lines(nb: Kernel, name: str) -> list[str]:
 def test_a_grid_in_a_cell(nb: Kernel) -> None:
     ran = nb.run(TRAIN, "train").good()
     assert "4 trials: 3 complete, 1 failed · best loss 0 in trial 2" in shown(ran)
-    # What is computed of a parameter fits it, and what no parameter reaches ran once.
+    # Values computed from a parameter match it; cells that use no parameter ran once.
     assert lines(nb, "ran.txt") == ["0.1 0 1.0", "0.1 1 1.0", "0.2 0 2.0", "0.2 1 2.0"]
-    assert len(lines(nb, "prelude.txt")) == 2  # here, and for all trials
+    assert len(lines(nb, "prelude.txt")) == 2  # once in the kernel, once for all trials
     told = nb.run(
         "# tpu: skip\nprint(study.best.parameters, study.best.value, rate, seed)", "best"
     ).good()
-    assert told.stdout == "{'rate': 0.2, 'seed': 0} 0.0 0.5 7\n"  # the kernel's own are as before
+    # The kernel's own values are unchanged.
+    assert told.stdout == "{'rate': 0.2, 'seed': 0} 0.0 0.5 7\n"
     errors = nb.run("# tpu: skip\nprint(*study.table()['error'].dropna())", "table").good()
     assert "ValueError: no good" in errors.stdout
     nb.run(TRAIN, "train").good()
-    assert len(lines(nb, "ran.txt")) == 5  # only what has failed runs again
+    assert len(lines(nb, "ran.txt")) == 5  # only the failed trial runs again
 
 
 def test_a_module_that_has_changed_is_another_sweep(nb: Kernel) -> None:
@@ -70,7 +71,8 @@ def test_a_module_that_has_changed_is_another_sweep(nb: Kernel) -> None:
     [
         ("--grid rte=1", "no cell above assigns rte"),
         ("--grid rate=fast", "the notebook's default is 0.5"),
-        ("--grid rate=1 --detach", "not with --detach"),
+        ("--grid rate=1 --detach", "--grid cannot be combined with --detach"),
+        ("--grid rate=1 --bg", "--grid cannot be combined with --bg"),
     ],
 )
 def test_what_is_refused(nb: Kernel, options: str, said: str) -> None:

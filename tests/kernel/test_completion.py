@@ -1,4 +1,4 @@
-"""The Tab key in a shell with the magics. (What it offers: tests/utils/test_completion.py.)"""
+"""Tab completion in a shell with the magics (the offers: tests/utils/test_completion.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
 
 
 def offered(shell: InteractiveShell, cell: str) -> set[str]:
-    """At the end of the cell's first line."""
+    """Return the completions at the end of the cell's first line."""
     with provisionalcompleter():
         found = shell.Completer.completions(cell, len(cell.split("\n")[0]))
         return {one.text for one in found}

@@ -1,4 +1,4 @@
-"""When a run at a place is asked about before it starts, and what the answers do."""
+"""When the user must confirm the cost of a run at a place, and the effect of the answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from IPython.core.error import StdinNotImplementedError
+from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 
 from tpunb.kernel import cost
 from tpunb.kernel.options import TrainOptions
@@ -58,7 +58,7 @@ class Asked:
         (None, Estimate(PRICE), None, False),
         (20.0, Estimate(PRICE), 7200.0, False),
         (19.9, Estimate(PRICE), 7200.0, True),
-        (20.0, Estimate(PRICE), None, True),  # it may go on for any time
+        (20.0, Estimate(PRICE), None, True),  # it may take any time
         (20.0, Estimate(PRICE, longest=3600.0), None, False),
         (20.0, Estimate(unknown="no zone"), 60.0, True),
     ],
@@ -92,8 +92,9 @@ def test_many_runs_are_asked_about_together() -> None:
     [
         ("", "It may cost more than $20.00 (ask_above of [places.pod])"),
         ("no", "not started, as the answer was no"),
-        (EOFError(), "nobody is there to be asked: `%%tpu_train --yes` starts it"),
-        (StdinNotImplementedError(), "nobody is there to be asked"),
+        (EOFError(), "there is no terminal or notebook to ask in: `%%tpu_train --yes` starts it"),
+        # Raised by ipykernel if the front end takes no input.
+        (StdinNotImplementedError(), "there is no terminal or notebook to ask in"),
         (KeyboardInterrupt(), "nothing was started"),
     ],
 )

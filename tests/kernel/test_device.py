@@ -1,4 +1,4 @@
-"""The kernel's own device, and what `%%tpu_debug` cannot mend. (All else: test_magics.)"""
+"""The kernel's own device, and a bug of torch in `%%tpu_debug` (more in test_magics)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpunb.kernel import device
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process in which nobody has chosen, and torch_xla is not imported."""
+    """A process in which no device is chosen and torch_xla is not imported."""
     monkeypatch.delitem(sys.modules, "torch_xla", raising=False)
     monkeypatch.setattr(device, "_chosen", False)
     monkeypatch.setattr(device, "_cell_that_took_it", None)
@@ -24,7 +24,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def importing_xla(kernel: pytest.MonkeyPatch, *, pjrt: str, runs: bool = False) -> None:
-    """What importing torch_xla does: it always sets the variable."""
+    """Do what importing torch_xla does: it always sets the variable."""
     xlac = SimpleNamespace(_xla_runtime_is_initialized=lambda: runs)
     kernel.setitem(sys.modules, "torch_xla", SimpleNamespace(_XLAC=xlac))  # type: ignore[misc]
     kernel.setenv("PJRT_DEVICE", pjrt)
@@ -38,7 +38,7 @@ def test_it_is_the_cpu_until_the_tpu_is_asked_for(kernel: pytest.MonkeyPatch) ->
     assert not device.user_set_pjrt_device([])
     assert device.choose_device() is None
     assert device.choose_device("TPU") == "the kernel uses XLA on TPU (PJRT_DEVICE=TPU)"
-    assert device.choose_device() is None  # what was asked for stays
+    assert device.choose_device() is None  # the requested device stays
     assert os.environ["PJRT_DEVICE"] == "TPU"
 
 
@@ -47,11 +47,13 @@ def test_the_persons_own_choice_stays(kernel: pytest.MonkeyPatch) -> None:
     assert device.user_set_pjrt_device([])
     assert device.choose_device(set_by_user=True) is None
     said = device.choose_device("CPU", set_by_user=True)
-    assert said == "the kernel still uses XLA on TPU, as PJRT_DEVICE says in this notebook"
+    assert said == "the kernel still uses XLA on TPU, because this notebook sets PJRT_DEVICE=TPU"
     assert os.environ["PJRT_DEVICE"] == "TPU"
 
 
-def test_what_importing_torch_xla_sets_is_nobodys_choice(kernel: pytest.MonkeyPatch) -> None:
+def test_the_variable_that_importing_torch_xla_sets_is_not_the_users_choice(
+    kernel: pytest.MonkeyPatch,
+) -> None:
     importing_xla(kernel, pjrt="TPU")
     assert not device.user_set_pjrt_device(["import torch_xla"])
     assert device.user_set_pjrt_device(["%env PJRT_DEVICE=TPU", "import torch_xla"])
@@ -67,7 +69,7 @@ def test_a_device_in_use_cannot_be_changed(kernel: pytest.MonkeyPatch) -> None:
     assert device.choose_device() is None
     assert device.choose_device("TPU") == (
         "the kernel still uses XLA on CPU: it is in use since cell [7]. "
-        "Restart the kernel, then ask for the TPU first"
+        "Restart the kernel, and choose the TPU before any other cell uses XLA"
     )
     assert os.environ["PJRT_DEVICE"] == "CPU"
 
@@ -103,7 +105,7 @@ except RuntimeError:
 
 @pytest.mark.long
 def test_a_backward_pass_before_xla_started_is_explained() -> None:
-    """When torch mends this, the hint and tpunb.xla.runtime can go."""
+    """When torch fixes this, the hint and tpunb.xla.runtime can be removed."""
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert ran.stdout == "raised\n", ran.stderr
     assert "Restart the kernel and use the XLA device first" in ran.stderr

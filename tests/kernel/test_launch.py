@@ -1,4 +1,4 @@
-"""`tpunb.launch` outside runs of its own, and where in a cell it was called."""
+"""`tpunb.launch` in processes that start no run, and the line of its call in a cell."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_the_line_in_the_cell(source: str, lines: list[int], line: int) -> None:
 
 
 def test_options_are_those_of_a_train_cell() -> None:
-    """Every one but those that are for cells: a new one has to be decided on."""
+    """All options but those for cells only; this fails for a new option until it is decided."""
     for_cells = {"returns", "out", "dry_run", "background", "detach", "stop_when_done", "idle"}
-    for_cells.add("grid")  # of a function: a loop, or tpunb.sweep
+    for_cells.add("grid")  # for functions there are loops and tpunb.sweep
     declared = {item.name for item, _ in declarations(TrainOptions)} - for_cells
     arguments = set(inspect.signature(tpunb.launch).parameters) - {"fn", "args"}
     assert arguments - {"raises"} == declared - {"no_raise"}
@@ -61,6 +61,13 @@ def test_options_are_read_as_in_an_option_line() -> None:
         module._options(cores=0)
     with pytest.raises(UsageError, match=r"tpunb.launch\(timeout=\): 'soon' is not a duration"):
         module._options(timeout="soon")
+
+
+@pytest.mark.parametrize("name", ["", "A=B"])
+def test_names_of_variables_are_checked(name: str) -> None:
+    with pytest.raises(UsageError, match=r"tpunb.launch\(env=\): .* is not the name of a variable"):
+        module._options(env={name: "1"})
+    assert module._options(env={"A": 1, "B": "x=y"}).env == (("A", "1"), ("B", "x=y"))
 
 
 @pytest.mark.usefixtures("outside_run")
@@ -87,5 +94,5 @@ class TestInAProcessThatIsOneCore:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("TPUNB_RUN", str(tmp_path))
-        with pytest.raises(TpunbError, match="cells above a train cell run for its ranks"):
+        with pytest.raises(TpunbError, match="called in the prelude of a run, which cannot"):
             tpunb.launch(os.getpid)

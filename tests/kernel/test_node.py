@@ -1,4 +1,4 @@
-"""What `tpunb node` makes of its order before anything runs; whole runs are in tests/scenarios."""
+"""`tpunb node` before anything runs; tests of whole runs are in tests/scenarios."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_spec_gets_this_hosts_paths(make: Make, monkeypatch: pytest.MonkeyPa
     assert make().run_dir.read_spec() == made
 
 
-def test_hosts_that_nobody_has_named_are_numbered(make: Make) -> None:
+def test_hosts_without_names_are_numbered(make: Make) -> None:
     made = make()._localized(spec(), TWO)
     assert (made.hosts, made.world_size) == (("host-0", "host-1"), 4)
     named = replace(TWO, hosts=("t-0.t", "t-1.t"))
@@ -76,7 +76,7 @@ def test_hosts_that_nobody_has_named_are_numbered(make: Make) -> None:
 
 
 def test_a_run_for_other_hosts_is_refused(make: Make) -> None:
-    with pytest.raises(SetupError, match=r"is for 3 hosts .*, and flags says that there are 2"):
+    with pytest.raises(SetupError, match=r"is for 3 hosts .*, but according to flags there are 2"):
         make()._localized(replace(spec(), hosts=("a", "b", "c"), world_size=3), TWO)
 
 
@@ -100,8 +100,8 @@ class TestKey:
     def test_one_host_needs_none(self, make: Make) -> None:
         assert len(make()._key(None, replace(TWO, nnodes=1, node_rank=0))) == 64
 
-    def test_a_first_line_that_is_none(self, make: Make) -> None:
-        with pytest.raises(TpunbError, match="the first line does not say the key"):
+    def test_a_first_line_that_is_not_a_message(self, make: Make) -> None:
+        with pytest.raises(TpunbError, match="the first line of standard input does not contain"):
             make(Stop(), key_file="-")._read_start()
 
 
@@ -113,7 +113,7 @@ class TestVariables:
         assert (env["TOKEN"], env["OTHER"], env["PJRT_DEVICE"]) == ("x", "y", "CPU")
         assert not file.exists()
 
-    def test_a_file_that_says_nothing_is_removed_too(self, make: Make, tmp_path: Path) -> None:
+    def test_an_empty_variables_file_is_removed_too(self, make: Make, tmp_path: Path) -> None:
         file = tmp_path / node.VARIABLES
         file.write_text("{")
         with pytest.raises(TpunbError, match=r"variables.json"):
@@ -121,16 +121,16 @@ class TestVariables:
         assert not file.exists()
 
 
-def test_with_a_stream_what_is_wrong_is_its_last_line(make: Make, said: io.BytesIO) -> None:
+def test_with_a_stream_an_error_is_the_last_line(make: Make, said: io.BytesIO) -> None:
     order = make(key_file="-", stream=True)._order
     assert node.run_node(order) == node.REFUSED
     end = stream.decode(said.getvalue())
     assert isinstance(end, End)
     assert end.returncode == node.REFUSED
-    assert "does not say the key" in end.message
+    assert "does not contain the key" in end.message
 
 
-def test_facts_say_what_must_be_the_same(make: Make) -> None:
+def test_facts_contain_everything_that_must_be_the_same(make: Make) -> None:
     run = make().run_dir
     found = node.facts(run, spec(hosts=("h0", "h1")), detect_machine({}))
     assert found["ranks on each host"] == "1"
@@ -140,7 +140,7 @@ def test_facts_say_what_must_be_the_same(make: Make) -> None:
     assert node.facts(run, spec(), detect_machine({}))["the script"] != before
 
 
-def test_the_metadata_server_is_asked_only_where_nothing_else_says_it(
+def test_the_metadata_server_is_queried_only_if_no_other_source_has_the_value(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FakeMetadataServer({}) as server:
@@ -156,13 +156,13 @@ def test_the_spec_is_its_users_alone(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_run_s_files_come_from_a_folder_that_is_mounted(make: Make, tmp_path: Path) -> None:
-    # as Kubernetes mounts a ConfigMap: links to a folder that is exchanged
+    # as Kubernetes mounts a ConfigMap: links to a folder that is replaced by updates
     mounted, version = tmp_path / "mounted", tmp_path / "mounted" / "..2026"
     version.mkdir(parents=True)
     (version / "script.py").write_text("print(2)\n")
     (mounted / "..data").symlink_to("..2026")
     (mounted / "script.py").symlink_to("..data/script.py")
-    node._bring_files(mounted, tmp_path / "runs" / "id")
+    node._copy_files(mounted, tmp_path / "runs" / "id")
     [script] = (tmp_path / "runs" / "id").iterdir()
     assert script.read_text() == "print(2)\n"
     assert stat.S_IMODE(script.stat().st_mode) == 0o600
@@ -171,7 +171,7 @@ def test_a_run_s_files_come_from_a_folder_that_is_mounted(make: Make, tmp_path: 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(TpunbError, match=r"--files .*No such file"):
-        node._bring_files(tmp_path / "nothing", tmp_path / "id")
+        node._copy_files(tmp_path / "nothing", tmp_path / "id")
 
 
 def test_half_a_line_is_the_last_one() -> None:
@@ -183,8 +183,8 @@ def test_half_a_line_is_the_last_one() -> None:
     os.close(read)
 
 
-def test_who_follows_a_run_ends_with_who_has_asked(tmp_path: Path, said: io.BytesIO) -> None:
-    """The run goes on: nothing stays behind for each connection that was lost."""
+def test_a_follower_ends_with_its_caller(tmp_path: Path, said: io.BytesIO) -> None:
+    """The run continues, and no process or file is left for each lost connection."""
     run = RunDir(tmp_path)
     run.write_spec(spec())
     lock = run.take_lock()

@@ -1,4 +1,4 @@
-"""The option lines of the magics: what there is, and what is refused."""
+"""The option lines of the magics: options, values, and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ SURFACE = {
         "--no-unpack",
     ],
 }
-"""What people type and write into notebooks that they keep: changed only with a reason."""
+"""Options that users write into notebooks that they keep: changed only with a reason."""
 
 
 def parsed(parser: MagicParser[Any], line: str, **user_ns: object) -> Any:
@@ -83,7 +83,7 @@ def parsed(parser: MagicParser[Any], line: str, **user_ns: object) -> Any:
 
 
 def shown_options(parser: argparse.ArgumentParser) -> list[str]:
-    """As `--help` has them; old names are not among them."""
+    """Return the options that `--help` shows, without old names."""
     rows = []
     for action in parser._actions:
         if action.help is not argparse.SUPPRESS:
@@ -93,7 +93,7 @@ def shown_options(parser: argparse.ArgumentParser) -> list[str]:
     return rows
 
 
-def test_the_surface_is_what_it_was() -> None:
+def test_the_surface_is_unchanged() -> None:
     assert {parser.prog: shown_options(parser) for parser in PARSERS} == SURFACE
 
 
@@ -107,7 +107,7 @@ def test_every_magic_has_options_and_shows_them_to_the_question_mark() -> None:
 
 def test_defaults() -> None:
     assert vars(parsed(options.TRAIN, "")) == {
-        "cores": None,  # not said, unlike "all"
+        "cores": None,  # not given, unlike "all"
         "on": None,
         "name": None,
         "returns": (),
@@ -208,8 +208,8 @@ def test_what_is_wrong_is_named_with_the_magic(line: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["{cores}", "{cfg.cores}", "--cores={cores}", "$cores"])
-def test_names_that_the_notebook_has_not(word: str) -> None:
-    """IPython fills in all fields of a line or none, so those that it knows are left too."""
+def test_names_that_the_notebook_does_not_have(word: str) -> None:
+    """IPython replaces all fields of a line or none, so known names are left too."""
     name = "cfg" if "cfg" in word else "cores"
     line = f"--name {{known}} {word if '=' in word else f'--cores {word}'}"
     with pytest.raises(UsageError, match=f"the notebook has no variable '{name}'"):

@@ -1,4 +1,4 @@
-"""The panel below the card: where nobody answers, and as it is where somebody does."""
+"""The panel below the card, in front ends that answer its probes and in others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 class Watched:
-    """A panel, a clock, and what it has shown."""
+    """A panel with a fake clock and a record of its outputs."""
 
     def __init__(self, run: RunDir, clicks: Clicks = Clicks.AT_ONCE) -> None:
         self.now = 0.0
@@ -49,7 +49,7 @@ class Watched:
             self.panel.tick()
 
     def answer(self) -> None:
-        """What a front end does with the first probe."""
+        """Answer the first probe as a front end does."""
         self.wait(0.1)
         self.panel._probes[0].answer.value = 1
         self.wait(0.1)
@@ -62,7 +62,7 @@ def watched(run: RunDir) -> Iterator[Watched]:
     watched.panel.end()
 
 
-def test_who_does_not_answer_is_asked_a_few_times_and_shown_nothing(watched: Watched) -> None:
+def test_a_front_end_that_does_not_answer_gets_a_few_probes_and_no_panel(watched: Watched) -> None:
     watched.wait(2)
     assert 4 <= len(watched.panel._probes) < PROBES
     watched.wait(sum(PROBE_AFTER))
@@ -72,7 +72,7 @@ def test_who_does_not_answer_is_asked_a_few_times_and_shown_nothing(watched: Wat
     assert watched.panel._probes == []
 
 
-def test_who_answers_sees_each_ranks_log_and_searches_it(watched: Watched) -> None:
+def test_a_front_end_that_answers_shows_each_ranks_log_with_a_search(watched: Watched) -> None:
     watched.answer()
     [bundle] = watched.bundles
     assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
@@ -89,10 +89,10 @@ def test_who_answers_sees_each_ranks_log_and_searches_it(watched: Watched) -> No
     assert ">[1 err] ValueError: &lt;b&gt;</pre>" in shown._log.value
     shown._search.value = "nothing"
     watched.wait(0.1)
-    assert "no line yet" in shown._log.value
+    assert "no lines yet" in shown._log.value
     shown._search.value = "("
     watched.wait(0.1)
-    assert "is no regular expression" in shown._log.value
+    assert "is not a regular expression" in shown._log.value
     shown._search.value, shown._level.value = "", ""
     with watched.panel._run.log.open("a") as log:
         log.write("[1] later\n")
@@ -113,12 +113,12 @@ def test_ranks_of_several_hosts_have_the_names_of_the_card(run: RunDir) -> None:
     watched.panel.end()
 
 
-def test_who_answers_sees_a_chart_of_what_the_ranks_have_logged(watched: Watched) -> None:
+def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched) -> None:
     watched.answer()
     shown = watched.panel._widgets
     assert shown is not None
     watched.wait(0.1)
-    assert "draws here" in shown._chart.value
+    assert "will be drawn here" in shown._chart.value
     for step in range(10):
         for rank in range(2):
             watched.panel.show(Metric(rank, step, {"loss": 10.0 * step + rank, "lr": 1.0}))
@@ -176,7 +176,7 @@ def test_ranks_are_in_a_list(tmp_path: Path) -> None:
 
 def test_where_clicks_come_after_the_cell_it_is_shown_without_controls(run: RunDir) -> None:
     watched = Watched(run, Clicks.AFTER_THE_CELL)
-    watched.wait(0.1)  # nothing is asked: no answer would come
+    watched.wait(0.1)  # there is no probe: no answer would come
     [bundle] = watched.bundles
     assert "application/vnd.jupyter.widget-view+json" in bundle
     shown = watched.panel._widgets
@@ -217,7 +217,7 @@ def test_when_clicks_are_heard(
 
 
 def test_ipykernels_private_name_is_there() -> None:
-    """What sends a click to the busy thread, in the versions that have it."""
+    """The name that sends clicks to the busy thread, in versions of ipykernel that have it."""
     from ipykernel.comm.comm import BaseComm
 
     installed = tuple(map(int, version("ipykernel").split(".")[:2]))
@@ -248,7 +248,7 @@ made.end()"""
 
 
 def _train(nb: Kernel, body: str) -> int:
-    """Run a train cell where widgets could be made; how many outputs are replaced in place."""
+    """Run a train cell with widgets available; return the number of outputs replaced in place."""
     nb.run("%load_ext tpunb\nimport ipywidgets\nfrom os import environ", "setup").good()
     nb.run("def rank(): return int(environ['RANK'])", "prelude").good()
     ran = nb.run(f"%%tpu_train --cores 2\n{body}", "train").good()

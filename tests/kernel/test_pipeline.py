@@ -1,4 +1,4 @@
-"""A run before it starts: what is asked for, what lint says of it, and the plan in words."""
+"""Preparation of a run: the request, lint's findings, and the plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def request(
 SMALL = Snapshot((Cell(0, "code", "%%tpu_train\n1", 1),), 0, None, "the test")
 
 
-def test_the_plan_says_what_is_left_out_and_why() -> None:
+def test_the_plan_lists_omissions_with_their_reasons() -> None:
     never, failed = Cell(1, "code", "a = 1\nb = 2"), Cell(1, "code", "1 / 0", 3)
     left_out = ((never, LeftOut.NEVER_RAN), (failed, LeftOut.FAILED))
     snapshot = Snapshot(CELLS, 2, "nb.ipynb", "the test", ("a note",), left_out)
@@ -67,7 +67,7 @@ def test_the_plan_says_what_is_left_out_and_why() -> None:
         "  cell [1], line 1: !pip install x  (shell commands run once, in the notebook)",
         "  cell [2], line 1: # tpu: skip  (it begins with '# tpu: skip')",
         "  cell [3], line 1: z = 1  (it is below the train cell)",
-        "environment of the ranks, where it differs from the kernel's:",
+        "differences between the ranks' environment and the kernel's:",
         "  A = 1  (a reason)",
         "  B removed  (another)",
         "lint:",
@@ -106,7 +106,7 @@ def test_spmd_has_one_rank() -> None:
     assert note == "SPMD: one process drives all 4 rehearsal cores (cell [1] calls use_spmd())"
 
 
-def test_only_what_surely_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_code_that_certainly_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     certain = Finding("r", "error", 1, 1, "it fails", "mend it", certain=True)
     request(notebook(SMALL, HINT)).raise_for_lint()
     with pytest.raises(LintError) as refused:

@@ -1,4 +1,4 @@
-"""What calls of `tpunb.launch` have left in a kernel, as code for later runs."""
+"""Results of `tpunb.launch` in the kernel, as code for later runs."""
 
 from __future__ import annotations
 

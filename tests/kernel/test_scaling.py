@@ -1,4 +1,4 @@
-"""`tpunb.scaling`: the table of runs that have measured themselves."""
+"""`tpunb.scaling`: the table of runs that have measured their speed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLOPS = 2 * 2 * 16 * 4
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RunResult]]:
-    """A run on one core and a run on two; and, by 0, one that has measured nothing."""
+    """Runs by number of cores, 1 and 2; run 0 has measured nothing."""
     driver = Driver(tmp_path_factory.mktemp("runs"))
     driver.warm()
     made = {ranks: driver.run([], TRAIN, ranks=ranks).result for ranks in (1, 2)}
@@ -54,7 +54,7 @@ class TestCompare:
         one, two, other = (row for _, row in table.iterrows())
         assert (one["cores"], two["cores"]) == (1, 2)
         assert (one["speedup"], one["efficiency"]) == (1.0, 1.0)
-        # Each rank has logged its own: together they are the run's.
+        # Each rank has logged its own speed: their sum is the run's.
         logged = runs[2].metrics()["samples_per_second"]
         assert len(logged) == 2
         assert two["samples_per_second"] == pytest.approx(logged.sum())
@@ -76,7 +76,7 @@ class TestCompare:
     def test_on_a_tpu_the_chip_and_the_price_are_known(
         self, runs: dict[int, RunResult], tmp_path: Path
     ) -> None:
-        """The folder of a run as one on a TPU leaves it."""
+        """Return the folder of a run like one on a TPU."""
         folder = tmp_path / runs[1].dir.name
         folder.mkdir()
         for name in ("spec.json", "env.json", "result.json", "metrics.jsonl"):
@@ -92,11 +92,11 @@ class TestCompare:
             (folder / name).write_text(json.dumps(data) if data else text)
         table = tpunb.scaling(runs[1].dir.name, folder=tmp_path)
         speed = table["samples_per_second"].iloc[0]
-        # A device of v3 is half a chip.
+        # On a v3, a device is half a chip.
         assert table["mfu"].iloc[0] == pytest.approx(speed * FLOPS / (123e12 / 2))
         assert table["dollars"].iloc[0] == pytest.approx(9.6 / 3600 * 1e6 / speed)
 
-    def test_a_run_that_measured_nothing_is_told(self, runs: dict[int, RunResult]) -> None:
+    def test_a_run_without_a_measurement_is_an_error(self, runs: dict[int, RunResult]) -> None:
         with pytest.raises(TpunbError, match=r"has not measured its speed: .*Throughput\(\)"):
             tpunb.scaling(runs[1], runs[0])
 

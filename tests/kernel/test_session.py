@@ -1,4 +1,4 @@
-"""A train cell from its options to its result, with a launcher that starts nothing."""
+"""Train cells from their options to their results, with a fake launcher."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tpunb.errors import LintError, RankFailedError, TpunbError
 from tpunb.kernel import device, options, pipeline, session, setup
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
+from tpunb.kernel.resume import find_checkpoints
 from tpunb.kernel.session import Session
 from tpunb.notebook.lint.findings import Finding
 from tpunb.runs import last_run, listing
@@ -33,7 +34,7 @@ from tpunb.utils import files
 
 
 class FakeRun(Run):
-    """Ends as it is told to; its events are functions to be called."""
+    """A fake run with a given result; its events are functions to be called."""
 
     def __init__(self, folder: RunDir, spec: RunSpec, launcher: FakeLauncher) -> None:
         self.dir, self.spec, self.launcher = folder, spec, launcher
@@ -60,7 +61,7 @@ class FakeRun(Run):
 
 
 class FakeLauncher:
-    """Notes what it is asked for."""
+    """A fake launcher that records the orders."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -152,7 +153,7 @@ def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
         train(kernel, "--cores 4 --env PJRT_DEVICE=TPU")
 
 
-def test_that_there_is_no_file_is_said_once(
+def test_a_missing_file_is_reported_once(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
@@ -162,12 +163,12 @@ def test_that_there_is_no_file_is_said_once(
         assert capsys.readouterr().out.count(f"a note on {path}\n") == told
 
 
-def test_a_cold_run_ends_what_was_preloaded_first(kernel: Session) -> None:
+def test_a_cold_run_first_ends_the_preloaded_process(kernel: Session) -> None:
     train(kernel, "--cold")
     assert calls(kernel)[:2] == ["retire", "warm"]
 
 
-def test_a_detached_run_says_how_to_come_back(
+def test_a_detached_run_prints_how_to_attach(
     kernel: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(kernel, "--detach --name far") is None
@@ -210,7 +211,9 @@ def test_names_to_return_that_nothing_assigns(kernel: Session) -> None:
     assert calls(kernel) == ["warm"]
 
 
-def test_what_surely_fails_is_not_started(kernel: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_certainly_fails_is_not_started(
+    kernel: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certain = notebook(SMALL, Finding("r", "error", 1, 1, "it fails", "mend it", certain=True))
     monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: certain)
     with pytest.raises(LintError):
@@ -238,7 +241,7 @@ def test_an_interrupt_before_the_run_begins(
 def test_a_first_interrupt_stops_the_run_and_a_second_hurries(kernel: Session) -> None:
     assert isinstance(kernel.launcher, FakeLauncher)
 
-    def twice() -> None:  # before anybody could see that the first one is heard
+    def twice() -> None:  # before the first press can have any visible effect
         interrupt()
         interrupt()
 
@@ -284,9 +287,9 @@ class TestCores:
 class TestResume:
     def test_a_url_and_a_folder_are_taken_as_they_are(self, kernel: Session) -> None:
         Path("kept").mkdir()
-        here, url, path = SMALL, "gs://bucket/run", str(Path("kept").absolute())
-        assert kernel._checkpoints(url, here) == (url, url)
-        assert kernel._checkpoints("kept", here) == (path, path)
+        runs, url, path = Path("runs"), "gs://bucket/run", str(Path("kept").absolute())
+        assert find_checkpoints(url, runs, None) == (url, url)
+        assert find_checkpoints("kept", runs, None) == (path, path)
 
     def test_a_run_without_a_checkpoint(self, kernel: Session) -> None:
         train(kernel, "--name first")
@@ -294,7 +297,8 @@ class TestResume:
             train(kernel, "--resume first")
         [run] = kernel.defaults.runs.iterdir()
         (run / "checkpoints").mkdir()
-        assert kernel._checkpoints("first", SMALL) == (str(run / "checkpoints"), run.name)
+        found = find_checkpoints("first", kernel.defaults.runs, None)
+        assert found == (str(run / "checkpoints"), run.name)
 
     @pytest.mark.parametrize("line", ["--resume last", "--resume", "--resume --cores 2"])
     def test_the_latest_run_of_this_notebook_that_has_saved(
@@ -348,7 +352,7 @@ def test_setup_preloads_unless_told_not_to(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "preload", lambda: None)
-    monkeypatch.setattr(listing, "_chosen", None)  # the choice is the process's
+    monkeypatch.setattr(listing, "_chosen", None)  # the choice holds for the whole process
     kernel.setup(options.SETUP.parse_line("--no-warm --runs other --json", {}))
     assert calls(kernel) == []
     assert kernel.defaults.runs == Path("other").absolute()

@@ -1,4 +1,4 @@
-"""`tpunb doctor` and `%tpu_setup` as a person has them, on machines that are made up."""
+"""`tpunb doctor` and `%tpu_setup` as users see them, on fake machines."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_laptop_is_ready(tmp_path: Path) -> None:
     assert {"python", "torch", "torch_xla", "ipykernel", "tpunb"} <= told["versions"].keys()
 
 
-def test_a_tpu_that_somebody_has(tmp_path: Path) -> None:
-    """The packages of this environment are for a machine without a TPU: that is found too."""
+def test_a_tpu_that_another_process_holds(tmp_path: Path) -> None:
+    """This environment's packages are for machines without a TPU, which is also reported."""
     with machine("gke", tmp_path) as made:
         process = made.hold("vfio/2")
         status, text = doctor(made, "--json")
@@ -120,10 +120,9 @@ class TestKernel:
         said = nb.run("%%tpu_train --dry-run\npass", "train").good().stdout
         for line in (
             "  TPU_PROCESS_ADDRESSES removed  (torch_xla would keep it in every rank)",
-            "  TPU_SKIP_MDS_QUERY = 1  (no metadata server says how the chips lie; from the PCI "
-            "bus)",
-            "  TPU_CHIPS_PER_HOST_BOUNDS = 2,4,1  (no metadata server says how the chips lie; "
-            "from the PCI bus)",
+            "  TPU_SKIP_MDS_QUERY = 1  (from the PCI bus; no metadata server gives the topology)",
+            "  TPU_CHIPS_PER_HOST_BOUNDS = 2,4,1  (from the PCI bus; no metadata server gives "
+            "the topology)",
             "  PJRT_DEVICE = TPU  (the device of the ranks)",
         ):
             assert line in said.splitlines()
@@ -140,10 +139,10 @@ class TestKernel:
             f"{process.pid} of "
         )
         assert (
-            f"shut that kernel down (in the list of running kernels), or `kill {process.pid}`"
+            f"shut down that kernel (in the list of running kernels), or `kill {process.pid}`"
             in (ran.traceback)
         )
-        made.let_go(process)
+        made.release_lifelines(process)
         assert not (nb.folder / "runs").exists()
 
     @pytest.mark.long

@@ -1,30 +1,39 @@
-"""Runs at a place that are started from a terminal."""
+"""`tpunb submit`: runs at a place, started from a terminal."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import nbformat
 import pytest
+from nbformat import v4
 
+from tpunb.errors import TpunbError
 from tpunb.kernel import submit
 from tpunb.kernel.launcher import Launcher
+from tpunb.kernel.pipeline import RunRequest
+from tpunb.machine.machine import Machine
 from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
+from tpunb.utils import files
 
 
 def test_ctrl_c_while_a_run_begins_stops_it_and_keeps_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that follows it has begun, and would have nothing to write to."""
+    """The mirror has begun, and would otherwise have no folder to write to."""
     request: Any = MagicMock()
     request.name = "train"
     for name in ("_load", "_options", "cost", "kinds", "replace"):
         monkeypatch.setattr(submit, name, MagicMock())
     monkeypatch.setattr(submit, "_prepare", lambda *given: request)
-    monkeypatch.setattr(submit.kept, "kept_snapshot", lambda snapshot: snapshot)
+    monkeypatch.setattr(submit.redaction, "redacted_snapshot", lambda snapshot: snapshot)
     monkeypatch.setattr(submit, "follow", lambda *given, **options: None)
 
     def start_at(*given: Any, **options: Any) -> Any:
@@ -37,3 +46,93 @@ def test_ctrl_c_while_a_run_begins_stops_it_and_keeps_its_folder(
     )
     [path] = (tmp_path / "runs").iterdir()
     assert '"do": "stop"' in directory.RunDir(path).requests.read_text()
+
+
+class _Pod:
+    """A place with two hosts without TPUs, with two ranks each."""
+
+    hosts = ("a", "b")
+
+    def machine(self, here: Machine) -> Machine:
+        return here
+
+    def choose_cores(self, wanted: object) -> int:
+        return 4
+
+    def resume(self, run: RunDir) -> str:
+        return str(run.checkpoints)
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Callable[[str], RunRequest]:
+    """Prepare a train cell with an option line, as `tpunb submit` does."""
+
+    def prepare(line: str) -> RunRequest:
+        notebook = v4.new_notebook(cells=[v4.new_code_cell(f"%%tpu_train {line}\nx = 1")])
+        nbformat.write(notebook, tmp_path / "nb.ipynb")
+        snapshot = submit._load(tmp_path / "nb.ipynb", None, {})
+        pod: Any = _Pod()
+        return submit._prepare(snapshot, submit._options(snapshot), pod, tmp_path / "runs")
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--ranks 4", "--ranks: there is no rank 4"),
+        ("--env PJRT_DEVICE=TPU", "--env PJRT_DEVICE=TPU: there is no TPU"),
+        ("--resume", "--resume last: no run of this notebook in .* has saved a checkpoint"),
+        ("--resume x", "there are no runs in"),
+    ],
+)
+def test_errors_name_the_option_of_the_train_cell(
+    prepare: Callable[[str], RunRequest], line: str, said: str
+) -> None:
+    with pytest.raises(TpunbError, match=said):
+        prepare(line)
+
+
+def test_resume_last_continues_from_the_latest_run_that_has_saved(
+    prepare: Callable[[str], RunRequest], tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "runs/20260101-000000-nb")
+    run.attempt(0, 0).mkdir(parents=True)
+    run.checkpoints.mkdir()
+    run.write_spec(RunSpec(run.id, "nb", 2, "CPU", "/", (), ()))
+    files.append_text(run.saving(0, 0), "0.1\n")
+    files.write_json(run.snapshot, {"path": str(tmp_path / "nb.ipynb")})
+    for line in ("--resume", "--resume last", "--resume nb"):
+        request = prepare(line)
+        assert request.resumed_from == run.id
+        assert request.env["TPUNB_RESUME"] == str(run.checkpoints)
+    request = prepare("--resume gs://bucket/run")
+    assert request.resumed_from == request.env["TPUNB_RESUME"] == "gs://bucket/run"
+
+
+@pytest.mark.parametrize(
+    ("given", "cells", "name"),
+    [
+        ({}, [], "lr-0.1"),
+        ({"rate": "0.5"}, [], "lr-0.5"),
+        ({}, ["other = rate"], "lr-0.1"),
+        ({}, ["rate = rate / 2"], None),
+    ],
+)
+def test_an_option_line_reads_the_notebooks_parameters(
+    tmp_path: Path, given: dict[str, str], cells: list[str], name: str | None
+) -> None:
+    made = v4.new_notebook(
+        cells=[
+            v4.new_code_cell("rate, cores = 0, 0\nrate = 0.1", metadata={"tags": ["parameters"]}),
+            *map(v4.new_code_cell, cells),
+            v4.new_code_cell("%%tpu_train --name lr-{rate}\nx = 1"),
+        ]
+    )
+    nbformat.write(made, tmp_path / "nb.ipynb")
+    snapshot = submit._load(tmp_path / "nb.ipynb", None, given)
+    if name is not None:
+        assert submit._options(snapshot).name == name
+        return
+    with pytest.raises(TpunbError, match=r"lr-\{rate\}: 'rate' is not known before the run"):
+        submit._options(snapshot)

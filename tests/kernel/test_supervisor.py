@@ -55,13 +55,13 @@ def test_modules_of_the_notebooks_folder_do_not_stand_in_for_standard_ones(tmp_p
         supervisor = SupervisorProcess(dict(os.environ))
     finally:
         os.chdir(before)
-    supervisor.run(tmp_path, {})  # there is no such run, as it says once it has read the order
+    supervisor.run(tmp_path, {})  # no run is there, which the supervisor will report
     until(lambda: supervisor.has_finished(tmp_path), "the supervisor has read its orders")
     assert (supervisor.broken, supervisor.has_exited) == ("", False)
     supervisor.close(PATIENCE)
 
 
-def test_a_fork_server_that_cannot_import_says_why(tmp_path: Path) -> None:
+def test_a_fork_server_that_cannot_import_reports_why(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('this torch is broken')")
     sys.path.insert(0, str(tmp_path))
     try:
@@ -73,8 +73,8 @@ def test_a_fork_server_that_cannot_import_says_why(tmp_path: Path) -> None:
     supervisor.close(PATIENCE)
 
 
-def test_a_supervisor_that_was_told_to_end_says_so_at_once() -> None:
-    """So that the next run is ordered from another one."""
+def test_a_terminated_supervisor_reports_it_at_once() -> None:
+    """Then the next run is ordered from another supervisor."""
     supervisor = SupervisorProcess(dict(os.environ))
     until(lambda: processes.descendants(supervisor.pid), "it has started its fork server")
     os.kill(supervisor.pid, signal.SIGTERM)
@@ -96,12 +96,12 @@ def test_a_stopped_supervisor_hears_a_stop(tmp_path: Path) -> None:
     supervisor.close(PATIENCE)
 
 
-def test_what_a_killed_supervisor_leaves_is_ended_by_the_kernel(tmp_path: Path) -> None:
-    """What a rank has started in a session of its own, and folders for temporary files."""
+def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path: Path) -> None:
+    """Processes that a rank started in sessions of their own, and temporary folders."""
     supervisor = SupervisorProcess(dict(os.environ))
     until(lambda: processes.descendants(supervisor.pid), "it has started its fork server")
     [folder] = Path(tempfile.gettempdir()).glob(f"tpunb-{supervisor.pid}-*")
-    os.kill(supervisor.pid, signal.SIGSTOP)  # it reads no order, of which there are no files
+    os.kill(supervisor.pid, signal.SIGSTOP)  # it reads no order, so the run has no files
     supervisor.run(tmp_path, {})
     daemon = subprocess.Popen(
         ["sleep", "600"], env={**os.environ, "TPUNB_RUN": str(tmp_path)}, start_new_session=True
@@ -119,7 +119,7 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_kernel(tmp_path: Path) 
     supervisor.close(PATIENCE)
 
 
-def test_what_a_lender_that_was_killed_has_left_is_removed(
+def test_the_files_of_a_killed_lender_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

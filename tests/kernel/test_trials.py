@@ -20,7 +20,7 @@ from tpunb.runs.directory import list_runs
 def test_an_error_of_papermills_own_is_the_trials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A full disk, say; however long the message is."""
+    """An error such as a full disk, with a message of any length."""
 
     def execute(*arguments: Any, **options: Any) -> None:
         raise OSError("no space left" + 1_000_000 * " on device")
@@ -46,7 +46,7 @@ def test_an_error_of_papermills_own_is_the_trials(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("lent")
-def test_what_a_kernel_leaves_of_the_supervisor_that_it_was_lent(tmp_path: Path) -> None:
+def test_the_state_of_a_lent_supervisor_after_a_kernel(tmp_path: Path) -> None:
     train = "%%tpu_train --cores 1"
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb").good()

@@ -1,4 +1,4 @@
-"""Machines for the tests of this folder, and what is found on them."""
+"""Fake machines for the tests of this folder, and reports about them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tpunb.machine import doctor, metadata
 from tpunb.machine.doctor import Report
 
 LONG = 60.0
-"""Seconds: on a machine that is busy with other tests a quarter of one is little."""
+"""Time-out in seconds: 0.25 s is too short on a machine that is busy with other tests."""
 SHORT = 0.3
-"""Seconds for a server that never answers."""
-metadata.PATIENT = LONG
+"""Time-out in seconds for a server that never answers."""
+metadata.PATIENCE = LONG
 _STALLED: set[str] = set()
 PAIR = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "ipykernel": "6.17.1"}
-"""What fits together: Colab's."""
+"""Colab's packages, which fit together."""
 OF_KAGGLE = {"torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"}
 
 
 @contextmanager
 def machine(name: str, root: Path) -> Iterator[FakeMachine]:
-    """One of the dumps, with its metadata server."""
+    """A machine from the dumps, with its metadata server."""
     dump = DUMPS[name]
     with build(dump, root) as made:
         if dump.behaviour is None:
@@ -43,7 +43,7 @@ def machine(name: str, root: Path) -> Iterator[FakeMachine]:
 
 
 def patience_with(made: FakeMachine) -> float:
-    """With the metadata server of a dump's machine."""
+    """Run with the metadata server of a dump's machine."""
     return SHORT if made.env.get("GCE_METADATA_HOST") in _STALLED else LONG
 
 
@@ -56,7 +56,7 @@ def look(
     patience: float | None = None,
     **values: Any,
 ) -> Report:
-    """What is found with these packages installed. `patience`: with the metadata server."""
+    """The report with these packages installed. `patience`: for the metadata server."""
     path = [made.packages(packages, needs)]
     told = metadata.read_all(made.env, made.root, patience or patience_with(made))
     return doctor.inspect_machine(
@@ -71,5 +71,5 @@ def look(
 
 
 def ids(found: Report) -> tuple[list[str], list[str]]:
-    """The ids of problems and of advice."""
+    """The ids of a report's problems and advice."""
     return [one.id for one in found.problems], [one.id for one in found.advice]

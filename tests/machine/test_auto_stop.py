@@ -1,4 +1,4 @@
-"""`--stop-when-done`: which machine may be stopped, and what the watcher waits for."""
+"""`--stop-when-done`: which machines can be stopped, and what the watcher waits for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MINE = TpuVm("my-tpu", "us-central1-a", "my-project", "v6e-8", ADDRESS)
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The stand-in for the metadata server shares this process and its processors."""
-    monkeypatch.setattr(metadata, "PATIENT", 30.0)
+    monkeypatch.setattr(metadata, "PATIENCE", 30.0)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
@@ -60,11 +60,11 @@ def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("v6e-8", {"NODE_ID": "0"}, {}, "`gcloud compute instances stop` stops it"),
         ("v6e-8", {"ACCELERATOR_TYPE": ""}, {}, "does not name it as a TPU VM"),
         ("v6e-8", {"CONSUMER_PROJECT_ID": ""}, {}, "does not name it as a TPU VM"),
-        ("v6e-8", {}, {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "a Kaggle session: it costs quota"),
+        ("v6e-8", {}, {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "a Kaggle session, which costs quota"),
         ("v6e-8", {}, {"COLAB_RELEASE_TAG": "x"}, r"a Colab runtime: .*runtime.unassign\(\)"),
         ("v6e-8", {}, {"KUBERNETES_SERVICE_HOST": "x"}, "a container of GKE"),
-        ("gce", {}, {}, r"is not known to be a TPU VM of Google Cloud"),
-        ("laptop", {}, {}, r"is not known to be a TPU VM of Google Cloud"),
+        ("gce", {}, {}, r"is not recognised as a TPU VM of Google Cloud"),
+        ("laptop", {}, {}, r"is not recognised as a TPU VM of Google Cloud"),
     ],
 )
 def test_none_to_be_stopped(
@@ -80,17 +80,17 @@ def test_none_to_be_stopped(
     [
         (
             {"networkEndpoints": [{"ipAddress": "10.0.0.9"}]},
-            "another machine under the name my-tpu",
+            "lists as my-tpu in us-central1-a is another machine",
         ),
-        ({"acceleratorType": "v5p-8"}, "another machine under the name my-tpu .* v5p-8 at 10.128"),
+        ({"acceleratorType": "v5p-8"}, "my-tpu in .* is another machine: v5p-8 at 10.128"),
         ({"networkEndpoints": [{"ipAddress": ADDRESS}, {"ipAddress": "x"}]}, "one of 2 hosts"),
-        ({"networkEndpoints": []}, "another machine under the name my-tpu"),
+        ({"networkEndpoints": []}, "my-tpu in .* is another machine"),
         (
             {"schedulingConfig": {"spot": True}},
             r"a spot VM, .* tpu-vm delete my-tpu --zone=us-central1-a --project=my-p",
         ),
         ({"schedulingConfig": {"preemptible": True}}, "a spot VM"),
-        ({"state": "PREEMPTED"}, "my-tpu is PREEMPTED, and not READY"),
+        ({"state": "PREEMPTED"}, "the state of my-tpu is PREEMPTED, not READY"),
     ],
 )
 def test_what_google_cloud_says_otherwise(
@@ -125,7 +125,7 @@ SPEC = RunSpec("id", "n", 1, "TPU", "/", (), ())
 
 @dataclass
 class Watched:
-    """An order, the look-outs for it with a clock of their own, and the machine."""
+    """An order, a watcher with a clock of its own, and the machine."""
 
     gcloud: FakeGcloud
     order: StopOrder
@@ -133,30 +133,30 @@ class Watched:
     now: float = 1000.0
 
     def give(self, **changed: Any) -> None:
-        """Write an order, without a process that carries it out."""
+        """Write an order without starting a watcher process."""
         self.order = replace(self.order, **changed)
         (folder() / "kernels").mkdir(parents=True)
         write_json(folder() / "order.json", asdict(self.order))
         self.looks = auto_stop.watch(self.order, lambda: self.now)
 
     def after(self, seconds: float) -> tuple[StopPhase, str]:
-        """What the watcher sees after some time."""
+        """Phase and reason of the watcher after some time."""
         self.now += seconds
         status = next(self.looks)
         return status.phase, status.reason
 
     def run(self, name: str = "a") -> RunDir:
-        """One that goes on, as far as its folder says."""
+        """A run that is running according to its folder."""
         run = RunDir(Path(self.order.runs) / f"20261121-120000-{name}")
         run.path.mkdir()
         write_json(run.spec, SPEC.to_json())
-        later = time.time() + 50  # one that does not begin within a minute is called lost
+        later = time.time() + 50  # a run that does not begin within a minute counts as lost
         os.utime(run.path, (later, later))
         return run
 
     @property
     def stops(self) -> int:
-        """How often gcloud was asked to stop it."""
+        """Number of calls of gcloud that stop the machine."""
         return sum(call[3] == "stop" for call in self.gcloud.calls)
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_hangs_does_not_keep_it(watched: Watched) -> None:
 def test_any_run_that_ends_later_will_do(watched: Watched) -> None:
     end(watched.run())
     watched.give(since=time.time() + 0.01)
-    assert watched.after(600) == (WAITING, "no run has ended since")
+    assert watched.after(600) == (WAITING, "no run has ended since the order")
     run = watched.run("b")
     assert watched.after(600) == (WAITING, f"run {run.id} is active")
     time.sleep(0.02)
@@ -272,7 +272,7 @@ def test_whoever_has_the_tpu_holds_it_up(
         assert phase is WAITING
         assert f"process {user.pid} of" in reason
         assert reason.endswith("has the TPU")
-        fake.let_go(user)
+        fake.release_lifelines(user)
         assert watched.after(1)[0] is COUNTING
 
 
@@ -280,7 +280,7 @@ def test_google_cloud_refuses(watched: Watched) -> None:
     (watched.gcloud.folder / "denied").touch()
     watched.give(idle=60.0)
     watched.after(0)
-    assert watched.after(60)[0] is COUNTING  # it is asked again after another countdown
+    assert watched.after(60)[0] is COUNTING  # gcloud is tried again after another countdown
     assert watched.after(60)[0] is COUNTING
     phase, reason = watched.after(60)
     assert phase is StopPhase.FAILED

@@ -1,4 +1,4 @@
-"""Chips as libtpu's servers tell them, from the port to the folder of a run."""
+"""Usage of chips, from libtpu's metrics servers to the run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_chips_of_several_processes_are_counted_in_the_order_of_their_ports() ->
     first, second = FakeChip(3 * GB, 80.0), FakeChip(1 * GB, 10.0)
     with serving([first], [second]) as servers:
         ports = chip_meter.parse_ports(ports_of(servers))
-        meter = ChipMeter([*ports, 1], chip_meter.ask_libtpu)  # nobody at the last
+        meter = ChipMeter([*ports, 1], chip_meter.ask_libtpu)  # no server at the last port
         before = meter.look(training=False)
         assert before == [
             Chip(0, 3 * GB, 16 * GB, 80.0, 3 * GB),
@@ -29,7 +29,7 @@ def test_chips_of_several_processes_are_counted_in_the_order_of_their_ports() ->
         assert (now[0].memory, now[0].peak, now[0].mean_duty) == (2 * GB, 3 * GB, 60.0)
         servers[1].chips.clear()
         assert meter.look(training=True)[1].peak == GB
-    # The processes have ended: what they did stays.
+    # The processes have ended: their peaks and means are kept.
     after = meter.look(training=True)
     assert [(chip.memory, chip.duty, chip.mean_duty) for chip in after] == [
         (0, 0.0, 160 / 3),
@@ -47,7 +47,7 @@ def test_a_server_that_hangs_holds_nothing_up_and_is_not_asked_again() -> None:
         servers[0].answers.clear()
         meter._within = 0.0
         asked = len(servers[0].asked)
-        while len(servers[0].asked) == asked:  # the question has come there
+        while len(servers[0].asked) == asked:  # the query has arrived
             meter.look(training=True)
         for _ in range(3):
             now = meter.look(training=True)
@@ -60,7 +60,7 @@ def test_a_server_that_hangs_holds_nothing_up_and_is_not_asked_again() -> None:
 
 
 def test_without_a_server_nothing_is_known_and_nothing_written(tmp_path: Path) -> None:
-    meter = ChipMeter([1], chip_meter.ask_libtpu)  # nobody listens on port 1
+    meter = ChipMeter([1], chip_meter.ask_libtpu)  # no server listens on port 1
     assert meter.look(training=True) == []
     assert chip_meter.parse_ports("") == [8431]
     assert chips.read_chips(tmp_path) == ()

@@ -42,7 +42,7 @@ PRESETS = [
 def test_what_is_meant_for_one_process_on_each_host_is_kept_for_that_alone(
     presets: dict[str, str], tmp_path: Path
 ) -> None:
-    """torch_xla keeps what is set: 16 ranks would have the 4 addresses of their hosts."""
+    """torch_xla keeps set variables: 16 ranks would have the 4 addresses of their hosts."""
     grid = {"TPU_PROCESS_BOUNDS": "2,2,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}
     made = environment.run_environment({**presets, **grid}, "TPU")
     assert not (presets.keys() | grid.keys()) & made.keys()
@@ -127,7 +127,7 @@ def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_p
     changed = {one for one in {*before, *made_for_run} if before.get(one) != made_for_run.get(one)}
     assert changed == {change.name for change in changes}
     assert made_for_run["PJRT_DEVICE"] == here.device
-    # Nothing that is left makes torch_xla ask a server that cannot answer.
+    # No remaining variable makes torch_xla query a server that cannot answer.
     if here.chips:
         assert made_for_run.get("TPU_SKIP_MDS_QUERY") or "ACCELERATOR_TYPE" in here.metadata.tpu_env
 

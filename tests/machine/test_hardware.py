@@ -1,4 +1,4 @@
-"""What can be wrong with a device, each produced on a machine that is made up."""
+"""Every problem with the device, produced on a fake machine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_device_files_that_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = FakeMachine(tmp_path, dict(DUMPS["gke"].env)).chips("v5e", 8)
-    monkeypatch.setattr(os, "access", lambda path, mode: "vfio" not in str(path))  # not as root
+    monkeypatch.setattr(os, "access", lambda path, mode: "vfio" not in str(path))  # for root
     (problem,) = look(made).problems
     assert problem.id == "device-files-closed"
     assert f"`sudo chmod a+rw {made.root}/dev/vfio/0 " in problem.fix
@@ -70,7 +70,7 @@ def test_device_files_that_cannot_be_opened(
 
 @pytest.mark.parametrize("behaviour", ["stalls", "refuses", "not Google's"])
 def test_no_metadata_server_that_helps(behaviour: Behaviour, tmp_path: Path) -> None:
-    """metadata-connection-refused, tpu-version-metadata-timeout: runs are told the topology."""
+    """metadata-connection-refused, tpu-version-metadata-timeout: runs get the topology."""
     made = FakeMachine(tmp_path).chips("v4", 4)
     with FakeMetadataServer({}, behaviour) as server:
         made.env["GCE_METADATA_HOST"] = server.host
@@ -131,11 +131,11 @@ def test_one_host_of_several(tmp_path: Path) -> None:
 
 
 def test_chips_that_are_missing(tmp_path: Path) -> None:
-    """pod-subset-hangs-host-bounds: a part of a slice waits for the rest for ever."""
+    """pod-subset-hangs-host-bounds: a part of a slice would wait for the rest for ever."""
     env = dict(DUMPS["gke"].env)
     (problem,) = look(FakeMachine(tmp_path, env).chips("v5e", 4)).problems
     assert problem.id == "chips-missing"
-    assert "v5litepod-8 has 8 chips, and this machine shows 4" in problem.message
+    assert "v5litepod-8 has 8 chips, but this machine shows 4" in problem.message
 
 
 def test_v2_and_v3_have_one_rank(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeMachine(tmp_path).memory(0.5)
     (advice,) = look(made).advice
     assert advice.id == "memory"
-    assert "512 MiB of memory are free, and 4 ranks need about 1000 MiB" in advice.message
+    assert "only 512 MiB of memory are free; 4 ranks need about 1000 MiB" in advice.message
     assert look(made, cores=2).advice == ()  # the fix
     made.memory(8)
     monkeypatch.setattr(resources, "LITTLE_DISK", 2**60)
@@ -209,6 +209,8 @@ def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
     made.file("sys/fs/cgroup/memory.max", f"{3 * 2**30}\n")
     made.file("sys/fs/cgroup/memory.current", f"{2**30}\n")
     assert look(made).machine.memory == 2 * 2**30
+    made.file("sys/fs/cgroup/memory.stat", f"active_file {2**20}\ninactive_file {2**29}\n")
+    assert look(made).machine.memory == 5 * 2**29
     made.file("sys/fs/cgroup/memory.max", "max\n")
     assert look(made).machine.memory == 8 * 2**30
 

@@ -1,4 +1,4 @@
-"""Which host this is, from the variables that each platform sets."""
+"""The identity of a host, from the variables that each platform sets."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_cloud_tpu_vm_says_it_by_its_metadata_server(tmp_path: Path) -> None:
 def test_where_nobody_says_anything_it_is_one_host() -> None:
     found = hosts.identify({}, Metadata)
     assert (found.nnodes, found.node_rank, found.leader) == (1, 0, "127.0.0.1")
-    assert found.source == "nothing that names others: one host"
+    assert found.source == "the default: no source names other hosts"
 
 
 @pytest.mark.parametrize(
@@ -113,30 +113,31 @@ def test_where_nobody_says_anything_it_is_one_host() -> None:
         (
             {"JOB_COMPLETION_INDEX": "2"},
             {},
-            "JOB_COMPLETION_INDEX says that this is host 2: give --nnodes as well",
+            "this is host 2 (from JOB_COMPLETION_INDEX): give --nnodes as well",
         ),
         (
             {"JOB_COMPLETION_INDEX": "2"},
             {"nnodes": 4},
-            "JOB_COMPLETION_INDEX does not say where host 0 is: give --rendezvous HOST[:PORT]",
+            "the address of host 0 is not known (from JOB_COMPLETION_INDEX): give --rendezvous HO",
         ),
         (
             {"JOB_COMPLETION_INDEX": "4"},
             {"nnodes": 4, "rendezvous": "a"},
-            "node rank 4 of 4 hosts: it is from 0 to 3",
+            "node rank 4 (from JOB_COMPLETION_INDEX): with 4 hosts it must be from 0 to 3",
         ),
         (
             {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "a,b"},
             {"nnodes": 4},
-            "--nnodes 4, but TPU_WORKER_ID and TPU_WORKER_HOSTNAMES names 2 hosts",
+            "--nnodes 4 contradicts the number of hosts from TPU_WORKER_ID and "
+            "TPU_WORKER_HOSTNAMES: 2",
         ),
         (
             {"TPU_WORKER_ID": "one", "TPU_WORKER_HOSTNAMES": "a,b"},
             {},
-            "TPU_WORKER_ID and TPU_WORKER_HOSTNAMES: 'one' is not the number of a host",
+            "TPU_WORKER_ID and TPU_WORKER_HOSTNAMES: 'one' is not a host number",
         ),
         ({"CLUSTER_SPEC": '{"cluster": {}}'}, {}, "CLUSTER_SPEC cannot be read: 'task'"),
-        ({}, {"nnodes": 2, "node_rank": 1, "rendezvous": "a:b"}, "--rendezvous a:b: not HOST or"),
+        ({}, {"nnodes": 2, "node_rank": 1, "rendezvous": "a:b"}, "--rendezvous a:b: it must be"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(
@@ -157,8 +158,8 @@ class TestAddresses:
         assert hosts.with_addresses(found).address == "127.0.0.1"
 
     def test_a_name_of_host_0_that_is_127_0_1_1_there_is_refused(self) -> None:
-        """As Debian's /etc/hosts has it."""
-        with pytest.raises(SetupError, match=r"h0 is 127.0.1.1 on this machine, at which no other"):
+        """Debian's /etc/hosts has such an entry."""
+        with pytest.raises(SetupError, match=r"h0 is 127.0.1.1 on this machine, where no other"):
             hosts.with_addresses(Identity(2, 0, "h0", PORT, "flags"), lambda name: "127.0.1.1")
 
     def test_it_may_be_so_on_host_0_where_its_address_is_known(self) -> None:
@@ -166,7 +167,7 @@ class TestAddresses:
         assert hosts.with_addresses(listed, _refuse).address == "10.0.0.2"
 
     def test_a_name_that_nobody_knows(self) -> None:
-        with pytest.raises(SetupError, match=r"host 0, no-such-name.invalid, cannot be looked up"):
+        with pytest.raises(SetupError, match=r"host 0, no-such-name.invalid, does not resolve"):
             hosts.with_addresses(Identity(2, 1, "no-such-name.invalid", PORT, "flags"))
 
 

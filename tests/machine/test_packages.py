@@ -1,4 +1,4 @@
-"""What fits together and what does not, from the metadata of packages alone."""
+"""Packages that fit together or do not, judged by their metadata alone."""
 
 from __future__ import annotations
 
@@ -64,10 +64,15 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
             "kaggle-tpu",
             OF_KAGGLE | {"libtpu": "0.0.23", "jax": "0.7.2"},
             "libtpu-release",
-            ["libtpu 0.0.23", "(0.0.17)", "Never move libtpu or jax alone", KAGGLE_FIX],
+            [
+                "libtpu 0.0.23",
+                "with libtpu 0.0.17,",
+                "Never upgrade libtpu or jax alone",
+                KAGGLE_FIX,
+            ],
         ),
         # pjrt-api-version-mismatch
-        ("v4-8", PAIR | {"libtpu": "0.0.17"}, "libtpu-release", ["(0.0.21)"]),
+        ("v4-8", PAIR | {"libtpu": "0.0.17"}, "libtpu-release", ["works with libtpu 0.0.21,"]),
         (
             "v4-8",
             PAIR | {"libtpu-nightly": "0.1.dev20240612"},
@@ -156,9 +161,18 @@ def test_on_a_machine_without_a_tpu_its_library_does_not_matter(tmp_path: Path) 
 def test_a_library_that_is_named_must_be_there(tmp_path: Path) -> None:
     with machine("v4-8", tmp_path) as made:
         made.env["TPU_LIBRARY_PATH"] = str(made.root / "libtpu.so")
-        assert ids(look(made))[0] == ["libtpu-path"]
+        found = look(made)
+        assert ids(found)[0] == ["libtpu-path"]
+        assert "`del os.environ['TPU_LIBRARY_PATH']`" in found.problems[0].fix
         made.file("libtpu.so")
         assert ids(look(made, without(PAIR, "libtpu")))[0] == []
+
+
+def test_the_library_path_that_torch_xla_sets_is_not_the_users_choice(tmp_path: Path) -> None:
+    with machine("v4-8", tmp_path) as made:
+        made.file("libtpu/libtpu.so")
+        made.env["PTXLA_TPU_LIBRARY_PATH"] = str(made.root / "libtpu/libtpu.so")
+        assert ids(look(made, PAIR | {"libtpu": "0.0.52"}))[0] == ["libtpu-release"]
 
 
 def test_what_was_installed_after_the_kernel_had_imported_another(tmp_path: Path) -> None:
@@ -166,7 +180,7 @@ def test_what_was_installed_after_the_kernel_had_imported_another(tmp_path: Path
         found = look(made, imported={"torch": SimpleNamespace(__version__="2.8.0+cpu")})
         same = look(made, imported={"torch": SimpleNamespace(__version__="2.9.0+cpu")})
     (problem,) = [one for one in found.advice if one.id == "restart"]
-    assert "has imported torch 2.8.0+cpu, and torch 2.9.0+cpu was installed" in problem.message
+    assert "has imported torch 2.8.0+cpu, but torch 2.9.0+cpu was installed" in problem.message
     assert problem.fix.startswith("Runtime > Restart session")
     assert "restart" not in ids(same)[1]
 
@@ -244,7 +258,7 @@ def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.M
     assert problem.id == "import-hangs"
     assert "faulthandler" in problem.fix
     done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert str(tmp_path) not in done.stdout  # it was ended
+    assert str(tmp_path) not in done.stdout  # its process was killed
 
 
 def test_an_installation_that_was_cut_short(
@@ -252,10 +266,10 @@ def test_an_installation_that_was_cut_short(
 ) -> None:
     have, here = packages.read_installed([FakeMachine(tmp_path).packages(PAIR)]), detect_machine({})
     assert list(packages.half_installed(here, have)) == []
-    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if torch was not installed
     (problem,) = packages.half_installed(here, have)
     assert (problem.id, problem.must) == ("half-installed", True)
-    assert "pip lists torch 2.9.0+cpu, and there is no module torch" in problem.message
+    assert "pip lists torch 2.9.0+cpu, but there is no module torch" in problem.message
     assert "--force-reinstall" in problem.fix
 
 

@@ -1,4 +1,4 @@
-"""Every platform is recognised, and what is right there is called right."""
+"""Every platform is recognised, and has no problems if it is set up correctly."""
 
 from __future__ import annotations
 

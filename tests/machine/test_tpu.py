@@ -1,4 +1,4 @@
-"""torch_xla's own code finds ranks and addresses in the environment that runs get."""
+"""torch_xla's own code finds ranks and addresses in the environment of runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What torch_xla makes of each environment, all in one process: its import takes seconds."""
+    """torch_xla's results for all environments, from one process: its import takes seconds."""
     asked, servers = [], []
     for name in EXPECTED:
         dump = DUMPS[name]
@@ -71,7 +71,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for server in servers:
         server.__exit__(None, None, None)
     assert done.returncode == 0, done.stderr
-    # Where the environment says it all, nobody asks.
+    # With a complete environment the metadata server is not queried.
     told = {name for name, server in zip(EXPECTED, servers, strict=True) if server.asked}
     assert told == {"v4-8", "v5e-1", "v5e-8", "v5e-16", "v5p-8", "v6e-8"}
     return dict(zip(EXPECTED, json.loads(done.stdout), strict=True))

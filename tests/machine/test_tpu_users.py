@@ -1,4 +1,4 @@
-"""Real processes have the device files of a machine that is made up."""
+"""Processes that use the TPU: real processes with device files of a fake machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_another_notebooks_kernel(tpu: FakeMachine) -> None:
         (one,) = tpu_users.find_tpu_users(tpu.root).holders
         assert (one.pid, one.kind, one.name) == (process.pid, "kernel", "other.ipynb")
         assert "the kernel of other.ipynb" in one.describe()
-        assert "shut that kernel down" in one.fix()
+        assert "shut down that kernel" in one.fix()
 
 
 def test_this_kernel(tpu: FakeMachine) -> None:
@@ -95,7 +95,7 @@ def test_a_run_of_ours(tpu: FakeMachine, living: bool) -> None:
         (one,) = tpu_users.find_tpu_users(tpu.root).holders
         assert (one.pid, one.kind, one.name, one.living) == (process.pid, "run", str(run), living)
         found = look(tpu)
-        if living:  # the next run waits for it: nothing to fix
+        if living:  # the next run waits for it: no problem to fix
             assert ids(found) == ([], ["tpu-in-use", "metadata"])
             assert f"`tpunb stop {run.name} --runs '{run.parent}'`" in found.advice[0].fix
         else:
@@ -124,7 +124,7 @@ import json, os, sys
 from pathlib import Path
 from tpunb.machine import hardware, tpu_users
 os.setgid(65534)
-os.setuid(65534)  # the interpreter's own files may be closed to others
+os.setuid(65534)  # afterwards the interpreter's files may be unreadable
 holding = tpu_users.find_tpu_users(Path(sys.argv[1]))
 found = list(hardware._held(holding))
 print(json.dumps([len(holding.holders), holding.unreadable, holding.lock, holding.lock_user,
@@ -134,7 +134,7 @@ print(json.dumps([len(holding.holders), holding.unreadable, holding.lock, holdin
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
 def test_what_another_user_has_left_and_what_cannot_be_read() -> None:
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to others
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot read pytest's folders
     try:
         folder.chmod(0o755)
         tpu = FakeMachine(folder / "m").chips("v5e", 1)
@@ -147,7 +147,7 @@ def test_what_another_user_has_left_and_what_cannot_be_read() -> None:
         seen, unreadable, lock, owner, [[name, message, fix]] = json.loads(done.stdout)
         assert (seen, lock, owner, name) == (0, "forbidden", "root", "lock-file")
         assert unreadable > 0
-        assert f"{unreadable} processes of other users cannot be looked into" in message
+        assert f"open files of {unreadable} processes of other users cannot be read" in message
         assert f"`sudo rm {tpu.root}/tmp/libtpu_lockfile`" in fix
     finally:
         shutil.rmtree(folder)

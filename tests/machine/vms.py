@@ -1,4 +1,4 @@
-"""TPU VMs with their metadata servers, and the gcloud that knows them."""
+"""Fake TPU VMs with their metadata servers, and a stand-in for gcloud that knows them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESS = "10.128.0.2"
 
 @contextmanager
 def tpu_vm(root: Path, dump: str = "v6e-8", **changed: str) -> Iterator[FakeMachine]:
-    """One of the dumps, with the keys that name it. `changed`: of its `tpu-env`."""
+    """A VM from the dumps, with the keys that identify it. `changed`: keys of its `tpu-env`."""
     told = dict(DUMPS[dump].metadata)
     told["instance/network-interfaces/0/ip"] = ADDRESS
     told["tpu-env"] += "CONSUMER_PROJECT_ID: 'my-project'\n"
@@ -30,7 +30,7 @@ def tpu_vm(root: Path, dump: str = "v6e-8", **changed: str) -> Iterator[FakeMach
 
 
 def gcloud(folder: Path, **node: object) -> FakeGcloud:
-    """The stand-in, which knows the VM. To be put first on PATH."""
+    """A folder with a stand-in for gcloud that knows the VM; put it first on PATH."""
     made = install(folder)
     values = {
         "name": "projects/my-project/locations/us-central1-a/nodes/my-tpu",
@@ -44,5 +44,5 @@ def gcloud(folder: Path, **node: object) -> FakeGcloud:
 
 
 def path_with(made: FakeGcloud) -> str:
-    """A PATH on which no other gcloud is found first."""
+    """A PATH without another gcloud."""
     return f"{made.folder}:{os.environ['PATH']}"

@@ -141,6 +141,8 @@ def test_cells_that_cannot_be_named_so(tmp_path: Path, name: str, words: str) ->
         ("%%tpu_train --cores 2\nx", ["tpu_train"]),
         ("\n# note\n%%time\n%%capture out\n\n%%tpu_train", ["time", "capture", "tpu_train"]),
         ("%%\nx", [""]),
+        ("# a line separator\u2028%%time\nx", []),
+        ("%%time\r\n%%capture\r\nx", ["time", "capture"]),
         ("", []),
     ],
 )

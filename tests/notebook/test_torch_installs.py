@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpunb.notebook.torch_installs import half_pairs, only_the_pair, pinned
+from tpunb.notebook.torch_installs import half_pairs, is_pair, only_the_pair, pinned
 
 PINS = {
     "!pip install torch==2.0.0 torchvision==0.15.1": {"torch": "2.0"},
@@ -34,11 +34,21 @@ def test_what_a_command_pins(command: str, found: dict[str, str]) -> None:
         (["pip install torch==2.6.0 torch_xla==2.5.0"], {0: "torch 2.6 and torch_xla 2.5"}),
         (["pip install torch==2.6.0", "pip install torch_xla==2.9.0"], {0: "torch 2.6"}),
         (["pip install torch_xla==2.1.0"], {0: "torch_xla 2.1"}),
+        (
+            ["pip install torch==2.6.0 torch_xla==2.6.0", "pip install torch==2.5.0"],
+            {0: "torch 2.6 and torch_xla 2.6", 1: "torch 2.5"},
+        ),
         (["pip install numpy"], {}),
     ],
 )
 def test_halves_of_a_pair(commands: list[str], halves: dict[int, str]) -> None:
     assert half_pairs(enumerate(commands)) == halves
+
+
+def test_pair_of_one_release() -> None:
+    assert is_pair("pip install torch==2.6.0 'torch_xla[tpu]==2.6.1'")
+    assert not is_pair("pip install torch==2.6.0 torch_xla==2.5.0")
+    assert not is_pair("pip install torch==2.6.0")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Hosts that are network namespaces, reached by stand-ins for ssh and gcloud; and Kaggle."""
+"""Fixtures: hosts in network namespaces, with stand-ins for ssh and gcloud; Kaggle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
 
 @pytest.fixture
 def pod(_pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReachedPod]:
-    """Two hosts, h0 and h1, and a project that names them as place `pod`."""
+    """Two hosts, h0 and h1, and a project with the place `pod` of both."""
     for name, value in _pod.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(_pod.folder))
@@ -37,7 +37,7 @@ def pod(_pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReachedPo
 
 @pytest.fixture
 def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KaggleProject]:
-    """Kaggle's stand-in, for its client in this process, and a project that names it."""
+    """Kaggle's stand-in for its client in this process, and a project with a place on it."""
     with kaggle_project(tmp_path) as project:
         for name in project.removed():
             monkeypatch.delenv(name, raising=False)
@@ -46,7 +46,7 @@ def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KagglePr
         monkeypatch.chdir(project.folder)
         from kaggle.api.kaggle_api_extended import KaggleApi
 
-        # It looks at these when it is imported, which another test may have done.
+        # The client reads these at its import, which may have happened in another test.
         monkeypatch.setattr(KaggleApi, "args", ["--local"])
         monkeypatch.setattr(KaggleApi, "config", str(project.home / "kaggle.json"))
         monkeypatch.setattr(KaggleApi, "config_values", {})

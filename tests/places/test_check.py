@@ -1,4 +1,4 @@
-"""The check of hosts before each run, with real probes on hosts that are namespaces."""
+"""The check of hosts before each run, with real probes on hosts in namespaces."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_other_files_of_the_same_version_are_refused(
     pod: ReachedPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "package_digest", lambda: "another")
-    with pytest.raises(HostsError, match=r"\nh0, h1: the files of tpunb [\d.]+ differ"):
+    with pytest.raises(HostsError, match=r"\nh0, h1: the files of its tpunb [\d.]+ differ"):
         found(pod)
 
 
@@ -125,14 +125,14 @@ def test_a_slice_of_more_hosts_than_the_place_names_is_refused(
 def test_the_same_worker_twice_is_refused(pod: ReachedPod, tmp_path: Path) -> None:
     for number in (0, 1):
         pod.change(f"h{number}", env=tpu(tmp_path / str(number), 0))
-    with pytest.raises(HostsError, match="it says that it is worker 0, as another host does"):
+    with pytest.raises(HostsError, match="it reports worker number 0, like another host"):
         found(pod)
 
 
 def test_a_machine_that_is_named_twice_is_refused(pod: ReachedPod) -> None:
     first = pod.pod.hosts[0].address
     pod.change("h1", env={"SSH_CONNECTION": f"10.0.0.9 50000 {first} 22"})
-    with pytest.raises(HostsError, match=rf"h1: it is reached at {first}, as h0 is"):
+    with pytest.raises(HostsError, match=rf"h1: it has the address of h0, {first}"):
         found(pod)
 
 
@@ -143,7 +143,7 @@ def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
     ) as listener:
         assert listener.stdout is not None
         listener.stdout.readline()
-        # The ranks' store will have the next one, so neither may be taken.
+        # The ranks' store uses the next port, so neither may be in use.
         assert found(pod).placed("run", detached=False).port == 8462
         pod.set_place(port=8455)
         assert found(pod).placed("run", detached=False).port == 8455
@@ -155,7 +155,7 @@ def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
 def test_no_free_port_is_said(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = found(pod)
     monkeypatch.setattr(check.HostsReport, "rendezvous_port", lambda self: None)
-    with pytest.raises(PlaceError, match="8460 and the next ones are all in use on h0"):
+    with pytest.raises(PlaceError, match="8460 and the next ones are in use on h0"):
         chosen.placed("run", detached=False)
 
 

@@ -1,11 +1,13 @@
-"""Runs in sessions of the stand-in for Colab, whose ranks are plain Python where torch is not what
-matters: what a place does, and what is left when something fails.
+"""Runs in sessions of a stand-in for Colab: what a place does, and what remains after a failure.
+
+Ranks are plain Python where torch does not matter.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,7 +48,7 @@ def _project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ColabProject]
 
 @pytest.fixture
 def project(_project: ColabProject, monkeypatch: pytest.MonkeyPatch) -> Iterator[ColabProject]:
-    """A place `colab`, of which nothing may be left."""
+    """A place `colab`; fails if a session or process is left."""
     for name, value in _project.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(_project.project)
@@ -68,7 +70,7 @@ def submit(project: ColabProject, *words: str) -> subprocess.Popen[str]:
 
 
 def begun(project: ColabProject, known: set[str]) -> RunDir:
-    """A run that was not known before, once its ranks have begun."""
+    """Wait for a new run whose ranks have begun."""
 
     def found() -> RunDir | None:
         for run in list_runs(project.project / "runs"):
@@ -108,8 +110,8 @@ def test_what_is_decided_before_there_is_a_session(tmp_path: Path) -> None:
     with pytest.raises(TpunbError, match="a new session has no checkpoints of run"):
         target.resume(RunDir(tmp_path))
     assert target.estimate.describe(None) == [
-        "what this costs is not known: Colab says how many compute units an hour a session uses "
-        "once there is one"
+        "the cost is not known: Colab reports a session's compute units per hour only once it is "
+        "allocated"
     ]
 
 
@@ -131,7 +133,7 @@ def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) 
     assert "helped sesame-7 content" in run.log.read_text()
     assert (run.checkpoints / "last").read_text() == "saved"
     fetched = project.tpunb("fetch", run.id)
-    assert "was given back: what its run has left was fetched when it ended" in fetched.stderr
+    assert "was released: its run's files were fetched at the end of" in fetched.stderr
 
 
 @pytest.mark.long
@@ -144,7 +146,7 @@ def test_credentials_are_colabs_own(project: ColabProject) -> None:
         path.read_text(errors="replace") for path in run.path.rglob("*") if path.is_file()
     )
     said = done.stdout + done.stderr
-    assert "may still be allocated, and cost" in said
+    assert re.search("not be released .* may still cost money", said)
     assert f"`colab stop -s tpunb-{run.id}`" in said
     for secret in (TOKEN, "ya29", "runtime-proxy-token"):
         assert secret not in written + said
@@ -195,12 +197,12 @@ def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
     assert result.state is RunState.FAILED
     (failure,) = result.failures
     assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "colab")
-    assert "Colab has taken the session back" in said
+    assert "Colab has ended the session" in said
 
 
 @pytest.mark.long
 def test_a_detached_run_is_found_again(project: ColabProject) -> None:
-    """The mirror is killed in between; the run has ended meanwhile."""
+    """The mirror is killed, and the run ends before another mirror follows it."""
     project.notebook(f"{SAVE}{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
     done = project.tpunb("submit", "nb.ipynb", "--on", "colab", "--detach")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -223,7 +225,7 @@ def test_a_detached_run_is_found_again(project: ColabProject) -> None:
 
 
 def _processes(*words: bytes) -> list[int]:
-    """Those with these words in their commands."""
+    """Processes with these words in their commands."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -237,7 +239,7 @@ def _processes(*words: bytes) -> list[int]:
 
 
 def _uploads(project: ColabProject) -> int:
-    """Of the last session."""
+    """Number of uploads to the last session."""
     uploads = [words for words in project.colab.calls if words[0] == "upload"]
     return sum(words[2] == uploads[-1][2] for words in uploads)
 
@@ -269,7 +271,10 @@ SPEC = RunSpec("nb", "colab", 2, "CPU", ".", (), (), hosts=("colab",), place="co
         ({"new": 503}, "Service Unavailable"),
         ({"upload": 503}, "`colab upload` failed"),
         ({"exec": "lost"}, "the session does not answer"),
-        ({"new": 503, "stop": 503, "login": True}, "may still be allocated, and cost"),
+        (
+            {"new": 503, "stop": 503, "login": True},
+            "not be released .* may still cost money",
+        ),
     ],
     ids=["too-many", "quota", "service", "upload", "lost-at-once", "nothing-works"],
 )
@@ -287,25 +292,25 @@ def test_what_cannot_be_started_is_refused_and_nothing_is_left(
 
 
 def test_a_session_without_a_name_is_told_of(project: ColabProject, tmp_path: Path) -> None:
-    """Colab may have given it before `colab` has noted what it is called."""
+    """Colab may have allocated the session before `colab` has recorded its name."""
     run = RunDir(tmp_path)
     run.write_spec(SPEC)
     config = find_place("colab", project.project)
     place = ColabPlace(run, ColabRun(config, "tpunb-nameless", str(project.project)))
     place._tool.new("?", "cpu")
     project.colab.fail(new=503)
-    with pytest.raises(TpunbError, match="a session that `colab` has no name for"):
+    with pytest.raises(TpunbError, match="a session for which `colab` has no name"):
         place.start({}, lambda text: None, lambda: False)
     place._tool.stop("?")
 
 
 def test_a_lost_run_says_what_may_still_cost(tmp_path: Path) -> None:
-    """Its mirror was killed, and the session knows nothing of that."""
+    """The mirror was killed, and the session is still allocated."""
     config = PlaceConfig("c", "colab", tmp_path / "places.toml", ColabSettings(accelerator="v5e1"))
     placed = ColabRun(config, "tpunb-lost", str(tmp_path))
     placed.write(RunDir(tmp_path))
     assert ColabRun.read(RunDir(tmp_path)) == placed
-    assert "`colab stop -s tpunb-lost` gives it back" in state.lost_message(RunDir(tmp_path))
+    assert "release it with `colab stop -s tpunb-lost`" in state.lost_message(RunDir(tmp_path))
 
 
 @pytest.mark.long
@@ -329,8 +334,8 @@ def test_doctor(project: ColabProject) -> None:
         "place c (colab, places.toml)",
         f"{project.folder}/bin/colab, Version: 0.7.5",
         "no session is allocated",
-        "83.20 compute units left, 0.00 an hour are used now",
-        "ready: %%tpu_train --on c asks for v6e1",
+        "83.20 compute units left; current use: 0.00 an hour",
+        "ready: %%tpu_train --on c requests v6e1",
     ]
     assert report.problems() == []
     assert json.loads(json.dumps(report.to_json()))["compute_units"] == 83.2

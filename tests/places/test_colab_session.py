@@ -1,4 +1,4 @@
-"""What is sent to a session, run here as its kernel would run it."""
+"""The code that is sent to a Colab session, run locally as its kernel would run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from tpunb.places import colab_session as session
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec, RunState, StopCause
-from tpunb.runs.stream import Append, End, Line, Stop, StreamReader, encode
+from tpunb.runs.stream import Append, End, Hello, Line, Stop, StreamReader, encode
 
 SPEC = RunSpec("nb", "colab", 1, "CPU", ".", (), (), hosts=("colab",), place="colab")
 
@@ -31,7 +31,7 @@ def content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ended_run(content: Path, log: str) -> RunDir:
-    """A run that has ended, in the session's folder `name`."""
+    """Make an ended run in the session's folder `name`."""
     from tpunb.runs.result import RunResult
 
     folder = content / "name" / "run"
@@ -81,17 +81,48 @@ def test_a_run_that_has_ended_is_told_from_where_it_is_known(
 def test_a_run_that_never_began(content: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session.follow("name", {}, "me", 60.0)
     assert said(capsys.readouterr().out) == [
-        {"over": True, "error": "the run was never started there"}
+        {"over": True, "error": "the run was never started in this session"}
     ]
 
 
+@pytest.mark.parametrize("returncode", [0, 1])
+def test_lines_that_a_library_prints_are_not_the_nodes(
+    content: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    returncode: int,
+) -> None:
+    with tarfile.open(content / "name.tar", "w") as archive:
+        for name, data in (("run/spec.json", json.dumps(SPEC.to_json())), ("start.json", "{}")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data.encode()))
+    hello = (
+        encode(Hello("id", 0, 1, "colab", "127.0.0.1", "flags", "127.0.0.1:1"))
+        if returncode == 0
+        else b""
+    )
+    output = b"from a library\n" + hello + b"from a library\n"
+    done = subprocess.CompletedProcess([], returncode, output, b"the reason")
+    monkeypatch.setattr(session.subprocess, "run", lambda *words, **options: done)
+    monkeypatch.setattr(session, "install", lambda packages: "")
+    monkeypatch.setattr(session, "follow", lambda *words: None)
+    monkeypatch.setattr(session, "versions", lambda: {"python": "3"})
+    session.begin("name", [], "tpunb.whl", "me", 60.0)
+    (told,) = said(capsys.readouterr().out)
+    if returncode:
+        assert told["error"] == "the reason"
+    else:
+        assert told["hello"] == hello.decode().strip()
+
+
 class Node:
-    """`tpunb node`'s ends of its pipes."""
+    """A stand-in for the process of `tpunb node`, with its pipes."""
 
     def __init__(self) -> None:
         self.heard, heard = os.pipe()
         said, self.says = os.pipe()
-        self.stdin = open(heard, "wb")  # noqa: SIM115 (as a process has it)
+        self.stdin = open(heard, "wb")  # noqa: SIM115 (like a process)
         self.stdout = open(said, "rb")  # noqa: SIM115
 
     def close(self) -> None:
@@ -110,7 +141,7 @@ def test_stops_come_as_files_and_another_follower_ends_this_one(
     try:
         stop = encode(Stop(StopCause.USER, "enough"))
         (folder / "stop-1-1.json").write_bytes(stop)
-        (folder / "stop-1-2.json").write_bytes(stop[:20])  # it is still arriving
+        (folder / "stop-1-2.json").write_bytes(stop[:20])  # still being uploaded
         session.take_requests(str(folder), node)
         assert os.read(node.heard, 1000) == stop
         assert sorted(os.listdir(folder)) == ["stop-1-2.json"]

@@ -42,7 +42,7 @@ def test_sessions_in_another_form_are_not_taken_for_none(
 ) -> None:
     tool = ColabTool()
     monkeypatch.setattr(tool, "run", lambda *words, timeout: "[mine] m-s-mine | TPU: V5E1 | x\n")
-    with pytest.raises(ColabError, match="in a form that tpunb does not know"):
+    with pytest.raises(ColabError, match="tpunb cannot read the output of `colab sessions`"):
         tool.sessions()
 
 
@@ -73,16 +73,19 @@ def test_an_error_shows_the_tools_last_line_and_no_credential(account: FakeColab
     with pytest.raises(ColabError) as failed:
         tool.sessions()
     assert str(failed.value) == (
-        "`colab sessions` failed: Aborted. `colab sessions` in a terminal logs in, or says what "
-        "is wrong"
+        "`colab sessions` failed: Aborted. Run `colab sessions` in a terminal to log in, or to see "
+        "the problem"
     )
+    with pytest.raises(ColabError) as failed:
+        tool.stop("mine")
+    assert str(failed.value) == "`colab stop` failed: Aborted"  # without a full stop of its own
     assert tool.usage() is None
     assert last_words("") == ""
 
 
 def test_without_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ColabError, match="there is no `colab` here: `uv tool install google-co"):
+    with pytest.raises(ColabError, match="`colab` is not installed: `uv tool install google-co"):
         ColabTool().sessions()
 
 

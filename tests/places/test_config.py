@@ -91,7 +91,7 @@ def test_the_search_ends_at_the_project_s_top(home: Path) -> None:
 def test_without_a_file_the_message_shows_one(home: Path) -> None:
     with pytest.raises(PlaceError) as caught:
         find_place("pod", home / "project")
-    example = str(caught.value).partition("Write one:\n")[2]
+    example = str(caught.value).partition("Create one:\n")[2]
     written(home / "project", example)
     assert find_place("pod", home / "project").kind == "ssh"
 
@@ -99,14 +99,14 @@ def test_without_a_file_the_message_shows_one(home: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
     os.chown(written(home / "project", POD), 12345, 12345)
-    with pytest.raises(PlaceError, match="another user's"):
+    with pytest.raises(PlaceError, match="belongs to another user"):
         find_place("pod", home / "project")
 
 
 @pytest.mark.parametrize(
     ("text", "key", "says"),
     [
-        ("[places.pod", "", "is not TOML"),
+        ("[places.pod", "", "is not valid TOML"),
         ("[place.pod]\n", "place", "did you mean 'places'?"),
         ("places = 3\n", "places", "write [places.NAME]"),
         ("[places]\npod = 3\n", "places.pod", "write [places.pod]"),
@@ -115,10 +115,10 @@ def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
         ('[places.pod]\nkind = "ssh"\n', "places.pod.hosts", "write hosts = ["),
         (POD + "hots = []\n", "places.pod.hots", "did you mean 'hosts'?"),
         (POD.replace('["10.0.0.2", ', "[2, "), "places.pod.hosts", "write hosts = ["),
-        (POD.replace("10.0.0.2", "-oProxyCommand=x"), "places.pod.hosts", "not a host's name"),
+        (POD.replace("10.0.0.2", "-oProxyCommand=x"), "places.pod.hosts", "not a host name"),
         (POD.replace("me@10.0.0.3", "10.0.0.2"), "places.pod.hosts", "twice"),
         (POD + 'folder = "runs"\n', "places.pod.folder", 'write folder = "~/tpunb" or'),
-        (POD + 'folder = "~me/runs"\n', "places.pod.folder", "is not a whole path"),
+        (POD + 'folder = "~me/runs"\n', "places.pod.folder", "is not an absolute path"),
         (POD + 'checkpoints = "~/c"\n', "places.pod.checkpoints", '"gs://bucket/run"'),
         (POD + 'cores = "4"\n', "places.pod.cores", "write cores = 4"),
         (POD + 'environment = "mak"\n', "places.pod.environment", '"check" or "make"'),
@@ -127,11 +127,11 @@ def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
         (GKE.replace("image", "#"), "places.pod.image", "write image ="),
         (GKE.replace("4x4", "4x5"), "places.pod.topology", "v6e has 1x1, 2x2"),
         (GKE.replace("v6e", "v6"), "places.pod.accelerator", "did you mean 'v6e'?"),
-        (GKE + 'python = "python3"\n', "places.pod.python", 'a place of kind "jobset" has:'),
-        (GKE + 'queue = "My queue"\n', "places.pod.queue", "small letters"),
+        (GKE + 'python = "python3"\n', "places.pod.python", '(keys of kind "jobset":'),
+        (GKE + 'queue = "My queue"\n', "places.pod.queue", "lower-case letters"),
         (GKE + "restarts = -1\n", "places.pod.restarts", "0 or more"),
         (GKE + "chips_per_host = 8\n", "places.pod.chips_per_host", "have 4 chips"),
-        (GKE.replace('"i"', '"a b"'), "places.pod.image", "no spaces"),
+        (GKE.replace('"i"', '"a b"'), "places.pod.image", "must not contain spaces"),
         (KAGGLE + "session_hours = 0\n", "places.pod.session_hours", "at least 0.1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`tpunb doctor --on`: what is told of hosts, and between them."""
+"""`tpunb doctor --on`: facts about hosts, and whether they reach each other."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
 
 def test_ports_that_are_not_let_through_are_named_in_both_directions(pod: ReachedPod) -> None:
     problems = problems_when_cut(pod)
-    any_port = r"\d{5}: let these through between the hosts"
-    assert re.match(rf"h1 is not reached at port {any_port}", problems["h0"])
-    assert re.match(rf"h0 is not reached at port 8460, 8461, {any_port}", problems["h1"])
+    any_port = r"\d{5}: allow this traffic between the hosts"
+    assert re.match(rf"it cannot reach h1 at port {any_port}", problems["h0"])
+    assert re.match(rf"it cannot reach h0 at port 8460, 8461, {any_port}", problems["h1"])
 
 
 def test_the_ports_of_a_tpu_are_tried(pod: ReachedPod, tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_the_ports_of_a_tpu_are_tried(pod: ReachedPod, tmp_path: Path) -> None:
         pod.change(f"h{number}", env=tpu(tmp_path / str(number), number))
     problems = problems_when_cut(pod)
     libtpu = "8471, 8476, 8477, 8478, 8479:"
-    assert problems["h0"].startswith(f"h1 is not reached at port {libtpu}")
-    assert problems["h1"].startswith(f"h0 is not reached at port 8460, 8461, {libtpu}")
+    assert problems["h0"].startswith(f"it cannot reach h1 at port {libtpu}")
+    assert problems["h1"].startswith(f"it cannot reach h0 at port 8460, 8461, {libtpu}")
 
 
 def problems_when_cut(pod: ReachedPod) -> dict[str, str]:
@@ -47,7 +47,7 @@ def problems_when_cut(pod: ReachedPod) -> dict[str, str]:
         report = inspect_place("pod", pod.project)
     finally:
         pod[1].mend()
-    assert "problem: h0: h1 is not reached" in report.text()
+    assert "problem: h0: it cannot reach h1" in report.text()
     problems = {each["host"]: each["message"] for each in report.to_json()["problems"]}
     assert problems == dict(report.problems())
     return problems

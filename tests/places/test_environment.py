@@ -23,11 +23,30 @@ from tpunb.utils.version import __version__, package_digest
 
 def test_the_lock_names_what_is_installed_here() -> None:
     lines = environment.write_lock(tpu=False).splitlines()
-    assert "torch==2.9.0" in lines  # of which build is the host's business
+    assert "torch==2.9.0" in lines  # without the build, which depends on the host
     names = {canonicalize_name(line.partition("==")[0]) for line in lines}
     assert {"ipython", "torch", "torch-xla"} <= names
     assert not {name for name in names if name.startswith("nvidia-")} | {"tpunb"} & names
     assert lines == sorted(lines)
+
+
+def test_packages_in_editable_mode_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, origin in (
+        ("mine", '{"url": "file:///mine", "dir_info": {"editable": true}}'),
+        ("built", '{"url": "file:///tmp/built", "dir_info": {}}'),
+        ("odd", "[]"),
+    ):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "direct_url.json").write_text(origin)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = environment.write_lock(tpu=False).splitlines()
+    assert {"built==1.0", "odd==1.0"} <= set(lines)
+    assert "mine==1.0" not in lines
+    assert environment.editable_packages() == ["mine"]
 
 
 def test_on_a_tpu_the_lock_has_libtpu() -> None:
@@ -59,8 +78,8 @@ def made(pod: ReachedPod, *, cancelled: bool = False) -> tuple[check.HostsReport
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that asks no registry: of tpunb alone."""
-    # Hosts have the folder of this interpreter on their PATH.
+    """Lock tpunb alone, so that no registry is queried."""
+    # The hosts' PATH has the folder of this interpreter.
     if shutil.which("uv", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("there is no uv here")
     monkeypatch.setattr(environment, "write_lock", lambda *, tpu: "")

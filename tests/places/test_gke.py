@@ -1,4 +1,4 @@
-"""A run in a cluster: why its pods do not begin, where its files are when they are gone."""
+"""Runs in a cluster: why pods do not begin, and where files are after the pods are gone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tests.drivers.nodes import until
 from tests.fakes.cluster import Cluster
 from tests.support import script_of
 from tpunb.places import gke, kinds, kubectl
+from tpunb.places.config import find_place
 from tpunb.places.errors import PlaceError
 from tpunb.places.gke import GkePlace
 from tpunb.places.jobset import JobSetTarget
 from tpunb.places.kubectl import Pod, Seen, UnansweredError
 from tpunb.places.mirror import Mirror
-from tpunb.places.place import Cancelled, HostGone, Restarted, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Restarted, Said
 from tpunb.places.transport import HostProcess
 from tpunb.runs import directory, state, stream
 from tpunb.runs.directory import RunDir
@@ -68,7 +69,7 @@ def target() -> JobSetTarget:
 def place(
     train: str = "print('rank', __import__('os').environ['RANK'])", *, detached: bool = True
 ) -> GkePlace:
-    """That of a new run, which is not started yet."""
+    """The place of a new run that is not started yet."""
     found = target()
     script = script_of((), train)
     run = directory.create_run(Path("runs"), "nb")
@@ -83,7 +84,7 @@ def place(
 
 
 def again(made: GkePlace) -> GkePlace:
-    """The same, for another process."""
+    """The place of the same run, as another process opens it."""
     opened = kinds.open_place(made.run)
     assert isinstance(opened, GkePlace)
     return opened
@@ -95,7 +96,7 @@ def objects(cluster: Cluster) -> list[str]:
 
 
 def mirrored(made: GkePlace, *, found: bool = True) -> RunResult:
-    """The result in the folder here once the place was followed to the end."""
+    """Follow the place to the end; return the result in the local run folder."""
     mirror = Mirror(made.run, made, stays=True, again=found)
     if found or mirror.begin({}):
         mirror.follow()
@@ -126,12 +127,12 @@ def no_secret(cluster: Cluster, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (quota, r"no room in 1 s .*: waiting in queue team: .*insufficient unused quota"),
+        (quota, r"not started within 1 s .*: waiting in queue team: .*insufficient unused quota"),
         (
             no_node,
-            r"no room in 1 s .*: no node for node-0, node-1 yet: .*Insufficient google.com/tpu",
+            r"not started within 1 s .*: no node for node-0, node-1 yet: .*cient google.com/tpu",
         ),
-        (no_image, r"node-0: its image cannot be pulled: .*image:1.*\. It is `image` of"),
+        (no_image, r"node-0: its image cannot be pulled: .*image:1.* \(`image` of"),
         (no_secret, r"`kubectl create` failed: .*secrets is forbidden"),
     ],
 )
@@ -168,14 +169,14 @@ def test_what_cannot_be_deleted_is_said_with_the_command(cluster: Cluster) -> No
     with pytest.raises(Cancelled):
         made.start({}, said.append, cancelled)
     [note] = [event for event in made.run.read_events() if isinstance(event, Note)]
-    assert "may still be there, and start or cost" in note.text
+    assert "may still exist, and start or cost money" in note.text
     assert f"kubectl delete jobset,configmap,secret -l {kubectl.INSTANCE}=" in note.text
     cluster.unreachable = False
     made._cluster.delete(made.placed.name)
 
 
 def test_a_stop_before_the_pods_have_begun_deletes_everything(cluster: Cluster) -> None:
-    """By a process that has found the run, as its own start is over."""
+    """Followed by another process than the one that started the run."""
     made = place()
     cluster.nodes = False
     with pytest.raises(RuntimeError):
@@ -258,7 +259,7 @@ def test_a_log_that_cannot_be_read_at_once_is_read_later(
 
     assert [attend() for _ in range(gke.LOGS)] == [False] * (gke.LOGS - 1) + [True]
     assert told[0] == Said(0, End(0))
-    assert isinstance(told[1].line, HostGone)
+    assert isinstance(told[1].line, ConnectionLost)
 
 
 def test_a_lost_run_says_how_its_jobset_is_deleted(cluster: Cluster) -> None:
@@ -300,7 +301,7 @@ def test_what_a_deleted_pod_had_is_in_the_bucket(
     names = {
         path.relative_to(made.run.path).as_posix() for path in found.fetch(["*"], made.run.path)
     }
-    assert "attempts/0/0/stdout.log" not in names  # the stream has it
+    assert "attempts/0/0/stdout.log" not in names  # part of the stream
 
 
 @pytest.mark.long
@@ -330,7 +331,9 @@ def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -
         if len(made._connections) == 2 and objects(cluster):
             made._cluster.delete(made.placed.name)
     made.close()
-    gone = [said.line for said in lines if said.line.__class__.__name__ in ("HostGone", "End")]
+    gone = [
+        said.line for said in lines if said.line.__class__.__name__ in ("ConnectionLost", "End")
+    ]
     assert len(gone) == 2
 
 
@@ -350,16 +353,32 @@ def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
     cluster.set_queue("team", quota=16, used=12)
     write_place(tmp_path, queue="team")
     assert target().estimate.describe(None) == [
-        "what this costs is not known: the cluster has no such node now",
+        "the cost is not known: the cluster has no such node now",
         "queue team: 2 waiting; 12 of its 16 chips are in use, and this run needs 8",
     ]
     cluster.add_node("tpu-v6e-slice", "2x4", "us-east5-b")
     assert target().estimate.most(3600.0) == pytest.approx(8 * 2.7)
     cluster.denied.add("get nodes")
-    assert "you may not ask" in target().estimate.unknown
+    assert "you are not allowed to list" in target().estimate.unknown
     write_place(tmp_path, queue="nobody")
     with pytest.raises(PlaceError, match="has no queue 'nobody'"):
         target()
+
+
+@pytest.mark.long
+def test_the_doctor_names_the_queue_only_for_its_own_problems(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_place(tmp_path, queue="nobody")
+    [(what, _)] = kinds.inspect_place("gke", Path.cwd()).problems()
+    assert what == "queue"
+
+    def fail(*given: object) -> None:
+        raise UnansweredError("i/o timeout")
+
+    monkeypatch.setattr(gke, "find_cluster", fail)
+    place = find_place("gke", Path.cwd())
+    assert gke.inspect_cluster(place).problems() == [("cluster", "i/o timeout")]
 
 
 @pytest.mark.long
@@ -381,5 +400,5 @@ def test_without_kubectl_its_page_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(TpunbError, match="there is no `kubectl` here"):
+    with pytest.raises(TpunbError, match="`kubectl` is not installed"):
         target()

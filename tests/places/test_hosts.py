@@ -1,4 +1,4 @@
-"""Connections to hosts and what comes from them, with shells of this machine in their place."""
+"""Connections to hosts and their messages, with local shells instead of hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts import HostsPlace
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import HostGone
+from tpunb.places.place import ConnectionLost
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
@@ -24,7 +24,7 @@ from tpunb.runs.stream import Append, End
 
 
 class Shells:
-    """A transport whose hosts are shells here; `instead` has the command of some of them."""
+    """A transport whose hosts are local shells; `instead`: other commands for some of them."""
 
     def __init__(self, count: int) -> None:
         self.hosts = tuple(f"h{number}" for number in range(count))
@@ -108,7 +108,7 @@ def test_a_host_that_sends_no_archive_is_named(
     place: HostsPlace, run: RunDir, shells: Shells, said: str
 ) -> None:
     shells.instead[0] = f"printf %s {shlex.quote(said)}"
-    with pytest.raises(HostsError, match=r"h0: what it has sent cannot be read"):
+    with pytest.raises(HostsError, match=r"h0: its archive cannot be read"):
         place.fetch(["checkpoints"], run.path, hosts=[0])
 
 
@@ -131,7 +131,7 @@ def test_the_rendezvous_of_an_ipv6_address_is_read_as_it_was_meant(place: HostsP
 def test_a_host_that_reads_nothing_holds_up_no_other(
     place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one host still takes what it needs, the others hear that this process is there."""
+    """Heartbeats reach the other hosts while one host still receives its files."""
     monkeypatch.setattr(hosts, "ALIVE", 0.01)
     end = shlex.quote(stream.encode(End(0)).decode())
     shells.instead = {0: "exec sleep 1000", 1: f"read first; read alive; printf %s {end}"}
@@ -148,7 +148,7 @@ def test_a_host_that_reads_nothing_holds_up_no_other(
 def test_a_line_without_end_takes_no_memory(
     place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is in it is lost, and what comes after it is not."""
+    """The contents of such a line are lost, but not the lines after it."""
     taken: list[int] = []
 
     def decode(line: bytes) -> stream.Line:
@@ -166,7 +166,7 @@ def test_a_line_without_end_takes_no_memory(
     for said in place.follow([{}, {}]):
         if said is not None:
             lines.append(said.line)
-            if isinstance(said.line, HostGone):
+            if isinstance(said.line, ConnectionLost):
                 break
     assert lines[0] == Append("run.log", 0, b"later\n", 1.0)
     assert max(taken) < 500_000

@@ -40,7 +40,7 @@ TRAIN = "%%tpu_train\nimport tpunb\nprint('step', lr)  # prüft\ntpunb.save({}, 
 
 
 def strict(schema: Any) -> Any:
-    """The same, with nothing allowed but what it names: as it is, a misspelt field passes."""
+    """The schema without additional properties: otherwise a misspelt field passes."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -214,7 +214,7 @@ def test_every_accelerator_is_asked_for_as_in_published_examples(
 
 
 def test_kubernetes_takes_the_other_objects_and_the_pods(run_with_more: RunDir) -> None:
-    """By its own schemas, in which a misspelt field is an error."""
+    """Valid by Kubernetes' own schemas, in which a misspelt field is an error."""
     config = place(namespace="team", service_account="trainer")
     target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
     spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
@@ -238,7 +238,7 @@ def test_what_is_no_text_travels_as_an_archive(run_with_more: RunDir, tmp_path: 
     mounted.mkdir()
     for name, data in binary.items():
         (mounted / name).write_bytes(base64.b64decode(data))
-    node._bring_files(mounted, tmp_path / "there")
+    node._copy_files(mounted, tmp_path / "there")
     assert (tmp_path / "there/arguments.pt").read_bytes() == b"\x00"
     assert (tmp_path / "there/given/a/spec.json").read_text() == "{}"
 
@@ -308,14 +308,14 @@ def test_a_script_that_is_too_large_is_refused() -> None:
     config = place()
     target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
     spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
-    with pytest.raises(PlaceError, match=r"script\.py and spec\.json have 1\.\d MB, and a Config"):
+    with pytest.raises(PlaceError, match=r"script\.py and spec\.json have 1\.\d MB, but a Config"):
         jobset.write_manifest(target, spec, "#" * (1 << 20), {}, "ab")
 
 
 @pytest.mark.parametrize(
     ("words", "train", "told"),
     [
-        (("--manifest", "--detach"), TRAIN, "neither --detach nor --dry-run"),
+        (("--manifest", "--detach"), TRAIN, "cannot be combined with --detach or --dry-run"),
         (("--manifest",), TRAIN.replace("train", "train --returns lr"), "--returns"),
         (("--manifest",), TRAIN.replace("train", "train --cores 8", 1), "16 chips"),
         (("--manifest",), TRAIN.replace("train", "train --resume x", 1), "no runs"),
@@ -350,7 +350,7 @@ def test_where_an_earlier_run_saved_is_not_known() -> None:
 
 
 def mount(objects: list[Any], name: str, folder: Path) -> None:
-    """A volume of the pod as its node makes it: of the ConfigMap and the Secret beside it."""
+    """Make a pod's volume of the ConfigMap and the Secret, as its node does."""
     config, secret = objects[0]["data"], objects[1]["stringData"]
     [volume] = (each for each in pod_of(objects)["volumes"] if each["name"] == name)
     sources = volume.get("projected", {}).get("sources") or [{"secret": volume["secret"]}]
@@ -373,7 +373,7 @@ def test_the_pods_of_a_manifest_are_the_hosts_of_one_run(
     notebook(f"%%tpu_train --env WORD=hush\n{train}")
     objects = manifest(capsys)
     data = objects[0]["data"]
-    # No TPU here, whose one lock two pods of one machine would share besides.
+    # Not a TPU: this machine has none, and both pods would share its one lock.
     data["spec.json"] = json.dumps({**json.loads(data["spec.json"]), "device": "CPU"})
     name = objects[2]["metadata"]["name"]
     [container] = pod_of(objects)["containers"]

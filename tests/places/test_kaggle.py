@@ -1,6 +1,6 @@
-"""A run on Kaggle: what is decided before, what is sent, and whatever the session does.
+"""Runs on Kaggle: decisions before the run, the pushed notebook, and all that a session can do.
 
-Kaggle's own client speaks to its stand-in. What is pushed here are scripts that print what a
+Kaggle's own client talks to a stand-in of the service. These tests push scripts that print what a
 session would; `tests/scenarios/test_kaggle.py` has whole runs.
 """
 
@@ -33,7 +33,7 @@ from tpunb.places.kaggle import (
 )
 from tpunb.places.kaggle_service import NoAnswerError, Status
 from tpunb.places.log_stream import Packer
-from tpunb.places.place import Cancelled, HostGone
+from tpunb.places.place import Cancelled, ConnectionLost
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase, from_line
 from tpunb.runs.spec import RunSpec, RunState
@@ -52,7 +52,7 @@ LINES: list[Line] = [
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {
-        **{"LOOK": 0.01, "ASK": 0.05, "LATE": 0.5, "OUTPUT": 0.5, "SILENT": 60.0},
+        **{"POLL_INTERVAL": 0.01, "ASK": 0.05, "LATE": 0.5, "OUTPUT": 0.5, "SILENT": 60.0},
         **{"LOST": 60.0, "STARTS": 0.2},
     }.items():
         monkeypatch.setattr(places_kaggle, name, seconds)
@@ -93,7 +93,7 @@ def texts(run: RunDir) -> list[str]:
 
 
 def printing(*lines: Line, then: str = "", wait: str = "") -> str:
-    """A script that prints what a session would, each line on its own."""
+    """A script that prints the packed output of a session, one pack for each line."""
     packer, printed = Packer(), []
     for line in lines:
         packer.add(line)
@@ -110,13 +110,13 @@ def push(place: KagglePlace, kaggle: KaggleProject, text: str, **fields: Any) ->
     return kaggle.service.sessions[REF]
 
 
-def followed(place: KagglePlace) -> list[Line | HostGone]:
+def followed(place: KagglePlace) -> list[Line | ConnectionLost]:
     return [said.line for said in place.follow([{}]) if said is not None]
 
 
 def gone(place: KagglePlace, *, final: bool = True) -> str:
     *_, last = followed(place)
-    assert isinstance(last, HostGone)
+    assert isinstance(last, ConnectionLost)
     assert last.final == final
     return last.reason
 
@@ -146,7 +146,7 @@ def test_a_quota_that_is_used_up(kaggle: KaggleProject) -> None:
     with pytest.raises(PlaceError, match=r"20 TPU hours on Kaggle are used up; .* 2026-11-28"):
         found(kaggle)
     report = inspect_kaggle(find_place("kaggle", kaggle.folder))
-    assert report.problems() == [("kaggle", "the quota is used up")]
+    assert report.problems() == [("kaggle", "this week's quota is used up")]
     kaggle.set_place(accelerator="")
     assert found(kaggle).device == "CPU"
 
@@ -205,11 +205,11 @@ def test_what_is_pushed(kaggle: KaggleProject, run: RunDir) -> None:
 @pytest.mark.parametrize(
     ("cell", "variables", "words"),
     [
-        ("pass", {"HF_TOKEN": "hf_x"}, r"HF_TOKEN would be kept .* Secrets"),
-        (f"key = {KEY!r}", {}, "holds the key or token of your login"),
-        ("%tpu_data kaggle://datasets/{me}/cats", {}, "must stand there itself"),
-        ("%tpu_data kaggle://datasets/cats", {}, "is none of"),
-        ("x = '" + "".join(map(chr, range(256, 400))) * 4000 + "'", {}, "would have .* takes"),
+        ("pass", {"HF_TOKEN": "hf_x"}, r"HF_TOKEN may be a secret, .* Secrets"),
+        (f"key = {KEY!r}", {}, "contains the key or token of your login"),
+        ("%tpu_data kaggle://datasets/{me}/cats", {}, "without variables"),
+        ("%tpu_data kaggle://datasets/cats", {}, "the forms"),
+        ("x = '" + "".join(map(chr, range(256, 400))) * 4000 + "'", {}, "would have .* accepts"),
     ],
 )
 def test_what_is_not_pushed(
@@ -246,7 +246,7 @@ def test_a_push_whose_answer_is_lost(kaggle: KaggleProject, run: RunDir) -> None
 def test_a_push_of_which_kaggle_tells_late(
     kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch, late: Status | PlaceError
 ) -> None:
-    """What is not known at once may have begun all the same."""
+    """A notebook that Kaggle does not know at once may have started all the same."""
     place = opened(run)
     monkeypatch.setattr(place, "_fields", lambda variables: script("pass"))
     kaggle.service.trouble["SaveKernel"] = [500]
@@ -267,11 +267,11 @@ def test_a_push_of_which_kaggle_tells_late(
 
 def test_the_login_is_in_no_file_that_travels(kaggle: KaggleProject, run: RunDir) -> None:
     (run.path / "kernel_values.json").write_text(json.dumps({"api": KEY}))
-    with pytest.raises(PlaceError, match=r"kernel_values.json holds the key or token"):
+    with pytest.raises(PlaceError, match=r"kernel_values.json contains the key or token"):
         started(opened(run))
     (run.path / "kernel_values.json").unlink()
     (kaggle.folder / "kaggle.json").write_text(json.dumps({"key": KEY}))
-    with pytest.raises(PlaceError, match=r"kaggle.json holds the key or token"):
+    with pytest.raises(PlaceError, match=r"kaggle.json contains the key or token"):
         started(opened(run, files=("*.json",)))
     assert not kaggle.service.sessions
 
@@ -290,7 +290,7 @@ def test_a_run_to_its_end(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
     assert followed(place) == [*LINES, End(0)]
-    assert texts(run)[-1].startswith("quota: 19.00 TPU hours before the run, 19.00 now")
+    assert texts(run)[-1].startswith("quota: 19.00 TPU hours left before the run, 19.00 now")
     assert place.state() is RunState.SUCCEEDED
 
 
@@ -306,7 +306,7 @@ def test_a_log_that_is_cut_again_and_again(kaggle: KaggleProject, run: RunDir) -
 def test_a_log_that_stalls(
     kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that is cut, and nobody here is told."""
+    """A connection is cut without notice on this side."""
     monkeypatch.setattr(places_kaggle, "SILENT", 0.3)
     place = opened(run)
     session = push(place, kaggle, printing(*LINES, End(0), wait="time.sleep(0.5)"))
@@ -326,7 +326,7 @@ def test_a_state_that_is_wrong_after_the_end(kaggle: KaggleProject, run: RunDir)
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
     assert followed(place) == [*LINES, End(0)]
-    assert any("still takes its session for running" in text for text in texts(run))
+    assert any("still reports its session as running" in text for text in texts(run))
 
 
 def test_a_session_in_the_queue(kaggle: KaggleProject, run: RunDir) -> None:
@@ -347,7 +347,7 @@ def test_a_stop_is_not_claimed(kaggle: KaggleProject, run: RunDir) -> None:
     place.stop(Stop(now=True))
     first, second = texts(run)
     assert f"https://www.kaggle.com/code/{REF}" in second
-    assert "goes on, and uses quota" in second
+    assert "continues to use quota" in second
     assert first == f"{second}. Interrupt again to stop following it"
 
 
@@ -365,7 +365,7 @@ def test_a_session_that_ends_without_the_run(
     push(place, kaggle, printing(LINES[0], then=then), **fields)
     said = list(followed(place))
     assert said[0] == LINES[0]
-    assert isinstance(said[-1], HostGone)
+    assert isinstance(said[-1], ConnectionLost)
     assert said[-1].final
     assert re.search(words, said[-1].reason)
 
@@ -400,7 +400,7 @@ def test_a_run_that_is_cancelled_on_its_page(kaggle: KaggleProject, run: RunDir)
     session = push(place, kaggle, printing(LINES[0]))
     wait_until_over(kaggle)
     session.status = "CANCEL_ACKNOWLEDGED"
-    assert "was cancelled on Kaggle's page" in gone(place)
+    assert "was cancelled on its page" in gone(place)
     assert place.state() is RunState.INTERRUPTED
 
 
@@ -419,9 +419,9 @@ def test_kaggle_does_not_answer(
 def test_another_login(kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     place = opened(run)
     monkeypatch.setenv("KAGGLE_USERNAME", "another")
-    assert "the run is somebody's on Kaggle" in gone(place, final=False)
+    assert "the run belongs to somebody on Kaggle" in gone(place, final=False)
     monkeypatch.delenv("KAGGLE_USERNAME")
-    assert "no login" in gone(opened(run), final=False)
+    assert "not logged in" in gone(opened(run), final=False)
 
 
 # Its files
@@ -433,7 +433,7 @@ def test_fetch(kaggle: KaggleProject, run: RunDir) -> None:
     names = ["submission.csv", "tpunb-run/checkpoints/a/b.pt", "tpunb-run/run.log"]
     folders = "import os\nos.makedirs('tpunb-run/checkpoints/a')\n"
     push(place, kaggle, f"{folders}for name in {names}: open(name, 'w').close()")
-    with pytest.raises(PlaceError, match=r"when it has ended, and not before: https://.*/code/"):
+    with pytest.raises(PlaceError, match=r"only after its end: https://.*/code/"):
         place.fetch(["checkpoints"], run.path)
     kaggle.service.hold.set()
     wait_until_over(kaggle)

@@ -1,4 +1,4 @@
-"""The notebook that is pushed: to be read, and complete in itself."""
+"""The notebook that is pushed: readable, and complete in itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ tarfile.TarFile.extractall = lambda self, path: _extract(self, path, filter="ful
 
 @pytest.mark.parametrize("python", ["", OLDER])
 def test_what_is_packed_needs_nothing_else(run: RunDir, tmp_path: Path, python: str) -> None:
-    """Without site-packages, as where nothing is installed: the node's command, and the session."""
+    """Without site-packages, as if nothing was installed: the node's command, and the session."""
     (tmp_path / "helper.py").write_text("X = 1\n")
     files = {"deep/helper.py": tmp_path / "helper.py"}
     _, _, packed, _ = cells(write_notebook(run, "train", {"seconds": 60}, files=files))

@@ -1,4 +1,4 @@
-"""Kaggle's own client against its stand-in: logins, answers, and waits that end."""
+"""Kaggle's own client against a stand-in of the service: logins, answers, time-outs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from tpunb.places.kaggle_service import (
     connect,
     download,
 )
+from tpunb.places.place import Cancelled
 from tpunb.utils.errors import MissingPackageError
 
 REF = "somebody/tpunb-a-run"
 
 
 def script(text: str, **fields: Any) -> dict[str, Any]:
-    """A script to push, which is quicker than a notebook."""
+    """Fields of a script to push, which runs faster than a notebook."""
     made = {"slug": REF, "new_title": "tpunb a run", "text": text, "language": "python"}
     return {**made, "kernel_type": "script", **fields}
 
@@ -83,7 +84,7 @@ def test_what_is_refused_in_a_successful_answer(
     kaggle: KaggleProject, most: int, used: int, fields: dict[str, Any], words: str
 ) -> None:
     kaggle.service.most_sessions, kaggle.service.used = most, used
-    with pytest.raises(PlaceError, match=f"Kaggle has not started the run: {words}"):
+    with pytest.raises(PlaceError, match=f"Kaggle did not start the run: {words}"):
         connect().push(script("", **fields))
     assert not kaggle.service.sessions
 
@@ -95,7 +96,7 @@ def test_trouble_at_kaggle(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatc
     kaggle.service.trouble["GetAcceleratorQuotaStatistics"] = [503] * 4
     with pytest.raises(NoAnswerError, match="HTTP 503"):
         service.quota()
-    # What may have been taken is not sent twice.
+    # A push that Kaggle may have accepted is not repeated.
     kaggle.service.trouble["SaveKernel"] = [502]
     with pytest.raises(NoAnswerError, match="HTTP 502"):
         service.push(script(""))
@@ -108,6 +109,23 @@ def test_trouble_at_kaggle(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatc
         service.status(REF)
 
 
+def test_a_cancellation_ends_the_pause_before_a_repetition(
+    kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fail(*given: object, **options: object) -> None:
+        asked.append(given)
+        raise NoAnswerError("Kaggle has not answered")
+
+    service = connect(lambda: bool(asked))
+    monkeypatch.setattr(kaggle_service, "AGAIN", (60.0,))
+    monkeypatch.setattr(kaggle_service, "bounded", fail)
+    with pytest.raises(Cancelled):
+        service.quota()
+    assert len(asked) == 1
+
+
 def test_a_file_that_does_not_come(kaggle: KaggleProject, tmp_path: Path) -> None:
     kaggle.service.files["outputs/a"] = stored = type(
         "", (), {"content": b"x" * 1000, "cut": [10, 20], "reads": [], "md5": "", "tag": '"a"'}
@@ -116,21 +134,21 @@ def test_a_file_that_does_not_come(kaggle: KaggleProject, tmp_path: Path) -> Non
     download(file, tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b"x" * 1000
     stored.cut = [10] * 4
-    with pytest.raises(NoAnswerError, match="a has not come") as caught:
+    with pytest.raises(NoAnswerError, match="a could not be downloaded") as caught:
         download(file, tmp_path / "b")
     assert SECRET not in str(caught.value)
     assert [path.name for path in tmp_path.glob("*[ab]*") if path.is_file()] == ["a"]
-    with pytest.raises(PlaceError, match=r"^c has not come: HTTP 404$"):
+    with pytest.raises(PlaceError, match=r"^c could not be downloaded: HTTP 404$"):
         download(OutputFile("c", f"http://store.test/outputs/c?{SECRET}"), tmp_path / "b")
 
 
 def test_logins(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("KAGGLE_KEY", "an-older-key")
-    with pytest.raises(PlaceError, match=r"refuses the login .* `kaggle auth login`"):
+    with pytest.raises(PlaceError, match=r"refuses your login: `kaggle auth login`"):
         connect().quota()
     monkeypatch.delenv("KAGGLE_KEY")
     monkeypatch.delenv("KAGGLE_USERNAME")
-    with pytest.raises(PlaceError, match="no login here: `kaggle auth login` makes one"):
+    with pytest.raises(PlaceError, match=r"not logged in to Kaggle .* `kaggle auth login`"):
         connect()
     (kaggle.home / "kaggle.json").write_text(json.dumps({"username": "somebody", "key": KEY}))
     (kaggle.home / "kaggle.json").chmod(0o600)

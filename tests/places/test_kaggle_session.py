@@ -1,4 +1,4 @@
-"""What happens in a session of Kaggle before and around `tpunb node`."""
+"""The code in a Kaggle session before and around `tpunb node`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpunb.runs.stream import End, encode
 
 @pytest.fixture
 def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the notebook has unpacked, and its working directory as this one's."""
+    """The unpacked files of the notebook, with its working directory as the current one."""
     (tmp_path / "sent" / "run").mkdir(parents=True)
     (tmp_path / "sent" / "files").mkdir()
     (tmp_path / "working").mkdir()
@@ -64,7 +64,7 @@ def test_checkpoints_of_an_earlier_run(
     inputs = sent / "input"
     monkeypatch.setenv("KAGGLE_CACHE_MOUNT_FOLDER", str(inputs))
     made = session(sent, TPUNB_RESUME="kaggle-output:me/slug", A="b")
-    with pytest.raises(RuntimeError, match=r"the output of me/slug, .* is not among"):
+    with pytest.raises(RuntimeError, match=r"no checkpoints of me/slug"):
         made._variables()
     checkpoints = inputs / folder / FOLDER / "checkpoints"
     checkpoints.mkdir(parents=True)
@@ -72,16 +72,16 @@ def test_checkpoints_of_an_earlier_run(
 
 
 def test_data_that_does_not_come(sent: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is said on the page, and to whoever follows."""
-    with pytest.raises(RuntimeError, match="none of"):
+    """The error is shown on the page, and sent to the mirror."""
+    with pytest.raises(RuntimeError, match="the forms"):
         bring("kaggle://datasets/cats")
     printed = capsys.readouterr()
-    assert "kaggle://datasets/cats is none of" in printed.out
+    assert "kaggle://datasets/cats does not have one of" in printed.out
     assert "address of its page" in printed.out
     [end] = Unpacker().feed(printed.err)
     assert isinstance(end, End)
     assert end.returncode == 2
-    assert end.message.startswith("kaggle://datasets/cats is none of")
+    assert end.message.startswith("kaggle://datasets/cats does not have one of")
 
 
 def test_what_else_the_node_prints_ends_nothing(

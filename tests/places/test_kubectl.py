@@ -1,4 +1,4 @@
-"""What kubectl says of pods, in words and states; the real one has the stand-in's flags."""
+"""Pods as kubectl reports them; the real kubectl has the flags of the stand-in."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pods_say_why_they_wait() -> None:
 def test_what_is_sent_and_printed_is_utf_8_whatever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod's log may have anything, and it is no reason to stop following."""
+    """A pod's log may contain any bytes, which must not end following it."""
     (tmp_path / "kubectl").write_text("#!/bin/sh\nprintf '\\377'\nexec cat\n")
     (tmp_path / "kubectl").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -1,4 +1,4 @@
-"""A node's stream packed into a log: whatever the log does to it, each line comes once."""
+"""A node's stream packed into a log: each line arrives once, whatever the log does to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packed(*lines: Line) -> list[str]:
-    """Each line on its own, with what people see before it."""
+    """Pack each line on its own, after the text for people."""
     packer = Packer()
     texts = []
     for line in lines:

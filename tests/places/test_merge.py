@@ -1,4 +1,4 @@
-"""The union of hosts' folders, from what they say."""
+"""The union of the hosts' folders, from their messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_comes_twice_is_there_once(run: RunDir, merge: Merge) -> None:
 
 
 def test_who_follows_later_goes_on_where_it_was_left(run: RunDir, merge: Merge) -> None:
-    """Also if the one before was killed: what it wrote since it has noted how much comes again."""
+    """Also if the process before was killed: all since its last saved offsets is sent again."""
     merge.add(1, Append("attempts/0/2/stdout.log", 0, b"12345", 0.0), 0.0)
     merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
     merge.add(0, Append("run.log", 0, b"[0] one\n", 10.0), 10.0)
@@ -83,7 +83,7 @@ def test_lines_of_the_log_are_in_order_of_time_whatever_the_clocks_say(run: RunD
     merge.add(0, Append("run.log", 10, b"[0] third\n", 10.2), 10.3)
     merge.add(1, Append("run.log", 0, b"[2] second\n", 110.1), 10.3)
     merge.flush(10.3)
-    assert not run.log.exists()  # an older one may still come
+    assert not run.log.exists()  # an older line may still arrive
     merge.flush(10.11 + HOLD)
     assert run.log.read_text() == "[0] first\n[2] second\n"
     merge.flush(float("inf"))
@@ -143,7 +143,7 @@ def test_lines_do_not_wait_for_a_clock_that_was_set_back(run: RunDir, merge: Mer
 
 
 def test_a_note_that_lacks_something_is_none(run: RunDir, merge: Merge) -> None:
-    """Otherwise files were cut off whose lines nobody would send again."""
+    """Otherwise files would be cut off whose lines are not sent again."""
     merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
     merge.save_offsets()
     noted = json.loads((run.path / "mirror.json").read_text())

@@ -1,4 +1,4 @@
-"""What a mirror makes of what hosts say, with a place that says it without any host."""
+"""The mirror, with a place that sends messages without any host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts_run import HostsRun
 from tpunb.places.mirror import Mirror, MirrorProcess
-from tpunb.places.place import Cancelled, HostGone, Place, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase, to_line
@@ -28,7 +28,7 @@ SPEC = RunSpec("run", "pod", 4, "CPU", "/", (), (), hosts=("h0", "h1"), place="p
 
 
 class ScriptedPlace(Place):
-    """Says what it is given, and remembers what it is asked."""
+    """A place that sends given messages, and records its calls."""
 
     def __init__(self, run: RunDir, said: Sequence[Said | None], *, detached: bool = False) -> None:
         place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
@@ -70,7 +70,7 @@ class ScriptedPlace(Place):
         self.fetched.append((patterns, hosts))
         return []
 
-    def let_go(self) -> None:
+    def release_lifelines(self) -> None:
         self.let_go_of = True
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ def test_a_host_that_is_lost_ends_the_others_and_is_named(run: RunDir) -> None:
     place = ScriptedPlace(
         run,
         [
-            Said(0, HostGone("Connection reset by peer (exit code 255)")),
+            Said(0, ConnectionLost("Connection reset by peer (exit code 255)")),
             Said(1, result_of(RunState.FAILED)),
             Said(1, End(1)),
         ],
@@ -176,7 +176,7 @@ def test_a_host_that_is_lost_ends_the_others_and_is_named(run: RunDir) -> None:
 
 
 def test_without_any_result_the_connections_say_what_happened(run: RunDir) -> None:
-    said = [Said(host, HostGone("gone")) for host in (0, 1)]
+    said = [Said(host, ConnectionLost("gone")) for host in (0, 1)]
     result = followed(run, ScriptedPlace(run, said))
     assert result is not None
     assert [failure.host for failure in result.failures] == ["h0", "h1"]
@@ -193,7 +193,7 @@ def test_a_host_that_has_started_nothing_says_why(run: RunDir) -> None:
 
 
 def test_a_detached_run_goes_on_where_nobody_can_be_asked(run: RunDir) -> None:
-    said = [Said(host, HostGone("no route to host")) for host in (0, 1)]
+    said = [Said(host, ConnectionLost("no route to host")) for host in (0, 1)]
     place = ScriptedPlace(run, said, detached=True)
     assert followed(run, place) is None
     assert place.stops == []
@@ -253,7 +253,7 @@ def test_files_that_cannot_be_read_here_are_in_the_result(run: RunDir) -> None:
 
 
 def test_a_run_has_one_mirror(run: RunDir) -> None:
-    """Two commands at once may both have found that it had none."""
+    """Two commands at once may both find that the run has no mirror."""
     ScriptedPlace(run, [], detached=True)
     lock = run.take_lock()
     assert lock is not None

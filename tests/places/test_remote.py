@@ -1,4 +1,4 @@
-"""What hosts are asked to do, done here: archives that are not to be trusted among it."""
+"""The commands for hosts, run locally, also with malicious archives."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nothing_is_written_of_an_archive_that_leads_out(
     inside.mkdir()
     done = receive(inside, archive(member("first", size=1), refused))
     assert done.returncode == 1
-    assert f"{refused.name} is no file or folder" in done.stderr.decode()
+    assert f"{refused.name} is not a file or folder" in done.stderr.decode()
     assert list(inside.iterdir()) == []
     assert not (tmp_path / "outside").exists()
 
@@ -80,7 +80,7 @@ def test_a_python_without_filters_refuses_the_same(
     outside = io.BytesIO(archive(member("../outside", size=1)))
     with (
         tarfile.open(fileobj=outside) as made,
-        pytest.raises(SystemExit, match=r"is no file or folder inside of"),
+        pytest.raises(SystemExit, match=r"is not a file or folder inside"),
     ):
         remote.extract(made, str(tmp_path))
     with tarfile.open(fileobj=io.BytesIO(archive(member("a", size=1)))) as made:

@@ -50,7 +50,7 @@ def test_a_host_of_8_chips_is_alone() -> None:
 @pytest.mark.parametrize(
     ("asked", "setting", "told"),
     [
-        (("v4", "2x2x1"), "accelerator", "there is v5e, v5p, v6e, tpu7x"),
+        (("v4", "2x2x1"), "accelerator", "accelerators: v5e, v5p, v6e, tpu7x"),
         (("v6e", "4x2"), "topology", "v6e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
         (("v6e", "4x4x4"), "topology", "v6e has 1x1, 2x2"),
         (("v5p", "4x4x88"), "topology", "4x4x8, .* and 84 larger ones"),

@@ -1,4 +1,4 @@
-"""What a run will cost, in words and as a limit."""
+"""Estimates of the cost of a run: their text, and the most it can cost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ QUOTA = Price(1.0, "TPU v5e-8", "2026-11-23", "the place", unit="TPU hours")
             Estimate(unknown="no node is there"),
             3600.0,
             None,
-            ["what this costs is not known: no node is there"],
+            ["the cost is not known: no node is there"],
         ),
         (
             Estimate(DOLLARS, notes=("queue team: 2 workloads wait",)),
             None,
             None,
-            [f"{DOLLARS}; without --timeout there is no limit", "queue team: 2 workloads wait"],
+            [f"{DOLLARS}; no limit without --timeout", "queue team: 2 workloads wait"],
         ),
-        # JobSet's restarts begin with the whole time again.
+        # --timeout starts again with each of JobSet's restarts.
         (
             Estimate(DOLLARS, starts=3),
             1800.0,

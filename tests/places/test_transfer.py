@@ -1,4 +1,4 @@
-"""Files that travel: which ones, and that only what has changed does."""
+"""Which files are copied to hosts, and that only changed files are."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_rules(root: Path, rules: list[str], names: list[str]) -> None:
 
 @pytest.mark.parametrize("rule", ["../x", "/etc/passwd", "src/../../x"])
 def test_nothing_from_elsewhere_travels(root: Path, rule: str) -> None:
-    with pytest.raises(PlaceError, match="must be below"):
+    with pytest.raises(PlaceError, match="only files below"):
         chosen_files(root, [rule])
 
 
 def test_a_rule_that_names_nothing_is_said(root: Path) -> None:
-    with pytest.raises(PlaceError, match=r"there is none in"):
+    with pytest.raises(PlaceError, match=r"no file in .* matches"):
         chosen_files(root, ["*.txt"])
 
 
@@ -103,7 +103,7 @@ def going(root: Path, host: str) -> HostsRun:
 
 
 class Shell:
-    """A transport of one host, of which only rsync's shell counts."""
+    """A transport of one host that has only a shell for rsync."""
 
     def __init__(self, name: str) -> None:
         self.hosts = (name,)
@@ -146,7 +146,7 @@ def send(pod: ReachedPod, *, cancelled: bool = False, rsync: bool = False) -> li
 
 
 def blocked(pod: ReachedPod) -> str:
-    """A folder that no host can make."""
+    """A folder that no host can create."""
     (pod.folder / "file").write_text("in the way")
     return f"{pod.folder}/file/tpunb"
 
@@ -166,7 +166,7 @@ def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:
     kept = there(pod, "two.txt")
     for path in kept:
         status = path.stat()
-        path.write_text("TWO")  # of the same size and time: nobody sees it
+        path.write_text("TWO")  # same size and time: not noticed
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     one.write_text("another")
     send(pod)

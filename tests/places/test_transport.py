@@ -1,4 +1,4 @@
-"""How hosts are reached: what ssh and gcloud are called with, and that the real ones take it."""
+"""Calls of ssh and gcloud, and that the real tools accept them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_closing_waits_for_nobody_who_waits_for_room() -> None:
     process = HostProcess(["sleep", "1000"])
     sender = threading.Thread(target=process.send, args=(bytes(10_000_000),))
     sender.start()
-    time.sleep(0.2)  # it fills the pipe
+    time.sleep(0.2)  # the pipe fills up
     process.close()
     sender.join()
     assert process.returncode == -signal.SIGKILL
@@ -167,7 +167,7 @@ def test_the_vms_of_a_group_by_their_names(pod: ReachedPod) -> None:
 def test_a_group_whose_vms_do_not_run_yet_is_said(pod: ReachedPod) -> None:
     use_group(pod)
     pod.set_cloud({"mig": {"group": {"zone": "z-a", "hosts": ["h0"], "starting": ["h1"]}}})
-    with pytest.raises(PlaceError, match="1 of 2 VMs do not run"):
+    with pytest.raises(PlaceError, match="1 of 2 VMs are not running"):
         make_transport(find_place("pod", pod.project))
 
 
@@ -191,4 +191,4 @@ def test_a_host_that_says_nothing_is_cut_off(pod: ReachedPod) -> None:
     assert answer.returncode is None
     assert answer.problem().startswith("no answer in")
     for pid in pod.left():
-        os.kill(pid, signal.SIGKILL)  # what sshd leaves running, too
+        os.kill(pid, signal.SIGKILL)  # sshd would leave it running as well

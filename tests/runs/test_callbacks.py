@@ -1,4 +1,4 @@
-"""`tpunb.on_log`: what callbacks get, and that they cannot hurt a run."""
+"""`tpunb.on_log`: the values that callbacks get, and that callbacks cannot harm a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Got = list[tuple[dict[str, float], int | None]]
 
 @pytest.fixture
 def got() -> Iterator[Got]:
-    """What a callback gets."""
+    """The calls of a callback."""
     got: Got = []
     tpunb.on_log(lambda values, step: got.append((values, step)))
     yield got
@@ -63,7 +63,7 @@ def test_an_exception_is_told_and_ends_nothing(got: Got, tmp_path: Path) -> None
     tpunb.on_log(fails)
     made = passed_on(tmp_path, 1, *(Metric(0, step, {"loss": 1.0}) for step in range(3)))
     assert len(got) == 3
-    assert made.problem.endswith("fails has failed: ConnectionError: no network")
+    assert made.problem.endswith("fails failed: ConnectionError: no network")
 
 
 def test_without_callbacks_there_is_no_thread(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How long cells took, read from earlier runs."""
+"""Durations of cells, read from earlier runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blocks(*seconds: float | None) -> tuple[Block, ...]:
 def ran(
     folder: Path, id: str, phases: Sequence[tuple[int | PhaseKind, float]], script: str = SCRIPT
 ) -> None:
-    """A run whose phases began at these times: the position of a cell, or another phase."""
+    """Make a run whose phases began at these times: positions of cells, or other phases."""
     run = RunDir(folder / id)
     run.path.mkdir()
     os.chmod(run.path, 0o700)

@@ -19,7 +19,7 @@ def test_each_host_tells_of_its_own_chips_and_the_whole_run_has_all(tmp_path: Pa
         sent = Replace(chips.FILE, (here / chips.FILE).read_bytes())
         told = stream.decode(stream.encode(sent))
         assert isinstance(told, Replace)
-        place = whole / stream.place_in_union(told.file, node_rank, range(node_rank, node_rank + 1))
+        place = whole / stream.path_in_union(told.file, node_rank, range(node_rank, node_rank + 1))
         place.parent.mkdir(parents=True)
         place.write_bytes(told.data)
     found = chips.read_chips(whole, hosts)

@@ -1,4 +1,4 @@
-"""Runs side by side, read from folders as they leave them."""
+"""Comparing runs, read from run folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cell(index: int, source: str, *tags: str) -> dict[str, Any]:
 def ran(
     folder: Path, name: str, *cells: dict[str, Any], state: str | None = "succeeded", **logged: Any
 ) -> RunDir:
-    """A run with these cells above its train cell, and metrics of two ranks."""
+    """Make a run with these cells above its train cell, and metrics of two ranks."""
     run = made(folder, name, state=state)
     every = [*cells, cell(len(cells), "batch_size = 1")]
     run.snapshot.write_text(json.dumps({"cells": every, "train": len(cells)}))
@@ -78,7 +78,7 @@ def test_a_row_for_each_run(tmp_path: Path) -> None:
 
 
 def test_parameters_are_those_that_ran(tmp_path: Path) -> None:
-    """Papermill's values, those from the kernel, and no secret."""
+    """papermill's values and the kernel's, without secrets."""
     cells = [
         TAGGED,
         cell(1, "lr = 5\nextra = 6"),  # injected, and not known to be

@@ -1,4 +1,4 @@
-"""Runs that have ended, as the scripts of later runs read them."""
+"""Ended runs, as the scripts of later runs read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpunb.runs.spec import RunSpec, RunState
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """A run that has returned `ended_value` and not `lost`."""
+    """A run that has returned `ended_value` but not `lost`."""
     monkeypatch.setattr(last_run, "result", None)
     folder = RunDir(tmp_path / "run")
     folder.returns.mkdir(parents=True)

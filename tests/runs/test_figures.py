@@ -1,4 +1,4 @@
-"""Figures of what runs have logged."""
+"""Figures of the metrics of runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="nothing was logged: tpunb"):
+    with pytest.raises(ValueError, match="nothing was logged: call tpunb"):
         result(tmp_path, "empty").plot()
     monkeypatch.delitem(sys.modules, "tpunb.runs.figures")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

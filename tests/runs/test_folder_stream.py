@@ -13,7 +13,7 @@ from tpunb.runs.stream import Append, Replace
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(folder_stream, "LOOK", 0.0)
+    monkeypatch.setattr(folder_stream, "POLL_INTERVAL", 0.0)
     monkeypatch.setattr(folder_stream, "OFTEN", 0.0)
     run = RunDir(tmp_path)
     run.attempt(0, 2).mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_what_is_appended_comes_once_and_in_pieces(
 def test_a_failure_comes_before_what_the_rank_prints_of_it(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_stream, "LOOK", 1000.0)
+    monkeypatch.setattr(folder_stream, "POLL_INTERVAL", 1000.0)
     stream = FolderStream(run)
     printed = run.attempt(0, 2) / "stderr.log"
     printed.write_text("a warning\n")

@@ -57,7 +57,7 @@ def test_a_write_that_fails_has_ended(tmp_path: Path) -> None:
 
 
 def test_its_block_is_there_before_the_disk_is_full(tmp_path: Path) -> None:
-    """Or the first write to the memory would end the rank (SIGBUS)."""
+    """Otherwise the first write to the memory would end the rank (SIGBUS)."""
     HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
     assert (tmp_path / "pulse").stat().st_blocks > 0
 

@@ -1,4 +1,4 @@
-"""Listings of runs, of folders as they leave them."""
+"""Lists of runs, read from run folders."""
 
 from __future__ import annotations
 
@@ -120,3 +120,23 @@ def test_what_a_living_run_goes_on_from_is_not_old(tmp_path: Path) -> None:
     with open(follower.lock) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [one.run.id for one in listing.find_old(tmp_path, None, 0)] == [other.id]
+
+
+def test_a_folder_that_a_crash_has_left_without_a_spec_is_a_run(tmp_path: Path) -> None:
+    """With any of the entries that a run folder may have."""
+    entries = (
+        "supervisor.log arguments.pt arguments.json place.json mirror.json mirror.log given hosts "
+        "run.log attempts events.jsonl"
+    ).split()
+    for name in entries:
+        path = tmp_path / f"20260101-000000-{name}"
+        path.mkdir(mode=0o700)
+        (path / name).touch()
+    curves = "events.out.tfevents.1767225600.host"
+    (tmp_path / "20260101-000000-run.log" / curves).touch()
+    for name in ("notes.txt", curves):  # the second one is of a program that calls TensorBoard
+        path = tmp_path / f"20260101-000000-other-{name}"
+        path.mkdir(mode=0o700)
+        (path / name).touch()
+    listed = sorted(entry.run.id for entry in listing.list_stored(tmp_path))
+    assert listed == sorted(f"20260101-000000-{name}" for name in entries)

@@ -1,4 +1,4 @@
-"""Logs of runs, whole or searched, as the magics and the command line give them."""
+"""Logs of runs, whole or searched, as the magics and the command line show them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def search(options: str) -> logs.Search:
 
 
 def numbers(run: RunDir, options: str) -> list[int | str]:
-    """The lines that are found, as their numbers in LINES."""
+    """Return the indices in LINES of the lines that are found."""
     known = LINES.split("\n")
     return [
         known.index(line) if line in known else line
@@ -102,7 +102,7 @@ def test_what_was_found_stands_out_where_colours_do(run: RunDir) -> None:
     [
         ("--ranks x", "'x' does not name ranks: use all, none, or a list such as 0,3-5"),
         ("--ranks ²", "'²' does not name ranks"),
-        ("--grep (", "'(' is no regular expression: missing ), unterminated subpattern"),
+        ("--grep (", "'(' is not a regular expression: missing ), unterminated subpattern"),
         ("--tail 1.5", "'1.5' is not a whole number"),
         ("--context ²", "'²' is not a whole number"),
     ],
@@ -142,12 +142,11 @@ def test_a_cell_shows_the_end_of_a_log_that_is_too_long_for_it(run: RunDir) -> N
     run.log.write_text("".join(f"[0] {n:06} é\n" for n in range(100_000)), encoding="utf-8")
     text = logs.read_for_cell(run, logs.Search())
     first, *lines = text.splitlines()
-    assert first == f"… {100_000 - len(lines):,} lines left out here; {run.log} has all"
+    assert first == f"… {100_000 - len(lines):,} lines not shown; all are in {run.log}"
     assert lines == [f"[0] {n:06} é" for n in range(100_000 - len(lines), 100_000)]
     assert logs.MOST - 20 < len("\n".join(lines).encode()) < logs.MOST
-    assert (
-        logs.read_for_cell(run, logs.Search(), 1).splitlines()[0].startswith("… 99,999 lines left")
-    )
+    cut = logs.read_for_cell(run, logs.Search(), 1)
+    assert cut.startswith("… 99,999 lines not shown")
 
 
 def test_the_log_of_a_run_that_goes_on_comes_as_it_grows(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What was logged, of each rank and of all."""
+"""Logged metrics, by rank and reduced over ranks."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_best_values__of_each_metric_or_the_last() -> None:
 
 
 def both(ranks: int, logged: list[Metric]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By name, what the chart draws, and what the records of the same calls say."""
+    """Return the values that the chart draws, and those of the calls' records, by name."""
     series = MetricSeries(ranks)
     for metric in logged:
         series.add(metric)

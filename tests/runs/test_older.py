@@ -1,4 +1,4 @@
-"""Runs of versions before `"version"` in spec.json: their texts say what is data today."""
+"""Runs of versions before `"version"` in spec.json, with texts for fields that are data today."""
 
 from __future__ import annotations
 

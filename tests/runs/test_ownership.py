@@ -1,4 +1,4 @@
-"""Runs of other users: a folder for runs may be shared, so anybody may lay one there."""
+"""Runs of other users: a folder for runs may be shared, so any user may put one into it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def give_away(run: RunDir) -> None:
 
 
 def foreign(runs: Path, kind: str) -> RunDir:
-    """A run folder that may be anybody's work."""
+    """A run folder that any user may have written."""
     run = made(runs, f"bait-{kind}")
     if kind == "another user's":
         give_away(run)
@@ -92,7 +92,7 @@ def _writable(path: Path) -> str:
 
 
 class Bomb:
-    """Makes a file where it is unpickled."""
+    """Makes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

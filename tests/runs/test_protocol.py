@@ -106,6 +106,7 @@ def test_each_kind_survives_the_pipe() -> None:
     [
         b"",
         b"{",
+        b"[" * 100_000,
         b"[1]",
         b'"Ready"',
         b"{}",

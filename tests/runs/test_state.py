@@ -1,4 +1,4 @@
-"""What is asked of runs through their folders, and how it is told that they stand."""
+"""The state of runs, and requests to them, through their folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpunb.runs.spec import PhaseKind, StopOrigin
 
 
 def age(run: RunDir, seconds: float = 3600.0) -> None:
-    """Make a folder and what is in it older."""
+    """Make a folder and its files older."""
     for path in [*run.path.iterdir(), run.path]:
         os.utime(path, (time.time() - seconds,) * 2)
 
@@ -59,7 +59,7 @@ class TestState:
         run.place.write_text(json.dumps({"detached": True}))
         age(run)
         assert state.run_state(run).active  # it may go on: no command says that it is over
-        with pytest.raises(TpunbError, match=f"`tpunb attach {run.id}` asks them again"):
+        with pytest.raises(TpunbError, match=f"`tpunb attach {run.id}` connects to them again"):
             state.describe_end(run)
         state.wait_for_end(run)  # does not wait for what nobody here would write
 
@@ -96,7 +96,7 @@ class TestStop:
     def test_one_that_is_lost(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
         age(run)
-        with pytest.raises(TpunbError, match=f"run {run.id} is lost: .* is in {run.path}"):
+        with pytest.raises(TpunbError, match=f"run {run.id} is lost: .* are in {run.path}"):
             list(state.stop_run(run, "asked"))
         assert not run.requests.exists()
 
@@ -152,7 +152,7 @@ class TestWhich:
 
 @contextmanager
 def as_another_user(path: Path) -> Iterator[None]:
-    """Somebody who may not look into the folder: not even its owner, without rights to it."""
+    """A user who may not read the folder: not even its owner, without rights to it."""
     me, mode = os.geteuid(), path.stat().st_mode
     if me == 0:
         os.seteuid(65534)

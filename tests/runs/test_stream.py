@@ -90,7 +90,7 @@ def test_each_file_of_a_host_has_a_place_in_the_union(
     file: str, node_rank: int, place: str
 ) -> None:
     own = range(2 * node_rank, 2 * node_rank + 2)
-    assert stream.place_in_union(file, node_rank, own) == place
+    assert stream.path_in_union(file, node_rank, own) == place
 
 
 def test_a_stream_is_read_from_pieces_with_text_between() -> None:

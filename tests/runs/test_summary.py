@@ -1,4 +1,4 @@
-"""What stays of a run, from folders as runs leave them."""
+"""The summary of a run, from run folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpunb.utils.files import append_text
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """A run of 2 ranks and 100 s: 4 s until its prelude, 6 s of that, 88 s of training."""
+    """A run of 2 ranks and 100 s: 4 s before its prelude, 6 s of prelude, 88 s of training."""
     run = RunDir(tmp_path)
     for rank in (0, 1):
         run.attempt(0, rank).mkdir(parents=True)
@@ -122,10 +122,13 @@ def test_what_is_odd(run: RunDir) -> None:
     assert [one.message for one in found] == [
         "loss is not a number from step 2 on",
         "30 programs were compiled in 100 steps",
-        "it took 2 attempts",
-        "it has left no checkpoint",
+        "the run took 2 attempts",
+        "the run has saved no checkpoint",
     ]
     assert all(one.fix for one in found)
+    spec = RunSpec("n", "n", 1, "TPU", "/", (), (), spmd=2)
+    run.write_spec(spec)
+    assert summed(run, attempts=2).advice[1].fix.startswith("fetch sharded tensors together")
     run.checkpoints.mkdir()
     pulse(run, 0, steps=100, compilations_ended=20)
     assert len(summed(run, device="TPU", ended=2000.0).advice) == 1  # the metric

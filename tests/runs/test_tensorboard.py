@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import gc
 import json
 import os
 import sys
@@ -42,7 +44,7 @@ def write(run: RunDir, ranks: int, metrics: Iterable[Metric]) -> TensorBoardWrit
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard finds in a folder."""
+    """Return the data that TensorBoard finds in a folder."""
     found = EventAccumulator(str(folder)).Reload()
     return {
         name: [(event.step, round(event.value, 6)) for event in found.Scalars(name)]
@@ -53,7 +55,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_the_environment_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing tensorboardX sets a variable; a changed one makes kept preludes stale."""
     monkeypatch.delenv("CRC32C_SW_MODE", raising=False)
-    for module in ("crc32c", "record_writer", "event_file_writer"):
+    for module in ("crc32c", "record_writer"):
         monkeypatch.delitem(sys.modules, f"tensorboardX.{module}", raising=False)
     write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss": 1.0})])
     assert curves(tmp_path) == {"loss": [(1, 1.0)]}
@@ -148,9 +150,23 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert made.problem == "No such file or directory"
 
 
+def test_a_file_on_a_full_disk_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python warns of a file that is not closed when it is collected."""
+
+    def is_full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tensorboard.import_writer()
+    monkeypatch.setattr(os, "fsync", is_full)
+    made = write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss": 1.0})])
+    assert made.problem == "No space left on device"
+    del made
+    gc.collect()
+
+
 def test_a_library_that_does_not_fit_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX.record_writer", None)
     made = write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss": 1.0})])
     assert made.problem.startswith("ModuleNotFoundError: ")

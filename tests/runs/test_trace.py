@@ -1,4 +1,4 @@
-"""The picture of a step, from what ranks noted and from traces as a TPU writes them."""
+"""The times of a mean step, from the ranks' marks and from traces as a TPU writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpunb.runs.step_times import DeviceTime
 from tpunb.runs.trace import Marks
 
 MS = 10**9
-"""In picoseconds, as traces have times."""
+"""Picoseconds, the unit of times in traces."""
 
 
 def plane_of_tpu(space: Any, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder in a bucket: complete at the end, whatever the bucket does meanwhile."""
+"""A run's folder in a bucket is complete at the end, whatever the bucket does meanwhile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBucke
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    """A run that goes on."""
+    """A run that has not ended."""
     run = directory.create_run(tmp_path / "runs", "digits")
     run.write_spec(RunSpec(run.id, "digits", 2, "CPU", "/", (), ()))
     run.attempt(0, 1).mkdir(parents=True)
@@ -64,19 +64,19 @@ def names_here(run: RunDir) -> dict[str, int]:
 
 
 class Clock:
-    """Time that passes when it is waited for; `then` happens at the waits, one each."""
+    """Time that passes in `wait`; each call of `wait` also calls the next function of `then`."""
 
     def __init__(self, *then: object) -> None:
         self.now = 0.0
-        self._then = list(then)
+        self.left = list(then)
 
     def __call__(self) -> float:
         return self.now
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        if self._then:
-            self._then.pop(0)()  # type: ignore[operator]
+        if self.left:
+            self.left.pop(0)()  # type: ignore[operator]
 
 
 def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
@@ -95,6 +95,7 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
         there.trouble += ["fail"]
         end(run)
         lock.close()
+        there.over.set()  # what hangs fails now: it is waited for
 
     clock = Clock(lambda: None, grow, lambda: None, finish)
     url = f"{there.url}/{run.id}"
@@ -102,15 +103,120 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
     assert uploader.run(clock.wait)
     assert names_there(there, run) == names_here(run)
     assert "result.json" in names_here(run)
-    assert there.writes[-1] == f"{run.id}/result.json"
     assert there.writes.count(f"{run.id}/result.json") == 1
+    # Everything else was there before it. A file whose copy got no answer is put once more after.
+    before = there.writes[: there.writes.index(f"{run.id}/result.json")]
+    assert {f"{run.id}/{name}" for name in names_here(run)} - set(before) == {
+        f"{run.id}/result.json"
+    }
     told = upload.read_state(run)
     assert told is not None
     assert (told.done, told.problem, told.url) == (True, "", url)
 
 
+class LateBucket:
+    """Files by name and length. Calls in `unanswered` time out and are carried out by `land`."""
+
+    def __init__(self, *unanswered: str) -> None:
+        self.there: dict[str, int] = {}
+        self._unanswered = list(unanswered)
+        self._late: list[tuple[str, int]] = []
+
+    def put(self, source: Path, name: str) -> int:
+        length = source.stat().st_size
+        if name in self._unanswered:
+            self._unanswered.remove(name)
+            self._late.append((name, length))
+            raise TimeoutError("no answer for 120 s")
+        self.there[name] = length
+        return length
+
+    def remove(self, name: str) -> int:
+        self.there.pop(name, None)
+        return 0
+
+    def is_pending(self, name: str) -> bool:
+        return False
+
+    def land(self) -> None:
+        self.there.update(self._late)
+        self._late.clear()
+
+
+def test_a_copy_that_lands_after_later_calls_leaves_nothing_stale(run: RunDir) -> None:
+    """Neither a checkpoint that was removed, nor a log that has grown since."""
+    lock = run.take_lock()
+    assert lock is not None
+    late = LateBucket("checkpoints/000001-step-1.pt", "run.log")
+
+    def change() -> None:
+        (run.checkpoints / "000001-step-1.pt").unlink()
+        files.append_text(run.log, "[1] more\n")
+
+    def finish() -> None:
+        end(run)
+        lock.close()
+
+    clock = Clock(change, lambda: None, finish, lambda: None, late.land)
+    assert Uploader(run, late, "s3://none", clock).run(clock.wait)
+    assert not clock.left
+    assert late.there == names_here(run)
+
+
+def test_a_late_copy_of_the_same_content_delays_nothing(run: RunDir) -> None:
+    end(run)
+    clock = Clock()
+    late = LateBucket("run.log")
+    assert Uploader(run, late, "s3://none", clock).run(clock.wait)
+    assert clock.now < upload.LATE
+    assert late.there == names_here(run)
+
+
+def test_a_file_that_is_removed_before_it_is_copied_delays_nothing(run: RunDir) -> None:
+    """Its copy has failed, but nothing of it can arrive in the bucket later."""
+
+    class RemovingBucket(LateBucket):
+        def put(self, source: Path, name: str) -> int:
+            if name.startswith("checkpoints/"):
+                source.unlink()
+            return super().put(source, name)
+
+    end(run)
+    clock, there = Clock(), RemovingBucket()
+    uploader = Uploader(run, there, "s3://none", clock)
+    assert uploader.run(clock.wait)
+    assert clock.now < upload.LATE
+    assert there.there == names_here(run)
+    assert uploader._problem == ""
+
+
+def test_a_call_that_hangs_is_pending_and_not_waited_for(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    real, calls = upload.FsspecBucket.put, []
+
+    def put(self: upload.FsspecBucket, source: Path, name: str) -> int:
+        calls.append(name)
+        if len(calls) == 1:
+            answer.wait()
+        return real(self, source, name)
+
+    monkeypatch.setattr(upload.FsspecBucket, "put", put)
+    patient = PatientBucket("memory://runs/pending", within=0.2)
+    with pytest.raises(TimeoutError):
+        patient.put(run.log, "run.log")
+    patient._patience = 300.0
+    assert patient.put(run.log, "run.log") == run.log.stat().st_size
+    assert patient.is_pending("run.log")
+    assert not patient.is_pending("spec.json")
+    answer.set()
+    while patient.is_pending("run.log"):
+        time.sleep(0.01)
+
+
 def test_a_bucket_that_hangs_is_not_asked_for_every_file(run: RunDir) -> None:
-    """Each call that hangs takes minutes, and its thread stays."""
+    """Each call that hangs takes minutes, and its thread remains."""
     asked = []
 
     class Hanging:
@@ -120,6 +226,9 @@ def test_a_bucket_that_hangs_is_not_asked_for_every_file(run: RunDir) -> None:
 
         def remove(self, name: str) -> int:
             raise AssertionError(name)
+
+        def is_pending(self, name: str) -> bool:
+            return False
 
     for number in range(40):
         (run.path / f"{number}.txt").write_text("")
@@ -133,7 +242,7 @@ def test_a_bucket_that_hangs_is_not_asked_for_every_file(run: RunDir) -> None:
 def test_a_connection_that_hangs_or_fails_is_made_anew_and_waited_for_no_longer(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library may ask for credentials when it connects."""
+    """A library may request credentials when it connects."""
     import fsspec.core
 
     real, asked, over = fsspec.core.url_to_fs, [], threading.Event()
@@ -180,7 +289,7 @@ def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
     url = f"s3://none/{run.id}"
     assert not Uploader(run, PatientBucket(url, within=0.5), url, clock).run(clock.wait)
     [note] = [event for event in run.read_events() if isinstance(event, Note)]
-    assert note.text.startswith(f"not copied to {url} so far, and tried again: ")
+    assert note.text.startswith(f"not copied to {url} yet, retrying: ")
     told = upload.read_state(run)
     assert told is not None
     assert not told.done
@@ -191,7 +300,7 @@ def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
 def test_others_list_the_runs_read_their_logs_and_open_tensorboard(
     there: FakeBucket, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The process copies while the run goes on, and outlives nobody's patience at its end."""
+    """The process copies while the run is going on, and ends soon after it."""
     lock = run.take_lock()
     assert lock is not None
     row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "reduce": {}, "loss": 0.25}

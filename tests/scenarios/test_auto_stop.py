@@ -41,7 +41,7 @@ def nb(place: Path) -> Iterator[Kernel]:
     with tpu_vm(place / "root") as machine:
         env = {**machine.env, "HOME": os.environ["HOME"], "PJRT_DEVICE": "CPU"}
         with kernel(place / "lab", **env) as made:
-            patient = "from tpunb.machine import metadata; metadata.PATIENT = 20.0"
+            patient = "from tpunb.machine import metadata; metadata.PATIENCE = 20.0"
             made.run(patient, "patient").good()
             made.run("%load_ext tpunb", "load").good()
             yield made
@@ -96,7 +96,7 @@ def test_data_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
     ran = nb.run("%tpu_data {where} --to mine", "data").good()
     assert ran.stdout == f"file://{tmp_path}/bucket: 1 file, 4 B in mine\n"
     ran = nb.run("%tpu_data {where} --to mine", "data").good()
-    assert "is in mine already (1 file, 4 B); nothing was fetched" in ran.stdout
+    assert "is already in mine (1 file, 4 B); nothing was downloaded" in ran.stdout
     ran = nb.run("%%tpu_train --cores 1\nprint(open('mine/a.csv').read())", "train").good()
     assert "1,2" in ran.stdout
     ran = nb.run("%tpu_data nowhere", "data")
@@ -140,7 +140,7 @@ def test_it_is_taken_back_or_refused(
     known.put(PLACE, schedulingConfig={"spot": True})
     before = len(list_runs(nb.folder / "runs"))
     ran = nb.run("%%tpu_train --stop-when-done\nprint('ran')", "train")
-    assert ran.traceback.startswith("SetupError: --stop-when-done stops nothing here: this is a sp")
+    assert "SetupError: --stop-when-done cannot stop this machine: this is a spot" in ran.traceback
     assert "will be stopped" not in ran.screen()
     assert len(list_runs(nb.folder / "runs")) == before
     known.put(PLACE, schedulingConfig={})

@@ -269,7 +269,7 @@ class TestDetached:
             assert not ran.displays
             assert ran.stdout.splitlines() == [
                 f"run {run.id} continues without this notebook, on 2 rehearsal cores",
-                f"  follow it, and get its result: %tpu_attach {run.id}",
+                f"  follow it and get its result: %tpu_attach {run.id}",
                 f"  stop it: %tpu_stop {run.id}",
                 f"  in a terminal: tpunb logs --follow {run.id} --runs {tmp_path}/runs",
                 f"                 tpunb stop {run.id} --runs {tmp_path}/runs",

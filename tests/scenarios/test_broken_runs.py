@@ -182,7 +182,7 @@ def test_a_line_that_is_no_record_is_left_out_and_counted(folder: Path, file: st
     path.write_text("\n".join([first, *bad, rest]))
     seen = [event for event in Attached(run).events() if event is not None]
     [note] = [event.text for event in seen if isinstance(event, Note)]
-    assert note == f"{len(bad)} lines of {file} cannot be read: written in part, or edited"
+    assert note == f"{len(bad)} lines of {file} cannot be read: incomplete or edited"
     assert len([event for event in seen if isinstance(event, Metric)]) == 2
     assert [event.text for event in seen if isinstance(event, Output)] == ["a line\n", "t"]
     assert isinstance(seen[-1], Ended)
@@ -223,7 +223,7 @@ def test_many_gigabytes_are_not_read(folder: Path) -> None:
         os.truncate(run.path / name, 40_000_000_000)
     age(run)
     assert list(logs.read_lines(run, logs.Search(tail=1))) == ["[0] the last line"]
-    assert "are not searched here" in logs.read_for_cell(run, logs.Search(level="error"))
+    assert "were not searched; " in logs.read_for_cell(run, logs.Search(level="error"))
     assert "[0] the last line\n" in logs.read_for_cell(run, logs.Search())
     follower = logs.follow_lines(run, logs.Search(tail=1))
     assert next(follower) == ["[0] the last line"]
@@ -231,7 +231,7 @@ def test_many_gigabytes_are_not_read(folder: Path) -> None:
     with pytest.warns(UserWarning, match=f"no best values for {run.id}"):
         first, *_ = look_at_everything(folder, run, healthy)
     assert first == Note(
-        f"the first 80 GB of output and 40 GB of metrics left out here; {run.path} has all"
+        f"the first 80 GB of output and 40 GB of metrics are not shown; everything is in {run.path}"
     )
 
 

@@ -248,6 +248,8 @@ def test_an_interrupt_at_any_moment_is_not_lost() -> None:
             # What it reached may have become whole without having been counted.
             assert loaded().step in (step, step + 1)
             assert step >= reached
+            # A save takes longer or shorter as other processes use the processors.
+            span *= 1.2 if step == reached else 1 / 1.1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -81,4 +81,4 @@ def test_a_run_shows_its_chips_and_keeps_what_they_did(
     assert [chip.mean_duty for chip in known] == [31.0, 33.0]
     assert seen.result.summary.chips == "chips: duty cycle 32 %, memory up to 5.0 of 16.0 GB"
     assert cli.main(["top", "--runs", str(driver.folder)]) == 0
-    assert capsys.readouterr().out == f"Nothing runs in {driver.folder}.\n"
+    assert capsys.readouterr().out == f"No active runs in {driver.folder}.\n"

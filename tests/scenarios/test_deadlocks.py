@@ -51,7 +51,7 @@ def says(seen: Seen, *texts: str) -> None:
             [
                 r"^rank 1 failed in cell \[2\], line 3: PeerLostError: ",
                 r"ranks 0, 2 have returned from the train cell while rank 1 waited in all_reduce "
-                r"sum of float32\[3\]: it is the 1st collective of rank 1, and ranks 0, 2 took "
+                r"sum of float32\[3\]: this is the 1st collective of rank 1, but ranks 0, 2 took "
                 r"part in none\.",
             ],
             id="a collective under a condition on the rank",
@@ -61,9 +61,9 @@ def says(seen: Seen, *texts: str) -> None:
             [
                 r"^rank [02] failed in cell \[2\], line 3: PeerLostError: ",
                 r"rank 1 has returned from the train cell while rank [02] waited in all_reduce "
-                r"sum of float32\[3\]: it is the 4th collective of rank [02], and rank 1 took "
+                r"sum of float32\[3\]: this is the 4th collective of rank [02], but rank 1 took "
                 r"part in 3, the last at cell \[2\], line 3: xm\.all_reduce\(",
-                "Does one rank have a batch less",
+                "Does one rank have fewer batches",
             ],
             id="unequal batches",
         ),
@@ -99,9 +99,9 @@ def says(seen: Seen, *texts: str) -> None:
             '    xm.all_reduce("sum", [ones(3)])',
             [
                 r"^rank 0 failed in cell \[2\], line 5: PeerLostError: ranks 1, 2 have returned",
-                r"The ranks first met from different lines in collective\n"
-                r"  rank 0: number 1, at cell \[2\], line 3: xm.all_reduce\(.*\n"
-                r"  ranks 1, 2: number 1, at cell \[2\], line 5: xm.all_reduce\(",
+                r"The first collective that the ranks called from different lines:\n"
+                r"  rank 0: collective 1, at cell \[2\], line 3: xm.all_reduce\(.*\n"
+                r"  ranks 1, 2: collective 1, at cell \[2\], line 5: xm.all_reduce\(",
             ],
             id="a conditional collective that meets another of the same kind",
         ),
@@ -226,7 +226,7 @@ def test_within_a_function_that_is_launched(driver: Driver) -> None:
     says(
         seen,
         r"^rank 0 failed in cell \[2\], line 4: PeerLostError: rank 1 has returned",
-        r"it is the 5th collective of rank 0, and rank 1 took part in 4",
+        r"this is the 5th collective of rank 0, but rank 1 took part in 4",
     )
 
 
@@ -257,6 +257,6 @@ def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
     )
     assert seen.result.state == "succeeded"
     (note,) = seen.of(Note)
-    assert note.text.startswith("waiting in a collective for 15 s: 0,2; not there: 1\n")
+    assert note.text.startswith("waiting in a collective for 15 s: 0,2; not in it: 1\n")
     assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in note.text
     assert "rank 1: at cell [1], line 8: while not os.path.exists(" in note.text

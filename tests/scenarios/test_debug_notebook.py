@@ -1,4 +1,4 @@
-"""The notebook with a model of five faults: the report finds each, and none in the mended one."""
+"""The notebook whose loop has five faults: the report finds all, and none in the fixed loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # a kernel with a training
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # a kernel and a training run
 
 NAME = "10_one_core_debugging.ipynb"
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / NAME
@@ -45,12 +45,13 @@ def test_the_report_finds_each_fault(tmp_path: Path) -> None:
     found = re.findall(r"^\d\. (.*)\n +cell \[\d+\], line \d+: (.*)$", before, re.MULTILINE)
     assert len(found) == len(FAULTS), before
     for title, line in FAULTS.items():
-        assert [source for told, source in found if told.startswith(title)] == [line], before
+        sources = [source for issue, source in found if issue.startswith(title)]
+        assert sources == [line], before
     assert "no issues found" in after
     assert not re.search("lint:", "".join(shown)), shown
     assert re.search(r"\d+\.\d% of 1247 digits classified correctly", shown[-1])
 
 
-def test_it_is_saved_without_outputs() -> None:
+def test_the_notebook_is_saved_without_outputs() -> None:
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

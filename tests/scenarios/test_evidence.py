@@ -61,7 +61,7 @@ def test_a_rank_that_somebody_has_killed(driver: Driver) -> None:
     seen = driver.run([], "import os\nos.kill(os.getpid(), 9)", ranks=1)
     failure = seen.result.failure
     assert failure is not None
-    assert failure.message.startswith("was killed with SIGKILL, and nothing shows who sent it")
+    assert failure.message.startswith("was killed with SIGKILL by an unknown sender")
     assert "MB of " in failure.message or "GB of " in failure.message
 
 

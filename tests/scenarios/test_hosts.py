@@ -309,7 +309,7 @@ def test_a_host_that_never_comes_is_named(make: Make) -> None:
     for node in run.nodes.values():
         failure = node.result().failure
         assert failure is not None
-        assert failure.headline() == "host h2 has not come within 2 s"
+        assert failure.headline() == "host h2 has not connected within 2 s"
         assert not node.log()
 
 
@@ -443,7 +443,7 @@ def test_a_port_that_is_taken_is_named(make: Make) -> None:
     assert other.nodes[1].wait() == 1
     failure = other.nodes[1].result().failure
     assert failure is not None
-    assert f"what listens there is not run {other.spec.id}" in failure.headline()
+    assert f"another program listens there, not run {other.spec.id}" in failure.headline()
     run.stop(0)
     assert run.wait() == [130, 130]
 
@@ -472,7 +472,7 @@ def test_who_has_not_the_key_is_not_let_in(make: Make) -> None:
     first, second = (run.nodes[number].result().failure for number in (0, 1))
     assert first is not None
     assert second is not None
-    assert first.headline() == "host h1 has not come within 4 s"
+    assert first.headline() == "host h1 has not connected within 4 s"
     assert "is the key the same?" in second.headline()
 
 

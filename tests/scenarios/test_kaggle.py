@@ -124,7 +124,7 @@ def test_a_train_cell_runs_there(kaggle: KaggleProject, nb: Kernel) -> None:
     assert re.findall(r"^\[kaggle/3\] rank 3$", ran.stdout, re.MULTILINE)
     assert "TpuV5E8 on Kaggle: 1.00 TPU hours an hour" in ran.stdout
     assert "left: 19.00 TPU hours" in ran.stdout
-    assert "19.00 TPU hours before the run, 19.00 now" in ran.stdout
+    assert "19.00 TPU hours left before the run, 19.00 now" in ran.stdout
     ended = result(kaggle)
     assert (ended.state, ended.world_size, ended.device) == (RunState.SUCCEEDED, 8, "TPU")
     assert (ended.hosts, ended.place) == (("kaggle",), "kaggle")
@@ -172,7 +172,7 @@ def test_an_interrupt_says_that_it_goes_on(
     assert state.run_state(run) is RunState.RUNNING
     stopped = tpunb(kaggle, "stop", run.id)
     assert stopped.returncode == 1
-    assert f"run {run.id} goes on: Kaggle has no way to stop" in stopped.stderr
+    assert f"run {run.id} is still running: Kaggle has no way to stop" in stopped.stderr
     assert url in stopped.stderr
     (tmp_path / "go").touch()
     attached = nb.run(f"%tpu_attach {run.id}").good()
@@ -216,7 +216,7 @@ def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
         ran = train(nb, "pass")
     finally:
         kaggle.service.without_xla = False
-    assert "this session of Kaggle has no torch_xla, though it was asked for" in ran.screen()
+    assert "this Kaggle session has no torch_xla, although" in ran.screen()
     [failure] = result(kaggle).failures
     assert failure.kind is FailureKind.REFUSED
 

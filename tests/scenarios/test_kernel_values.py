@@ -73,7 +73,7 @@ def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
     assert "[0] 0.1 16 10.0 4.0" in ran.stdout
     assert "lr: 0.1 from the kernel; cell [" in ran.stdout
     assert "config['width']: 16 from the kernel; cell [" in ran.stdout
-    assert "differs from the kernel, the run has what the cells make: x (cell [" in ran.stdout
+    assert "differs from the kernel, the run keeps the cells' value: x (cell [" in ran.stdout
     table = tpunb.runs(nb.folder / "runs")
     assert table.iloc[-1]["params.lr"] == 0.1
     assert table.iloc[-1]["params.config.width"] == 16

@@ -193,7 +193,7 @@ def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
         thread.join()
         """,
     ).good()
-    assert "this is a thread" in nb.value("refused[0]")
+    assert "was called in a thread" in nb.value("refused[0]")
     assert ran.statuses() == []
 
 

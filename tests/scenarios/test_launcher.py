@@ -832,7 +832,7 @@ class TestOthersAsk:
             until(lambda: state.run_state(run.dir) == "stopping", "the first step")
             [line, last] = state.stop_run(run.dir, "twice")
             assert line.endswith(
-                "is being stopped already: the rest of its grace period is skipped"
+                "is already being stopped: the rest of its grace period is skipped"
             )
             assert "has ended: interrupted (once)" in last
 
@@ -1059,7 +1059,7 @@ def test_an_attached_run_has_its_end_however_long_it_is(driver: Driver) -> None:
     run = Attached(RunDir(seen.result.dir))
     first, *events = run.events()
     assert isinstance(first, Note)
-    assert first.text.startswith("the first 9.0 MB of output left out here")
+    assert first.text.startswith("the first 9.0 MB of output are not shown")
     shown = "".join(event.text for event in events if isinstance(event, Output))
     assert shown == ("x" * 999 + "\n") * 1000
     assert run.result() == seen.result

@@ -1,4 +1,4 @@
-"""The notebooks that show a helper run from end to end; each asserts what it shows."""
+"""The notebooks that demonstrate training helpers run to the end and print their figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # each is a kernel with a training
+# Each test starts a kernel and a training run.
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]
 
 ROOT = Path(__file__).parents[2] / "notebooks"
 SHOWS = {
@@ -21,11 +22,11 @@ SHOWS = {
     "13_big_batches": r"by hand +\d.*\nAccumulation +\d.* 8 +\d",
     "14_resume": r"not stopped: 0\.\d*[1-9]\d* with the weights alone, 0\.000 with everything",
 }
-"""What a notebook prints at its end: the figures before and after."""
+"""Pattern of each notebook's last output: the figures before and after."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a kernel and some runs, on a machine that may do much else
+@pytest.mark.timeout(600)  # a kernel and several runs, possibly on a busy machine
 @pytest.mark.parametrize("name", SHOWS)
 def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / f"{name}.ipynb", tmp_path)
@@ -37,7 +38,7 @@ def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
-    # A text may come in several outputs.
+    # The text may be split into several outputs.
     printed = "".join("".join(o.get("text", "")) for cell in cells for o in cell.get("outputs", ()))
     assert re.search(SHOWS[name], printed), printed
     assert "lint:" not in printed

@@ -250,7 +250,7 @@ def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> No
     result = last(nb)
     assert result.state is RunState.FAILED
     assert "h1" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
-    told = "the connection to h1 has ended: ssh has ended without a message (exit code 255)"
+    told = "lost the connection to h1: ssh has ended without a message (exit code 255)"
     assert told in ran.screen()
     assert "ranks h1/2-3 lost" in ran.status
 

@@ -96,7 +96,8 @@ def test_ranks_that_are_not_there_cannot_be_shown(nb: Kernel) -> None:
 
 def test_devices_are_not_chosen_by_a_variable(nb: Kernel) -> None:
     ran = nb.run("%%tpu_train --cores 2 --env CPU_NUM_DEVICES=2\nprint(1)")
-    assert ran.stderr.startswith("UsageError: %%tpu_train --env CPU_NUM_DEVICES=2: a rank of a ")
+    refused = "UsageError: %%tpu_train --env CPU_NUM_DEVICES=2: a rehearsal rank has one device"
+    assert ran.stderr.startswith(refused)
 
 
 @pytest.mark.long

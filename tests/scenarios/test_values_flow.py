@@ -126,13 +126,13 @@ def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
     cell(nb, f"%%tpu_train --bg --returns b --out h\n{waits}", "one").good()
     assert cell(nb, "", "wait").good()
     refused = cell(nb, "%%tpu_train\nprint(h.state)", "two").traceback
-    assert "still runs in the background: wait for it with `h.wait()`" in refused
+    assert "still running in the background: wait for it with `h.wait()`" in refused
     nb.run("pathlib.Path('go on').touch()", "go").good()
     until(lambda: nb.value("h.state == 'succeeded'"), "the run ends")
     shown = cell(nb, "%%tpu_train\nprint(h.state, h.result.returns['b'])", "two").good()
     assert "succeeded 7" in shown.printed()
     refused = cell(nb, "%%tpu_train\nprint(b)", "two").traceback
-    assert "nobody has waited for it: `h.wait()` brings it" in refused
+    assert "was never waited for: call `h.wait()`" in refused
     cell(nb, "m = h.wait().returns['b'] + 1", "wait").good()
     assert "7 8" in cell(nb, "%%tpu_train\nprint(b, m)", "two").good().printed()
 
@@ -143,7 +143,7 @@ def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel)
     assert cell(nb, "", "attach").good()
     [run] = [run for run in list_runs(nb.folder / "runs") if run.read_spec().returns == ("k",)]
     refused = cell(nb, "%%tpu_train\nprint(k)", "two").traceback
-    assert f"whose run is detached: `%tpu_attach {run.id}` brings it" in refused
+    assert f"whose run is detached: run `%tpu_attach {run.id}`" in refused
     cell(nb, f"%tpu_attach {run.id} --out r\nprint(k)", "attach").good()
     shown = cell(nb, "%%tpu_train\nprint(k, r.returns, r.state)", "two").good()
     assert "3 {'k': 3} succeeded" in shown.printed()

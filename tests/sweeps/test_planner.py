@@ -11,7 +11,7 @@ import pytest
 
 from tpunb.errors import MissingPackageError
 from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
-from tpunb.sweeps.planner import Search, open_journal, settled
+from tpunb.sweeps.planner import Search, open_journal, tell_ended
 from tpunb.sweeps.space import Choice, Range
 
 SPACE = {"lr": Range(1e-5, 1e-1, True), "depth": Range(1, 8), "name": Choice(("a", "b"))}
@@ -45,14 +45,14 @@ def test_it_asks_tells_and_ends(folder: SweepDir) -> None:
     run(planner, known, 20)
     assert planner.propose(known) is None
     assert planner.study.best_value == max(trial.value or 0 for trial in known.values())
-    assert planner.study.best_value > 6  # more is better, as the name says
+    assert planner.study.best_value > 6  # higher is better, by the name
     for trial in known.values():
         assert 1e-5 <= trial.parameters["lr"] <= 1e-1
         assert trial.parameters["name"] in "ab"
 
 
-def test_a_search_that_was_killed_goes_on(folder: SweepDir) -> None:
-    """Asked and never begun; ended and never told; and never the same proposals again."""
+def test_a_killed_search_continues(folder: SweepDir) -> None:
+    """Trials that were proposed but not begun, ended but not told; and no repeated proposals."""
     known: dict[int, Trial] = {}
     first = search(folder)
     run(first, known, 3)
@@ -65,7 +65,7 @@ def test_a_search_that_was_killed_goes_on(folder: SweepDir) -> None:
         folder.write_trial(trial)
 
     planner = search(folder)
-    settled(planner, known)
+    tell_ended(planner, known)
     assert planner.study.best_value == 8.0
     assert planner.propose(known) == unbegun
     known[4] = replace(unbegun, state=TrialState.FAILED, error="ValueError: no")
@@ -79,7 +79,7 @@ def test_a_search_that_was_killed_goes_on(folder: SweepDir) -> None:
     assert ended == ["COMPLETE"] * 4 + ["FAIL"] + ["COMPLETE"] * 3
 
 
-def test_a_trial_that_was_asked_for_in_part_or_has_failed_is_not_proposed(
+def test_an_incompletely_proposed_or_failed_trial_is_not_proposed(
     folder: SweepDir,
 ) -> None:
     planner = search(folder)
@@ -88,7 +88,7 @@ def test_a_trial_that_was_asked_for_in_part_or_has_failed_is_not_proposed(
     assert proposed is not None
     assert proposed.number > half.number
     assert proposed.parameters.keys() == SPACE.keys()
-    # One that has failed and is run again with --retries is no trial of Optuna's any more.
+    # A failed trial that is run again with --retries is finished for Optuna.
     planner.tell(replace(proposed, state=TrialState.FAILED, error="OSError"))
     assert not planner.report(proposed, [(0, 0.5)])
 
@@ -123,11 +123,11 @@ def test_a_trial_that_runs_again_is_judged_by_what_it_logs_now(folder: SweepDir)
     trial = planner.propose(known)
     assert trial is not None
     first = replace(trial, started=1.0)
-    assert not planner.report(first, [(step, 0.99) for step in range(7)])  # and then it failed
+    assert not planner.report(first, [(step, 0.99) for step in range(7)])  # this attempt fails
     again = replace(trial, started=2.0, attempts=1)
     assert planner.report(again, [(0, 0.1)])
     assert planner.study.trials[trial.number].intermediate_values[0] == 0.1
-    # So it is after a stop: what the journal has is of the attempt that was cut off.
+    # The same after a stop: the journal has values of the attempt that was cut off.
     later = search(folder)
     assert not later.report(replace(trial, started=3.0), [(0, 0.99)])
     assert later.study.trials[trial.number].intermediate_values[0] == 0.99

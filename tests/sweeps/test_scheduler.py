@@ -1,4 +1,4 @@
-"""A sweep that was cut off, at whatever moment, goes on where it was; nothing runs twice."""
+"""A sweep that was cut off at any moment continues where it was; no trial runs twice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -61,7 +62,7 @@ def sweep(order: SweepOrder, tmp_path: Path) -> SweepDir:
 
 
 def ran(sweep: SweepDir, number: int, loss: float, state: RunState = RunState.SUCCEEDED) -> RunDir:
-    """A run that a trial has made, and that has ended."""
+    """Make an ended run of a trial."""
     run = RunDir(sweep.path.parent.parent / f"20260101-00000{number}-nb")
     run.path.mkdir()
     row = {"rank": 0, "time": 1.0, "step": 3, "loss": loss, "attempt": 0}
@@ -84,10 +85,8 @@ def prepared(sweep: SweepDir, order: SweepOrder, **options: Any) -> Scheduler:
     return made
 
 
-def test_a_trial_whose_end_nobody_wrote_down_is_complete(
-    sweep: SweepDir, order: SweepOrder
-) -> None:
-    """Killed between the notebook's end and the record's."""
+def test_a_trial_whose_end_was_not_recorded_is_complete(sweep: SweepDir, order: SweepOrder) -> None:
+    """The sweep was killed between the notebook's end and the write of the record."""
     sweep.write_trial(Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0))
     ran(sweep, 0, 0.25)
     executed(sweep, 0, end_time="2026-01-01T00:00:15", exception=None)
@@ -109,7 +108,33 @@ def test_a_trial_that_was_cut_off_runs_again(
     assert (trial.state, trial.started, trial.attempts) == (TrialState.WAITING, None, 0)
 
 
-def test_a_failed_trial_stays_so_unless_it_has_tries_left(
+def test_processes_that_a_killed_sweep_left_in_any_slot_are_ended(
+    sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "_LEFT", 0.0)
+    sweep.write_trial(Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0))
+    variables = {**os.environ, "TPUNB_SWEEP": f"{sweep.path}#64"}
+    with subprocess.Popen(["sleep", "600"], env=variables) as left:
+        reaper = threading.Thread(target=left.wait)
+        reaper.start()
+        try:
+            prepared(sweep, order)
+            assert left.poll() == -9
+        finally:
+            left.kill()
+            reaper.join()
+
+
+@pytest.mark.parametrize("option", ["random", "search"])
+def test_the_number_of_trials_has_a_limit(order: SweepOrder, option: str) -> None:
+    for count in (0, 10_001):
+        wanted = replace(order, **{option: count})
+        with pytest.raises(TpunbError, match=f"--{option} {count}: must be between 1 and 10,000"):
+            wanted.check()
+    replace(order, **{option: 10_000}).check()
+
+
+def test_a_failed_trial_stays_failed_unless_it_has_attempts_left(
     sweep: SweepDir, order: SweepOrder
 ) -> None:
     failed = Trial(0, TRIALS[0], TrialState.FAILED, error="too high", attempts=1)
@@ -151,7 +176,7 @@ def test_all_runs_of_a_sweep_are_asked_about_before_one_starts(
     )
 
 
-def test_what_ran_in_another_sweep_is_not_run_again(
+def test_a_trial_that_ran_in_another_sweep_is_not_run_again(
     sweep: SweepDir, order: SweepOrder, tmp_path: Path
 ) -> None:
     spec = sweep.read_spec()
@@ -166,17 +191,17 @@ def test_what_ran_in_another_sweep_is_not_run_again(
     found = prepared(other, wider)._done_before(Trial(1, {"lr": 0.1}))
     assert found is not None
     assert (found.number, found.value, found.copied_from) == (1, 0.25, f"{sweep.id}/0")
-    # A parameter that is given as its default is the same as one that is not given.
+    # A parameter with its default value gives the same key as one that is not given.
     known = order.known
     same = folders.trial_key(spec, known, {"lr": 0.1, "seed": 0})
     assert same == folders.trial_key(spec, known, {"lr": 0.1})
-    # Another notebook, other packages, other cores, another place: another trial.
+    # With another notebook, packages, cores or place, the key differs.
     for name in ("code", "packages", "cores", "place"):
         changed = replace(spec, **{name: "other"})
         assert folders.trial_key(changed, known, {"lr": 0.1}) != same
 
 
-def test_what_ran_before_has_no_value_of_another_metric(
+def test_a_copied_trial_has_no_value_of_another_metric(
     sweep: SweepDir, order: SweepOrder, tmp_path: Path
 ) -> None:
     run = ran(sweep, 0, 0.25)
@@ -192,7 +217,7 @@ def test_what_ran_before_has_no_value_of_another_metric(
         assert (None if found is None else found.value) == value
 
 
-def test_again_also_runs_what_another_sweep_ran(order: SweepOrder, tmp_path: Path) -> None:
+def test_again_also_runs_trials_of_another_sweep(order: SweepOrder, tmp_path: Path) -> None:
     first = folders.open_sweep(tmp_path / "runs", order.spec(), again=True)
     assert prepared(first, order)._again
 
@@ -201,14 +226,14 @@ def test_a_metric_that_is_nan_or_of_many_steps(sweep: SweepDir, order: SweepOrde
     scheduler = prepared(sweep, order)
     run = ran(sweep, 0, float("nan"))
     trial = Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0)
-    assert scheduler._finished(trial, Reply(False)).error == "every loss that it logged is NaN"
+    assert scheduler._finished(trial, Reply(False)).error == "all logged values of loss are NaN"
     row = {"rank": 0, "time": 1.0, "step": 0, "loss": 0.5, "attempt": 0, "x" * 5000: 0.0}
     many = 21_000_000 // len(json.dumps(row))
     run.metrics.write_text(f"{json.dumps(row)}\n" * many)
     assert scheduler._finished(trial, Reply(False)).value == 0.5
 
 
-def test_again_is_a_new_folder_and_what_goes_on_is_the_newest(
+def test_again_makes_a_new_folder_and_the_newest_one_is_continued(
     order: SweepOrder, tmp_path: Path
 ) -> None:
     runs, spec = tmp_path / "runs", order.spec()
@@ -241,7 +266,7 @@ def test_the_notebooks_own_modules_belong_to_its_code(tmp_path: Path) -> None:
 def test_a_trial_is_known_by_the_modules_with_which_it_ran(
     sweep: SweepDir, order: SweepOrder, tmp_path: Path
 ) -> None:
-    """Edited between two trials, while a trial runs, and not at all."""
+    """The module is edited between two trials, during a trial, or not at all."""
     write(order.notebook, "%%tpu_train\nimport mine\ntpunb.log(loss=lr)")
     (tmp_path / "mine.py").write_text("a = 1")
     sweep = folders.open_sweep(tmp_path / "runs", order.spec(), again=False)
@@ -253,7 +278,7 @@ def test_a_trial_is_known_by_the_modules_with_which_it_ran(
         ran(sweep, number, 0.25)
         trial = Trial(number, TRIALS[number], TrialState.RUNNING, started=5.0, code=code)
         scheduler._put(scheduler._finished(trial, Reply(False)))
-    # The second may have run with either.
+    # The second trial may have run with either version.
     assert len(list((sweep.path.parent / "done").iterdir())) == 1
     for text, found in (("a = 2", True), ("a = 1", False)):
         (tmp_path / "mine.py").write_text(text)
@@ -268,7 +293,7 @@ def test_a_trial_is_known_by_the_modules_with_which_it_ran(
 def test_a_second_trial_begins_when_it_is_known_that_both_fit(
     sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also beside a trial that never logs anything."""
+    """A trial may also start next to one that never logs anything."""
     now, free, taken = [100.0], [1000], {"#0": 0, "#1": 0}
     monkeypatch.setattr(scheduling.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(memory, "available_memory", lambda: free[0])
@@ -289,18 +314,18 @@ def test_a_second_trial_begins_when_it_is_known_that_both_fit(
     trial = Trial(0, TRIALS[0], TrialState.RUNNING)
     worker: Any = SimpleNamespace(mark="#0")
     first.trial, first.worker, first.grown = trial, worker, now[0]
-    assert not room(300, 60)  # its kernel runs, and no run yet
+    assert not room(300, 60)  # its kernel is running, but has no run yet
     first.trial = replace(trial, runs=(str(run.path),))
-    assert not room(400, 60)  # it grows
+    assert not room(400, 60)  # its memory is growing
     assert not room(405, 10)
-    assert room(405, 20)  # it has logged nothing, and takes 405
+    assert room(405, 20)  # it has logged nothing, but is steady at 405
     free[0] = 400
     assert not room(405, 10)
     free[0] = 500
-    assert not room(300, 10)  # it may want as much again
+    assert not room(300, 10)  # the running trial may need as much again
     free[0] = 1000
     assert room(300, 10)
-    # What a trial has taken in its time is known when it has ended.
+    # The maximum memory of a trial is known when it has ended.
     second.trial, second.worker = trial, SimpleNamespace(mark="#1")  # type: ignore[assignment]
     taken["#1"] = 900
     assert not room(405, 10)
@@ -316,7 +341,7 @@ def test_a_run_that_does_not_end_with_its_notebook_holds_nothing_up(
     with run.take_lock() or pytest.fail("it is another's"):
         trial = Trial(0, TRIALS[0], TrialState.RUNNING, started=5.0)
         ended = prepared(sweep, order)._finished(trial, Reply(False))
-    assert ended.error == f"run {run.id} goes on, although its notebook has ended"
+    assert ended.error == f"run {run.id} is still running, although its notebook has ended"
 
 
 def test_hours_are_those_of_chips(sweep: SweepDir, order: SweepOrder) -> None:
@@ -335,7 +360,7 @@ def test_hours_are_those_of_chips(sweep: SweepDir, order: SweepOrder) -> None:
 
 
 def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:
-    refused = pytest.raises(TpunbError, match=f"already, in process {os.getpid()}")
+    refused = pytest.raises(TpunbError, match=f"already running, in process {os.getpid()}")
     with sweep.locked(), refused, sweep.locked():
         pass
 
@@ -344,15 +369,15 @@ def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:
     ("changes", "said"),
     [
         ({"space": {"lrr": Choice((1,))}}, "lrr: .*no such parameter; did you mean lr"),
-        ({"jobs": 0}, "at least one trial"),
-        ({"space": {}}, "nothing to try: give"),
+        ({"jobs": 0}, "must be at least 1"),
+        ({"space": {}}, "no parameters: add"),
         ({"random": 2, "search": 2}, "--random and --search"),
         ({"search": 2, "metric": None}, "--search needs --metric"),
         ({"maximize": True, "metric": None}, "--maximize needs --metric"),
-        ({"trials": [{"lr": 1}]}, "trials= is the list of all trials"),
+        ({"trials": [{"lr": 1}]}, "trials= cannot be combined"),
     ],
 )
-def test_what_does_not_go_together(
+def test_contradictory_options_are_refused(
     order: SweepOrder, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TpunbError, match=said):
@@ -393,7 +418,7 @@ def test_the_table_is_sorted_and_hides_nothing(order: SweepOrder) -> None:
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_a_narrow_terminal_has_what_matters_most(order: SweepOrder, width: int) -> None:
+def test_a_narrow_terminal_shows_the_most_important_columns(order: SweepOrder, width: int) -> None:
     error = "rank 0 failed in cell [4], line 6: ValueError: the learning rate is too high"
     runs = ("/runs/20261123-091353-train",)
     times = {"started": 1.0, "ended": 90.0}
@@ -410,7 +435,7 @@ def test_a_narrow_terminal_has_what_matters_most(order: SweepOrder, width: int) 
     assert "rank 0 failed" in lines[2]
 
 
-def test_columns_stay_while_a_sweep_goes_on(order: SweepOrder) -> None:
+def test_columns_stay_during_a_sweep(order: SweepOrder) -> None:
     """The first trials of a grid have one value of its first parameter."""
     trials = [Trial(n, {"lr": 0.1, "seed": n}, TrialState.RUNNING) for n in range(2)]
     spaces = {"lr": Choice((0.1, 0.2)), "seed": Choice((0, 1)), "one": Choice((1,))}
@@ -419,7 +444,9 @@ def test_columns_stay_while_a_sweep_goes_on(order: SweepOrder) -> None:
     assert table(listed.spec(), trials[0]).parameters == ["lr"]
 
 
-def test_more_is_better_where_the_name_or_the_user_says_so(order: SweepOrder) -> None:
+def test_higher_values_are_better_by_the_metrics_name_or_the_users_choice(
+    order: SweepOrder,
+) -> None:
     trials = [
         Trial(n, {"lr": n}, TrialState.COMPLETE, value, metrics={"accuracy": value})
         for n, value in enumerate((0.5, 0.9, 0.7))
@@ -431,7 +458,7 @@ def test_more_is_better_where_the_name_or_the_user_says_so(order: SweepOrder) ->
 
 
 def test_ten_thousand_trials_are_a_short_table(sweep: SweepDir, order: SweepOrder) -> None:
-    """What runs, what failed, and the best; the DataFrame has all."""
+    """Running, failed and best trials are shown; the DataFrame has all."""
     states = {7: TrialState.FAILED, 9: TrialState.RUNNING}
     trials = {
         n: Trial(n, {"lr": n / 7}, states.get(n % 1000, TrialState.COMPLETE), n / 1e4, 3)
@@ -456,7 +483,7 @@ def test_ten_thousand_trials_are_a_short_table(sweep: SweepDir, order: SweepOrde
     assert sum(file.stat().st_size for file in sweep.trials.iterdir()) < 200_000
 
 
-# Killed for good: real processes
+# Sweeps in real processes that are killed
 
 CELL = """
 %%tpu_train --cores 1
@@ -504,17 +531,17 @@ def states(folder: Path) -> Mapping[int, str]:
     return found
 
 
-@pytest.mark.long  # four sweeps, each with a start of torch
+@pytest.mark.long  # four sweeps, each of which imports torch
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path) -> None:
     write(tmp_path / "nb.ipynb", CELL)
-    # In the first trial's kernel, before its run began.
+    # Killed in the first trial's kernel, before its run began.
     process = begin(tmp_path)
     wait_until(lambda: states(tmp_path) == {0: "running"}, process)
     process.kill()
     process.communicate()
-    # In the middle of a run.
+    # Killed in the middle of a run.
     hold = tmp_path / "hold-0.2"
     hold.touch()
     process = begin(tmp_path)
@@ -523,7 +550,7 @@ def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path
     process.communicate()
     assert "end 0.1" in lines(tmp_path)
     assert "end 0.2" not in lines(tmp_path)
-    # By Ctrl-C, with time to save.
+    # Stopped by Ctrl-C, with time to save.
     process = begin(tmp_path)
     wait_until(lambda: lines(tmp_path).count("begin 0.2") == 2, process)
     process.send_signal(signal.SIGINT)
@@ -531,7 +558,7 @@ def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path
     assert "stopped; run it again to continue" in said, said
     assert states(tmp_path)[1] == "waiting"
     hold.unlink()
-    # And now to the end.
+    # The last call runs to the end.
     process = begin(tmp_path)
     said = process.communicate(timeout=400)[0]
     assert process.returncode == 0, said

@@ -1,4 +1,4 @@
-"""What a sweep tries: values, ranges, and what does not fit the notebook's parameters."""
+"""The search space of a sweep: values, ranges, and errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -57,29 +57,30 @@ def test_a_range(name: str, text: str, made: Choice | Range) -> None:
     [
         ({"depth": "1,1.5"}, {}, "--grid depth=1.5: the notebook's default is 3, so depth is an"),
         ({"fast": [1]}, {}, "grid fast=1: the notebook's default is False"),
-        ({"lr": "3..1"}, {}, "--grid lr=3..1: the first number is the lower one"),
-        ({"lr": "0.1..0.5"}, {}, "--grid lr=0.1..0.5: only whole numbers have `..`"),
+        ({"lr": "3..1"}, {}, "--grid lr=3..1: the first number must be the lower one"),
+        ({"lr": "0.1..0.5"}, {}, "--grid lr=0.1..0.5: `..` is only for integers"),
         ({"other": "0..5e-1"}, {}, "write --grid other=0,…,5e-1, or --space other=0..5e-1 with"),
-        ({}, {"other": "1,0.1..0.5"}, "--space other=0.1..0.5: only whole numbers"),
-        ({"lr": ","}, {}, "--grid lr=,: there is no value in it"),
-        ({"none": "{1}"}, {}, "a parameter is a number, a string"),
-        ({"lr": []}, {}, "grid of lr: there is no value in it"),
-        ({"lr": [{1}]}, {}, "a parameter is a number, a string"),
-        ({}, {"lr": "2..1"}, "--space lr=2..1: the first number is the lower one"),
-        ({}, {"lr": "0..1:log"}, "--space lr=0..1:log: a logarithmic range begins above 0"),
+        ({}, {"other": "1,0.1..0.5"}, "--space other=0.1..0.5: `..` is only for integers"),
+        ({"lr": ","}, {}, "--grid lr=, has no values"),
+        ({"none": "{1}"}, {}, "a parameter must be a number, a string"),
+        ({"lr": []}, {}, "grid of lr: the list has no values"),
+        ({}, {"lr": []}, "space of lr: the list has no values"),
+        ({}, {"lr": 3}, "space of lr: 3 is not a list of values"),
+        ({}, {"fast": [1]}, "space fast=1: the notebook's default is False"),
+        ({"lr": [{1}]}, {}, "a parameter must be a number, a string"),
+        ({}, {"lr": "2..1"}, "--space lr=2..1: the first number must be the lower one"),
+        ({}, {"lr": "0..1:log"}, "--space lr=0..1:log: a logarithmic range must begin above 0"),
         ({}, {"depth": "1..2.5"}, "--space depth=2.5: the notebook's default is 3"),
-        ({}, {"lr": ("a", 2)}, "--space lr=a..2: the ends of a range are numbers"),
-        ({"lr": "1"}, {"lr": "1..2"}, "lr is in the grid and in the space"),
+        ({}, {"lr": ("a", 2)}, "--space lr=a..2: the ends of a range must be numbers"),
+        ({"lr": "1"}, {"lr": "1..2"}, "lr is both in the grid and in the space"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    grid: dict[str, Any], ranges: dict[str, Any], said: str
-) -> None:
+def test_wrong_values_are_refused(grid: dict[str, Any], ranges: dict[str, Any], said: str) -> None:
     with pytest.raises(TpunbError, match=re.escape(said)):
         space.from_python(grid, ranges, KNOWN)
 
 
-def test_a_name_that_is_given_twice_is_refused() -> None:
+def test_a_repeated_name_is_refused() -> None:
     with pytest.raises(TpunbError, match="--grid lr is given twice"):
         space.by_name([("lr", "1"), ("lr", "2")], "--grid")
 
@@ -90,7 +91,7 @@ def test_all_combinations_and_too_many() -> None:
         {"lr": lr, "depth": depth} for lr, depth in itertools.product((1.0, 2.0), (0, 1))
     ]
     many = space.from_python({"lr": range(200), "depth": range(200)}, {}, KNOWN)
-    with pytest.raises(TpunbError, match=r"40,000 trials; the most is 10,000. --random N"):
+    with pytest.raises(TpunbError, match=r"40,000 trials, more than 10,000: .*--random N"):
         space.grid_trials(many)
     with pytest.raises(TpunbError, match="--random N or --search N"):
         space.grid_trials({"lr": Range(0.0, 1.0)})

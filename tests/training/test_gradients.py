@@ -16,7 +16,7 @@ STEPS, WORLD, PIECES, SIZE = 3, 2, 3, 4
 
 
 class Net(nn.Module):
-    """In float64; one layer is never used, as in many a pretrained model."""
+    """A model in float64 with an unused layer, as many pretrained models have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Steps × ranks × pieces × samples; what counts is spread unevenly, and some is NaN."""
+    """Data of steps × ranks × pieces × samples, with an uneven mask and NaN in masked values."""
     g = torch.Generator().manual_seed(1)
     shape = (STEPS, WORLD, PIECES, SIZE)
     x = torch.randn(*shape, 5, generator=g, dtype=torch.float64)
@@ -48,7 +48,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def plain(max_norm: float, steps: int = STEPS) -> tuple[Any, list[float], list[float]]:
-    """Weights, losses and norms of plain PyTorch: each step one backward pass over all."""
+    """Weights, losses and norms of plain PyTorch, with one backward pass per step."""
     x, y, mask = data()
     model = Net()
     optimizer = optimizer_of(model)
@@ -65,7 +65,7 @@ def plain(max_norm: float, steps: int = STEPS) -> tuple[Any, list[float], list[f
 
 
 def accumulated(max_norm: float, device: str = "cpu") -> tuple[Any, list[float], list[float]]:
-    """The same by `Accumulation`: of the rank's own part, or of both parts one after the other."""
+    """The same with `Accumulation`: for the rank's own part, or for both parts in turn."""
     rank, world = 0, 1
     if device == "xla":
         rank, world = rehearse()
@@ -126,7 +126,7 @@ def test_what_is_left_at_the_end_is_a_step_too() -> None:
 
 
 def by_hand(device: str) -> tuple[Any, list[float]]:
-    """`optimizer_step` with counts, and a mean without."""
+    """Steps of `optimizer_step` with counts, and one without."""
     rank, world = rehearse()
     x, y, mask = (each[:, rank].to(device) for each in data())
     model = Net().to(device)
@@ -173,7 +173,7 @@ def test_a_model_that_was_not_moved_raises(ranks: Ranks) -> None:
 
 
 def compiled_and_reduced() -> list[tuple[int, int, int]]:
-    """After each step: compilations, collectives and transfers from the device so far."""
+    """Return the compilations, collectives and transfers from the device after each step."""
     rehearse()
     import torch_xla
     import torch_xla.debug.metrics as met

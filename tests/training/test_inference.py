@@ -1,4 +1,4 @@
-"""`predict`: the outputs of every sample, in order, from one core and from several."""
+"""`predict`: the outputs for every sample, in order, from one core and from several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Out:
 
 
 class Model(nn.Module):
-    """Has an output of every kind, and knows how it was called."""
+    """A model with outputs of every kind that records how it was called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_bf16_computes_in_bfloat16_and_returns_float32() -> None:
 def test_rows_of_all_ranks_come_into_the_order_of_the_data(
     size: int, batch_size: int, world: int, grouped: bool, streamed: bool
 ) -> None:
-    """The part of rank 0, with all ranks' outputs as the collective would bring them."""
+    """The part of rank 0, with all ranks' outputs as the collective would return them."""
     groups = [at % 3 for at in range(size)] if grouped and not streamed else None
     source: Any = Numbers(size) if streamed else torch.arange(size)
     batches = shard(source, batch_size, groups=groups)

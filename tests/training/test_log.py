@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_written_does_not_end_the_training(
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many bytes the disk still takes; stderr, which is on it as well, takes none then."""
+    """The free bytes of the disk; stderr is on the same disk, and fails when it is full."""
     free = [10**9]
     append = logging.append_lines
 

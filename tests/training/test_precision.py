@@ -1,4 +1,4 @@
-"""bfloat16: what it computes, against plain PyTorch in float64, and what it loses."""
+"""bfloat16 against plain PyTorch in float64, and the updates that it loses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(device: str, short: bool) -> dict[str, Any]:
-    """Losses of 30 steps of 2 pieces, of float64 or under bf16()."""
+    """Return the losses of 30 steps of 2 pieces, in float64 or under bf16()."""
     x, y = (each.to(device) for each in data())
     model = net().to(device)
     if not short:
@@ -152,7 +152,7 @@ def test_a_parameter_switches_it() -> None:
 
 
 def steps(model: nn.Module, lr: float, count: int = CHECKED_STEPS[0]) -> list[str]:
-    """The warnings of some steps."""
+    """Return the warnings of some steps."""
     device = next(model.parameters()).device
     dtype = next(model.parameters()).dtype
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)

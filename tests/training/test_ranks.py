@@ -1,4 +1,4 @@
-"""Which rank this is; the rest of it is in `test_on_ranks`."""
+"""The rank of this process."""
 
 from __future__ import annotations
 

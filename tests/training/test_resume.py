@@ -1,4 +1,4 @@
-"""A training that goes on from a checkpoint is, bit for bit, the one that was not stopped."""
+"""A training resumed from a checkpoint is, bit for bit, equal to one that was not stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPOCHS = 3
 
 
 class Images(Dataset[Any]):
-    """20 images, each changed at random by three generators whenever it is read."""
+    """20 images, each randomly changed by three generators whenever it is read."""
 
     def __init__(self) -> None:
         self.reads: list[int] = []
@@ -129,7 +129,7 @@ def test_a_resumed_training_is_the_same(
 
 
 def through(batches: Position, epochs: int) -> list[list[int]]:
-    """What is left of each epoch."""
+    """Return the remaining batches of each epoch."""
     return [torch.cat(list(batches)).tolist() for _ in range(batches.epoch, epochs)]
 
 

@@ -1,4 +1,4 @@
-"""`shard`: every sample once, in equally many full batches; what it takes, keeps and refuses."""
+"""`shard`: every sample once, in equally many full batches; accepted, kept and refused options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ As = Callable[[int, int], None]
 
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> As:
-    """Makes this process a rank, as far as `shard` knows."""
+    """Make this process a rank for `shard`."""
 
     def be(rank: int, world: int) -> None:
         monkeypatch.setattr(sharding, "rank_and_world", lambda: (rank, world))
@@ -40,7 +40,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> As:
 
 
 def of_all_ranks(make: Callable[[], Any], world: int, as_rank: As) -> list[list[Any]]:
-    """What each rank of `world` gets in an epoch; checks that they get equally many batches."""
+    """Return each rank's batches of an epoch; check that their numbers are equal."""
     found = []
     for rank in range(world):
         as_rank(rank, world)
@@ -50,7 +50,7 @@ def of_all_ranks(make: Callable[[], Any], world: int, as_rank: As) -> list[list[
 
 
 def real(found: list[list[Any]]) -> list[int]:
-    """What counts, in the order of steps and ranks."""
+    """Return the samples that count, in order of steps and ranks."""
     return [
         int(row) for step in zip(*found, strict=True) for batch, mask in step for row in batch[mask]
     ]
@@ -190,7 +190,7 @@ def test_other_samplers_are_drawn_alike_on_all_ranks(
 
 
 class Wandering:
-    """A sampler that is somewhere else each time it is asked."""
+    """A sampler that yields a different order each time."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -335,7 +335,7 @@ WORLDS = st.integers(1, 8)
 
 
 def counted_samples(parts: Partition) -> list[int]:
-    """What counts, step after step and in each rank after rank."""
+    """Return the samples that count, in order of steps and, within a step, of ranks."""
     samples: list[int] = []
     for step in range(len(parts.steps)):
         for rank in range(parts.world):

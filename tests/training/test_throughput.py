@@ -1,4 +1,4 @@
-"""`Throughput` counts what it should, and nothing else."""
+"""`Throughput` counts the right steps only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpunb.training import Throughput, throughput, training_flops
 
 
 class Clock:
-    """Time and compilations, as the test says."""
+    """Time and compilations that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Pieces of text in, whole and clean lines out."""
+"""Pieces of text become whole, clean lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RED, RESET = "\x1b[31m", "\x1b[0m"
 
 
 def whole(text: str) -> list[str]:
-    """All lines of a text that came in one piece."""
+    """Return all lines of a text that is fed in one piece."""
     lines = Lines()
     return lines.feed(text) + lines.rest()
 

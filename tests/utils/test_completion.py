@@ -1,4 +1,4 @@
-"""What the Tab key offers, in an option line and in a shell."""
+"""Completions of the Tab key, in an option line and in a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processors of this process, where OpenMP has pinned a thread."""
+"""The processors of this process, if OpenMP has pinned a thread."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_a_thread_was_pinned_to_is_not_what_ranks_get() -> None:
     assert len(found["started"]) >= 2
     assert all(each == given for each in found["started"])
     [told] = found["plan"]
-    assert told.startswith(f"processors: the {len(given)} that the kernel was started with; ")
+    assert told.startswith(f"processors: all {len(given)} of the kernel's process, although ")
 
 
 def test_of_a_process_that_nobody_has_pinned() -> None:

@@ -1,4 +1,4 @@
-"""os.closerange in a cell closes what cells have opened, and nothing of tpunb's."""
+"""os.closerange in a cell closes the cells' descriptors, and none of tpunb's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.support import Driver
+from tpunb.utils.descriptors import wait_readable
 
 CLOSES = "import os\nos.closerange(3, 1 << 20)\n"
 REDUCES = """
@@ -78,3 +79,16 @@ def test_what_is_whose() -> None:
         [sys.executable, "-c", ALONE], capture_output=True, text=True, check=True, env=os.environ
     )
     assert done.stdout.splitlines() == ["True False True", "0", "False True"]
+
+
+def test_only_what_can_be_read_is_named() -> None:
+    (first, last), (other, writer) = os.pipe(), os.pipe()
+    try:
+        assert wait_readable([first, other], 0.0) == set()
+        os.write(writer, b"x")
+        assert wait_readable([first, other], None) == {other}
+        os.close(last)
+        assert wait_readable([first, other], float("inf")) == {first, other}
+    finally:
+        for fd in (first, other, writer):
+            os.close(fd)

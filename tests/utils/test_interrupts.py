@@ -1,4 +1,4 @@
-"""What the interrupt key reaches, and what it does not."""
+"""Processes that the interrupt key reaches, and processes that it does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textwrap import dedent
 
 SIGNALLED = """
     import os, subprocess, sys, time
-    from tpunb.utils.interrupts import counted_interrupts, start_apart
+    from tpunb.utils.interrupts import counted_interrupts, start_in_own_session
 
     # Another process presses the key all the time, as nobody can, so that a process that begins
     # has it in the moment that it belongs to this group.
@@ -22,7 +22,7 @@ SIGNALLED = """
         while not interrupts.count:
             time.sleep(0.001)
         code = "import sys; sys.exit(int(sys.argv[1]))"
-        codes = [start_apart(code, str(n)).wait() for n in range(20)]
+        codes = [start_in_own_session(code, str(n)).wait() for n in range(20)]
         key.kill()
         key.wait()
     print(codes)
@@ -41,12 +41,14 @@ def test_it_does_not_reach_a_process_that_was_started_apart() -> None:
 
 
 def test_a_process_apart_can_be_interrupted_itself_and_finds_this_tpunb() -> None:
-    from tpunb.utils.interrupts import start_apart
+    from tpunb.utils.interrupts import start_in_own_session
 
     code = (
         "import tpunb.utils.interrupts, time; print(tpunb.__path__[0], flush=True); time.sleep(60)"
     )
-    with start_apart(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/") as process:
+    with start_in_own_session(
+        code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+    ) as process:
         assert process.stdout is not None
         path = process.stdout.readline().decode().strip()
         assert Path(path) == Path(__file__).parents[2] / "tpunb"

@@ -1,4 +1,4 @@
-"""What libraries define that may be loaded."""
+"""Names of libraries that may be loaded."""
 
 from __future__ import annotations
 

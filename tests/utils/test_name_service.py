@@ -1,4 +1,4 @@
-"""Where no name server is to be asked, none is; afterwards it is asked again."""
+"""In the block no name server is queried; afterwards it is queried again."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_of_options_that_exclude_each_other_one_is_taken(
 def test_an_old_name_works_and_is_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert parsed("a", "--fast").quick
     assert capsys.readouterr().err == (
-        "warning: send --fast is now --quick; the old name will go away\n"
+        "warning: send --fast is now --quick; the old name will be removed\n"
     )
     assert "--fast" not in parser().format_help()
 

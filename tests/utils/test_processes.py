@@ -15,7 +15,7 @@ from tpunb.utils import processes
 
 
 def python(code: str) -> subprocess.Popen[str]:
-    """A process that has said that it is ready."""
+    """Start a process and wait until it has reported that it is ready."""
     child = subprocess.Popen(
         [
             sys.executable,

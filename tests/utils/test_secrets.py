@@ -1,4 +1,4 @@
-"""What may be a secret."""
+"""Recognising possible secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same text in a terminal, with colours, and everywhere else, without."""
+"""The same text with colours in a terminal, and without them everywhere else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENV = {name: value for name, value in os.environ.items() if name not in ("NO_CO
 
 
 def at_terminal(folder: Path, *words: str, term: str = "xterm-256color", **env: str) -> str:
-    """What a command of Python's shows at a terminal."""
+    """Return the output of a Python command at a terminal."""
     ours, theirs = os.openpty()
     given = {**_ENV, "TERM": term, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder), **env}
     shown = b""
@@ -45,7 +45,7 @@ def plain(text: str) -> str:
 
 
 def parts(text: str) -> dict[str, object]:
-    """The styled parts of a text, as rich prints it."""
+    """Return the styled parts of a text, as rich prints it."""
     rich_text = terminal.styled(text)
     assert rich_text.plain == text
     return {text[span.start : span.end]: span.style for span in rich_text.spans}
@@ -65,7 +65,7 @@ def test_paint_and_join_keep_the_styles_of_parts() -> None:
 
 @pytest.mark.parametrize("words", ["succeeded", "done"])
 def test_colours_do_not_depend_on_wording(words: str, tmp_path: Path) -> None:
-    """What writes a text styles it: other words are styled alike."""
+    """The code that makes a text styles it, whatever its words are."""
 
     def result(state: str, **changes: Any) -> RunResult:
         return RunResult(RunState(state), "x", 1, "CPU", 0.0, 9.0, tmp_path, **changes)

@@ -1,4 +1,4 @@
-"""What an exception in the cells is described as. (All else: tests/scenarios.)"""
+"""Descriptions of exceptions in cells. (Everything else: tests/scenarios.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpunb.worker.cells import LONGEST_MESSAGE, MOST_LINES, Cells, describe_erro
 
 
 def raised(train: str, folder: Path) -> tuple[BaseException, RunDir, RunSpec]:
-    """What a train cell raises."""
+    """The exception that a train cell raises."""
     script, run = script_of([], train), RunDir(folder)
     run.script.write_text(script.text)
     spec = RunSpec("id", "n", 1, "CPU", "/", (), script.blocks)
@@ -95,7 +95,7 @@ def test_a_broken_excepthook_hides_nothing(
 def test_the_time_of_an_error_is_the_machine_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the user's code makes of `time.time` (freezegun)."""
+    """Even if the user's code replaces `time.time` (freezegun)."""
     error, run, spec = raised("1 / 0", tmp_path)
     before = time.time()
     monkeypatch.setattr(time, "time", lambda: 0.0)

@@ -1,4 +1,4 @@
-"""What an agent listens on, and what it looks up."""
+"""The sockets on which an agent listens, and its name look-ups."""
 
 from __future__ import annotations
 
@@ -79,39 +79,39 @@ def test_a_rehearsal_listens_on_the_loopback_interface_alone_and_looks_up_no_nam
 def test_the_store_begins_to_serve_when_a_rank_connects() -> None:
     from torch.distributed import TCPStore
 
-    from tpunb.worker.elastic import OneHost
+    from tpunb.worker.elastic import SingleHost
 
-    host = OneHost("run")
+    host = SingleHost("run")
     met = host.next_rendezvous()
     where = met.bootstrap_store_info
     assert where is not None
     assert where.master_addr == "127.0.0.1"
-    host.serve_if_asked()
+    host.serve_on_first_connection()
     assert host._server is None
-    # The system accepts at once, before the store serves.
+    # The system accepts the connection at once, before the store serves it.
     first = socket.create_connection((where.master_addr, where.master_port))
     deadline = time.monotonic() + 30
     while host._server is None:
-        host.serve_if_asked()
+        host.serve_on_first_connection()
         time.sleep(0.01)
         assert time.monotonic() < deadline
     limit = timedelta(seconds=30)
     ranks = [TCPStore(where.master_addr, where.master_port, timeout=limit) for _ in range(2)]
     ranks[0].set("key", "value")
     assert ranks[1].get("key") == b"value"
-    # With --retries the ranks of the next attempt find the same.
+    # With --retries, the ranks of the next attempt use the same store.
     again = host.next_rendezvous().bootstrap_store_info
     assert again == where
     first.close()
 
 
 PORT = 29521
-"""At which host 0's supervisor would listen."""
+"""The port on which host 0's supervisor would listen."""
 
 
 @contextlib.contextmanager
 def taken(count: int) -> Iterator[None]:
-    """So many of the next ports are somebody else's."""
+    """Occupy this many of the next ports."""
     with contextlib.ExitStack() as stack:
         for port in range(PORT + 1, PORT + 1 + count):
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -122,7 +122,7 @@ def taken(count: int) -> Iterator[None]:
 def test_only_host_0_listens_at_the_next_free_port_and_tells_it(
     tmp_path: Path, busy: int, node_rank: int, port: int | None
 ) -> None:
-    from tpunb.worker.elastic import OneOfSeveral
+    from tpunb.worker.elastic import HostOfSeveral
 
     run = directory.create_run(tmp_path, "nb")
     spec = RunSpec(run.id, "nb", 2, "CPU", str(tmp_path), (), (), hosts=("h0", "h1"))
@@ -131,14 +131,14 @@ def test_only_host_0_listens_at_the_next_free_port_and_tells_it(
     reports = MessageWriter(writer)
     told = 0 if port is None else PORT + port
     with taken(busy):
-        host = OneOfSeveral(run, spec, node_rank, "127.0.0.1", PORT, theirs, reports)
+        host = HostOfSeveral(run, spec, node_rank, "127.0.0.1", PORT, theirs, reports)
         ours.send(StartAttempt(0, "10.0.0.2", 7))
         met = host.next_rendezvous().bootstrap_store_info
         assert met is not None
         assert (met.master_addr, met.master_port) == ("10.0.0.2", 7)
         assert MessageReader(reader).read() == [AttemptReady(0, told)]
         if port is None:
-            host.serve_if_asked()
+            host.serve_on_first_connection()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", PORT + 1))
         else:
@@ -152,13 +152,13 @@ def test_only_host_0_listens_at_the_next_free_port_and_tells_it(
 
 
 def test_without_a_free_port_for_the_store_the_ports_are_named(tmp_path: Path) -> None:
-    from tpunb.worker.elastic import OneOfSeveral
+    from tpunb.worker.elastic import HostOfSeveral
 
     run = directory.create_run(tmp_path, "nb")
     spec = RunSpec(run.id, "nb", 2, "CPU", str(tmp_path), (), (), hosts=("h0", "h1"))
     reader, writer = os.pipe()
     ours, theirs = (OrderChannel(end) for end in socket.socketpair())
-    host = OneOfSeveral(run, spec, 0, "127.0.0.1", PORT, theirs, MessageWriter(writer))
+    host = HostOfSeveral(run, spec, 0, "127.0.0.1", PORT, theirs, MessageWriter(writer))
     with taken(4), pytest.raises(SetupError, match=re.escape("29522, 29523, 29524, 29525")):
         host.next_rendezvous()
     for fd in (reader, writer):

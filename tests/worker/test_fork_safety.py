@@ -1,4 +1,4 @@
-"""Forks after what preludes do: the children work, or the fork is refused and says why."""
+"""Forks after a prelude has used libraries: children work, or the fork is refused with a reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tpunb.worker import fork_safety
 ROOT = Path(__file__).parent.parent.parent
 
 OFTEN = ("torch", "pandas", "tokenizers", "cv2", "tqdm", "concurrent.futures", "torch.autograd")
-"""One of each kind; the others are tried where long tests are."""
+"""One library of each kind; the others are tried in long tests."""
 
 
 def some_long(libraries: Iterable[str]) -> list[Any]:
@@ -80,3 +81,10 @@ def test_many_forks_between_mixed_work() -> None:  # `make bench` makes a thousa
 def test_every_library_that_was_measured_is_in_the_docs() -> None:
     page = (ROOT / "docs" / "forks.md").read_text(encoding="utf-8")
     assert [name for name in [*FORKED, *REFUSED] if f"| {name} |" not in page] == []
+
+
+def test_a_test_fork_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a library's fork handler waited for a lock in the child."""
+    monkeypatch.setattr(fork_safety, "CHILD_WAIT", 0.1)
+    assert not fork_safety.run_in_fork(lambda: time.sleep(600) is None)
+    assert fork_safety.run_in_fork(lambda: True)

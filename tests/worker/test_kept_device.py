@@ -1,4 +1,4 @@
-"""A rehearsal stays on the CPU, whatever its cells set."""
+"""A rehearsal stays on the CPU, even if its cells set another device."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import script_of
-from tpunb.kernel.held import read_kernel
+from tpunb.kernel.plain_values import read_kernel
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.convert.kernel_names import names_read
 from tpunb.notebook.models import Cell, Script, Snapshot
@@ -28,15 +28,15 @@ class Notebook:
 
     train: str
     cells: dict[str, str] = field(default_factory=dict)
-    """The texts that ran last, by a name for the cell, in the order of the notebook."""
+    """The text that each cell ran last, by the cell's name, in the order of the notebook."""
     below: frozenset[str] = frozenset()
-    """Cells that stand below the train cell."""
+    """Cells below the train cell."""
     kernel: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     history: list[Execution] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
 
     def run(self, name: str, source: str | None = None) -> bool:
-        """Execute a cell, maybe with a new text; whether it did not fail."""
+        """Execute a cell, maybe with a new text; True if it did not fail."""
         text = textwrap.dedent(self.cells[name] if source is None else source).strip()
         self.cells[name] = text
         number = len(self.history) + 1
@@ -50,7 +50,7 @@ class Notebook:
         return True
 
     def prepared(self) -> tuple[Script, KernelValues]:
-        """The script and what the kernel holds, as a run of the train cell is given them."""
+        """The script and the kernel's values that a run of the train cell gets."""
         source = f"%%tpu_train\n{textwrap.dedent(self.train).strip()}"
         above = [name for name in self.cells if name not in self.below and name in self.numbers]
         below = [name for name in self.cells if name in self.below and name in self.numbers]
@@ -63,7 +63,7 @@ class Notebook:
         return script, read_kernel(names_read(script, snapshot, executions), self.kernel)
 
     def start(self, *, replicate: bool = False) -> tuple[Taken, dict[str, Any]]:
-        """Run the prelude; what is taken from the kernel, and the namespace of the train cell."""
+        """Run the prelude; return what is taken from the kernel, and the train cell's namespace."""
         script, values = self.prepared()
         namespace: dict[str, Any] = {"__name__": "__main__"}
         for block in script.blocks:
@@ -129,7 +129,7 @@ def plain_state(value: object) -> object:
 def test_the_ranks_have_the_kernels_plain_values(
     steps: Sequence[tuple[str, str | None]], below: frozenset[str]
 ) -> None:
-    """Whatever is executed, edited, executed again, or stands below the train cell."""
+    """For any sequence of executing and editing cells, also below the train cell."""
     made = Notebook("print(a, b, c)", dict.fromkeys(CELLS, ""), below)
     made.kernel |= {"a": 0, "b": [1], "c": {"k": 2}}
     made.run("first", "a, b, c = 0, [1], {'k': 2}")
@@ -275,14 +275,14 @@ class TestWhatIsTaken:
 
 class TestWhatIsNotTaken:
     def test_what_the_cells_make_anew_and_have_made_more_of(self) -> None:
-        """A set's order, as another process may have it; the numbers of its classes fit it."""
+        """The order of a set may differ between processes; the class numbers match this order."""
         made = notebook(
             "print(classes, y)",
             "order = ['b', 'a']",
             "classes = list(order)\nimport torch",
             "y = torch.tensor([classes.index(x) for x in 'ab'])",
         )
-        # As if the same cells had given another order in the kernel.
+        # As if the same cells had given a different order in the kernel.
         made.kernel["classes"] = ["a", "b"]
         made.kernel["y"] = torch.tensor([0, 1])
         made.cells["1"] = made.cells["1"].replace("['b', 'a']", "sorted({'a', 'b'}, key=hash)")
@@ -294,7 +294,7 @@ class TestWhatIsNotTaken:
         assert taken.statements == []
         [line] = lines(taken)
         assert line == (
-            "differs from the kernel, the run has what the cells make: classes = ['b', 'a'] "
+            "differs from the kernel, the run keeps the cells' value: classes = ['b', 'a'] "
             "(cell [2]; ['a', 'b'] in the kernel), y (cell [3])"
         )
 
@@ -328,7 +328,7 @@ class TestWhatIsNotTaken:
         taken, _ = made.start()
         assert taken.statements == []
         assert lines(taken) == [
-            "differs from the kernel, the run has what the cells make: x (cell [1]), "
+            "differs from the kernel, the run keeps the cells' value: x (cell [1]), "
             "model (cell [1]), table (cell [1])"
         ]
 
@@ -363,13 +363,22 @@ def test_cells_that_have_used_the_other_value_are_named() -> None:
     made.run("2")  # in the kernel with 0.1, in the run with 0.01
     first, *_ = lines(made.start()[0])
     assert first == (
-        "lr: 0.1 from the kernel; cell [1] makes 0.01, which cell [2] has used here, unlike in the "
-        "kernel: assign it above to change that too"
+        "lr: 0.1 from the kernel; cell [1] makes 0.01, which cell [2] has used in this run, unlike "
+        "in the kernel: assign lr above it to change that, too"
     )
 
 
+def test_an_object_of_two_names_is_not_changed_under_one_of_them() -> None:
+    made = notebook("print(a, c)", "c = {'k': 2}", "a = {'k': [], 'f': print}", "a = c")
+    made.run("2")  # in the kernel two objects again, in the run one
+    taken, namespace = made.start()
+    assert namespace["c"] == {"k": 2}
+    assert taken.statements == []
+    assert any(kept.startswith("a['k']") for kept in taken.kept)
+
+
 class Hostile:
-    """Whatever is asked of it raises."""
+    """An object of which every use raises."""
 
     def _raise(self, *args: object, **kwargs: object) -> Any:
         raise SystemExit("code of a user's class ran")

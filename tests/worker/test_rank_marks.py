@@ -1,4 +1,4 @@
-"""What ranks say of their ends, whatever else they can still do."""
+"""Marks that ranks leave at their ends, even if they can do nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpunb.worker.rank_marks import Mark, RankMarks
 
 
 def in_fork(act) -> None:
-    """Do it in a child process, which ends without more ado."""
+    """Call `action` in a child process, which then ends at once."""
     pid = os.fork()
     if pid == 0:
         try:

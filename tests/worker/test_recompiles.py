@@ -1,4 +1,4 @@
-"""What a rank notes of programs that were compiled again, and how the supervisor gathers it."""
+"""Notes of ranks on recompiled programs, and how the supervisor merges them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IN_A_FUNCTION = "def train():" + LOOP.replace("\n", "\n    ") + "\ntrain()"
 
 
 class Counted:
-    """What torch_xla would count of a loop that says itself what it does."""
+    """Simulated counters of torch_xla, for a loop that states what it runs."""
 
     def __init__(self) -> None:
         self.programs: set[object] = set()
@@ -53,7 +53,7 @@ class Counted:
 
 
 def look_at(folder: Path, program: str, **names: Any) -> list[RecompileNote]:
-    """What is told of a loop, which calls `run(program, tensors)` and `end_of_step()`."""
+    """The notes on a loop, which calls `run(program, tensors)` and `end_of_step()`."""
     counted = Counted()
     path, script = folder / "told.jsonl", folder / "script.py"
     script.write_text(program)
@@ -76,7 +76,7 @@ def look_at(folder: Path, program: str, **names: Any) -> list[RecompileNote]:
 
 
 def told(folder: Path, sizes: list[int], program: str = LOOP) -> list[tuple[int, str]]:
-    """What is told of a loop whose program is new for each new number of rows."""
+    """The notes on a loop whose program is new for each new number of rows."""
     found = look_at(folder, program, torch=torch, sizes=sizes)
     assert all(one.place == "line 5 of script.py" and one.seconds == 1.0 for one in found)
     return [(one.step, one.what) for one in found]
@@ -121,7 +121,7 @@ for step in range(6):
     end_of_step()
 """
     expected = [(n, f"step is {n - 1}, {n - 2} before") for n in (4, 5, 6)]
-    # With no step that compiled nothing it is not known how many tensors one makes.
+    # If every step compiled something, it is not known how many tensors a step creates.
     assert [(one.step, one.what) for one in look_at(tmp_path, program)] == expected
 
 
@@ -196,7 +196,7 @@ for step in range(16):
     "program",
     [
         ACCUMULATION,
-        # A value that is read ends in a program of its own; the step's is as ever.
+        # A value that is read has a program of its own; the step's program is unchanged.
         """
 for step in range(12):
     run("step")
@@ -206,7 +206,7 @@ for step in range(12):
         value = 3
         run("a value after the loop")
 """,
-        # Threads bring batches: how many tensors are made says nothing.
+        # Threads move batches to the device: the number of tensors shows nothing.
         """
 for step in range(12):
     run("step" if step != 9 else "other tensors are alive", 5 + step % 5)
@@ -385,7 +385,7 @@ def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -
     cell = f"cell [{ran.number}], line"
     constant = f"power is 3, 2 before ({cell} 27)"
     branch = f"{BY_OPERATIONS} ({cell} 27)"
-    # The ranks' news is one line, unless one of them is seconds behind.
+    # The ranks' notes are one line, unless one of them is seconds behind.
     found = re.findall(r"(\S+ \S+) recompiled at step (\d+) \(\d+\.\d s\): (.*)", ran.stdout)
     assert {(step, what) for _, step, what in found} == {
         ("7", f"x has 17 rows, 32 before ({cell} 15)"),
@@ -417,3 +417,14 @@ def test_a_run_that_does_the_same_at_every_step_is_told_nothing_but_what_it_read
     reading = nb.run(CLEAN.format(read="loss.item()")).good()
     [told] = set(re.findall(r"(?:rank \d|the ranks)[: ](.*)", reading.stdout))
     assert told.startswith(" a number is read from the device at every step"), reading.stdout
+
+
+@pytest.mark.parametrize("line", ['{"step": 1, "pla', "[1]", '{"step": 1}', "7"])
+def test_a_note_that_a_full_disk_has_cut_off_is_left_out(tmp_path: Path, line: str) -> None:
+    run = RunDir(tmp_path)
+    notes = RecompileNotes(run, 0, range(2))
+    tell(run, 0, 13)
+    append_text(run.recompiled(0, 0), line + "\n")
+    tell(run, 0, 14)
+    assert len(notes.read(last=True)) == 2
+    notes.close()

@@ -33,7 +33,7 @@ ONCE = {
 
 @pytest.fixture(autouse=True)
 def _done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cells have left."""
+    """Files that cells have left."""
     monkeypatch.chdir(tmp_path)
     Path("made").mkdir()
     monkeypatch.delenv("GONE", raising=False)

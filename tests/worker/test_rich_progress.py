@@ -1,4 +1,4 @@
-"""Bars of rich in a rank, by unmodified code."""
+"""Bars of rich in a rank, made by unmodified code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ told = lambda: json.loads(file.read_text())["bars"] if file.exists() else None
 
 
 def run(folder: Path, code: str, rank: str = "1") -> Any:
-    """What the code prints last, as JSON, in a process that is a rank."""
+    """The last line that the code prints in a rank, as JSON."""
     (folder / "attempts/0" / rank).mkdir(parents=True)
     env = {"RANK": rank, "TPUNB_RUN": str(folder), "PATH": "/usr/bin"}
     done = subprocess.run(

@@ -26,7 +26,7 @@ def test_what_the_system_would_cut_to_0_is_no_good_end(value: int) -> None:
 
 
 def test_a_fork_has_none_of_its_parent_s_children() -> None:
-    """Private names of multiprocessing, which has them in `active_children`."""
+    """Private names of multiprocessing, which `active_children` uses."""
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
     known = multiprocessing.process._children

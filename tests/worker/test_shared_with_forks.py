@@ -1,4 +1,4 @@
-"""What processes go on sharing after a fork, and what their libraries make anew."""
+"""Things that processes share after a fork, and things that libraries replace."""
 
 from __future__ import annotations
 

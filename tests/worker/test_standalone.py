@@ -188,7 +188,7 @@ ON_A_TPU = """
     import torch_xla.core.xla_model as xm
     from torch_xla._internal import tpu
 
-    # This machine has none: what torch_xla does on one is only recorded.
+    # This machine has no TPU: torch_xla's calls for one are only recorded.
     tpu.num_available_chips = lambda: 4
     tpu.worker_id = lambda: 1
     tpu.configure_topology = lambda *ranks: print("joined", ranks, flush=True)
@@ -295,7 +295,7 @@ def test_torchrun_with_several_processes_of_spmd_is_refused(tmp_path: Path) -> N
     done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **ranks, **sizes)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "tpunb.utils.errors.SetupError: torchrun has started 2 processes of this script here, "
-        "and it uses SPMD, where one process drives all cores of a host: start it with "
-        "`python script.py`"
+        "tpunb.utils.errors.SetupError: torchrun has started 2 processes of this script on "
+        "this host, but the script uses SPMD, in which one process drives all cores of a host: "
+        "start it with `python script.py`"
     )

@@ -1,4 +1,4 @@
-"""The trace of `--profile` where it cannot be written: the run goes on all the same."""
+"""The trace of `--profile`: if it cannot be written, the run still continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of torch_xla that the report stands on are there, and count what they are taken for."""
+"""The counters of torch_xla that the report uses exist, and count what the report expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank is told before its train cell. A TPU's own part cannot be run without one."""
+"""The environment of a rank before its train cell. The part that needs a TPU is not run."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.drivers.ranks import Ranks, rehearse
 
 def launched() -> list[object]:
     rank, world = rehearse()
-    # As a prelude does, before the rank is told to call here.
+    # As a prelude does, before the rank redirects launchers.
     import torch_xla
     import torch_xla.distributed.xla_multiprocessing as xmp
     from torch_xla import launch
@@ -59,7 +59,7 @@ def test_in_a_rank_the_function_gets_its_index_once(ranks: Ranks) -> None:
 
 def accelerated() -> list[object]:
     rank, _ = rehearse()
-    # As a prelude does: accelerate and its name are there before the rank is told.
+    # As a prelude does: accelerate is imported before the rank redirects launchers.
     from accelerate import notebook_launcher
 
     from tpunb.xla import launchers
@@ -155,7 +155,7 @@ LATER = """
     # A library may have added its own (six does).
     assert not [each for each in sys.meta_path if type(each).__module__.startswith("tpunb")]
     assert [each for each in sys.meta_path if each in before] == before
-    # All is as it was: what torch_xla and accelerate say themselves is heard again.
+    # Everything is restored: torch_xla's and accelerate's own errors are raised again.
     assert pjrt.spawn.__module__ == pjrt.run_multiprocess.__module__ == "torch_xla._internal.pjrt"
     assert notebook_launcher.__code__.co_filename.endswith("accelerate/launchers.py")
     import torch.distributed as dist

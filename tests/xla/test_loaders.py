@@ -1,4 +1,4 @@
-"""A data set that raises below torch_xla's loaders; and what counts as waiting for one."""
+"""Data sets that raise below torch_xla's loaders, and the time that counts as waiting for input."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WAITS = """
 
     def is_counted():
         before = heartbeat.input_seconds()
-        heartbeat.read_input(lambda: None)  # within another read it adds nothing
+        heartbeat.timed_read(lambda: None)  # within another read it adds nothing
         return heartbeat.input_seconds() == before
 
     sync, in_sync = torch_xla.sync, []

@@ -1,4 +1,4 @@
-"""Private names are used in tpunb.xla only, and exist with the signatures that it expects."""
+"""Private names are used in tpunb.xla only, and exist with the expected signatures."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ torch._sync(t)
 torch.distributed.rendezvous._create_c10d_store(hostname, port, rank, world_size, timeout, \
 use_libuv)
 torch_xla._dynamo.dynamo_bridge.extract_compiled_graph_helper(xla_model, xla_args)
-torch_xla._internal.pjrt.initialize_multiprocess(local_rank, local_world_size)
 torch_xla._internal.pjrt.initialize_singleprocess()
 torch_xla._internal.pjrt.run_multiprocess(fn, args, start_method, kwargs)
 torch_xla._internal.pjrt.spawn(fn, nprocs, start_method, args)
@@ -137,7 +136,7 @@ def _is_private(dotted: str) -> bool:
 
 
 def _dotted(node: ast.AST, modules: dict[str, str]) -> str:
-    """'torch_xla._XLAC' for an attribute of a module, by the module's own name; else ''."""
+    """'torch_xla._XLAC' for an attribute of a module, by the module's own name; otherwise ''."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -224,7 +223,7 @@ def test_public_and_own_names_are_not(source: str) -> None:
 
 
 def _written(name: private_names.Name) -> str:
-    """The signature of a name; '' for what is no function."""
+    """The signature of a name; '' if it is not a function."""
     import torch
     import torch_xla
 
@@ -235,7 +234,7 @@ def _written(name: private_names.Name) -> str:
         function = getattr(importlib.import_module(name.owner), name.name)
         return "" if full in NO_FUNCTIONS else f"{full}({_parameters(function)})"
     text = getattr(torch_xla._XLAC, name.name).__doc__.partition("\n")[0]
-    # pybind11 of torch_xla 2.9 says the same in other words than that of 2.8.
+    # pybind11 of torch_xla 2.9 writes the same signature differently than that of 2.8.
     for new, old in (("SupportsInt", "int"), ("SupportsFloat", "float")):
         text = text.replace(f"typing.{new}", old)
     text = text.replace("collections.abc.Sequence", "list")
@@ -259,7 +258,7 @@ def signatures() -> list[str]:
 
 
 OWNERS = ("torch_xla", "torch", private_names.OPS)
-"""Whose names are looked at here. Those of other libraries: tests/scenarios/test_frameworks.py."""
+"""Libraries whose names this test checks. Other libraries: tests/scenarios/test_frameworks.py."""
 
 
 def test_signatures_are_those_that_were_looked_up(ranks: Ranks) -> None:
@@ -269,7 +268,7 @@ def test_signatures_are_those_that_were_looked_up(ranks: Ranks) -> None:
 
 
 def parameters() -> dict[str, tuple[int, int]]:
-    """How many upstream's functions have and how many their stand-ins."""
+    """The numbers of arguments of upstream's functions and of their replacements."""
     import torch
     import torch_xla
     import torch_xla.core.xla_model as xm

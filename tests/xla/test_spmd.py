@@ -54,7 +54,7 @@ def spmd(driver: Driver, *train: str, cores: int = CORES, **values: Any) -> Seen
 
 
 def printed(seen: Seen) -> list[str]:
-    """What the cell has printed, without what XLA says of GSPMD at each compilation."""
+    """The cell's output, without XLA's line on GSPMD at each compilation."""
     text = "".join(o.text for o in seen.of(Output) if o.stream == "stdout")
     return text.splitlines()
 
@@ -99,7 +99,7 @@ for number in range(3):
 torch_xla.sync()
 shard = xs.mark_sharding(torch.arange(8.).to('xla'), mesh, ('data',))
 made, weight = shard * 2, model[0].weight
-# Gradients of the wrapped tensors that mark_sharding gives are wrapped too.
+# Gradients of the wrapped tensors that mark_sharding returns are wrapped, too.
 line = nn.Linear(1, 1).to('xla')
 adam = torch.optim.Adam(line.parameters())
 (line(shard.reshape(8, 1)) ** 2).mean().backward()
@@ -328,7 +328,7 @@ print(told(wrapped)[:60])
 """,
     )
     launch, group, reduced, wrapped = printed(seen)
-    # Not ours and not unfinished: torch_xla's own words, which the rule spmd-launch quotes.
+    # Not unfinished work: torch_xla's own message, which the rule spmd-launch quotes.
     assert launch == "NotImplementedError: launch function does not support SPMD at this time"
     assert group.startswith("AssertionError: XLA backend is not supported with SPMD")
     assert reduced == "1.0"

@@ -1,4 +1,4 @@
-"""The private names below `tpunb.log` and `tpunb.save` mean what they did."""
+"""The private names that `tpunb.log` and `tpunb.save` use behave as expected."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def addresses(kind: str) -> list[str]:
 
 
 def metadata(kind: str, worker: int) -> dict[str, str]:
-    """What the metadata server of a host has."""
+    """The values of a host's metadata server."""
     env = {
         "ACCELERATOR_TYPE": kind,
         "CHIPS_PER_HOST_BOUNDS": "2,2,1",
@@ -61,7 +61,7 @@ def metadata(kind: str, worker: int) -> dict[str, str]:
 
 
 def variables(kind: str, worker: int) -> dict[str, str]:
-    """What GKE's device plugin and webhook set in a container."""
+    """The variables that GKE's device plugin and webhook set in a container."""
     return {
         "TPU_SKIP_MDS_QUERY": "true",
         "TPU_ACCELERATOR_TYPE": kind,
@@ -73,7 +73,7 @@ def variables(kind: str, worker: int) -> dict[str, str]:
 
 
 def presets(kind: str, worker: int) -> dict[str, str]:
-    """What LeaderWorkerSet sets besides (and KubeRay's webhook on v7x)."""
+    """The variables that LeaderWorkerSet sets in addition (and KubeRay's webhook on v7x)."""
     return {
         "TPU_PROCESS_ADDRESSES": ",".join(f"{ip}:8476" for ip in addresses(kind)),
         "TPU_PROCESS_PORT": "8476",
@@ -82,7 +82,7 @@ def presets(kind: str, worker: int) -> dict[str, str]:
 
 
 def of_processes(kind: str, worker: int) -> dict[str, str]:
-    """The variables for hosts that torch_xla reads first, and which are those of a process."""
+    """Variables that torch_xla reads first for facts about hosts, but that are about a process."""
     env = variables(kind, worker)
     return {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -104,7 +104,7 @@ WAYS: dict[str, Any] = {
 
 
 def _look() -> None:
-    """On a host with a metadata server: what each rank of each slice is told, as JSON."""
+    """On a host with a metadata server: the variables of each rank of each slice, as JSON."""
     from torch_xla._internal import tpu
 
     from tpunb.xla import device
@@ -167,7 +167,7 @@ def test_every_rank_of_every_slice_has_its_own_chip(found: list[Any]) -> None:
             }
             assert expected.items() <= env.items(), (way, kind, worker, local_rank, env)
             assert kept == worker
-            # torch_xla itself gives this process's number where variables say it.
+            # torch_xla itself returns this process's number if variables contain it.
             by_metadata = way.startswith("metadata")
             assert asked_again == (worker if by_metadata else worker * LOCAL + local_rank)
 

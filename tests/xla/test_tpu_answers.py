@@ -1,4 +1,4 @@
-"""What torch_xla asks of a TPU has an answer in a rehearsal, so that its own code runs."""
+"""A rehearsal answers torch_xla's queries about a TPU, so that torch_xla's own code runs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What went wrong in a run, and what XLA did with a cell."""
+"""Diagnosis of failed runs, and of XLA's work in a cell."""

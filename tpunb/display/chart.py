@@ -1,4 +1,4 @@
-"""The chart of one metric over its steps, as a picture with axes."""
+"""Charts: a metric over its steps, with axes, and how a step's time was spent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpunb.runs.step_times import StepTimes
 
 
 class Size(NamedTuple):
-    """Pixels of a chart, the most numbers at an axis, and whether the metric's name is above it."""
+    """Size of a chart in pixels, maximum numbers on an axis, and whether it has a title."""
 
     width: int
     height: int
@@ -22,13 +22,13 @@ class Size(NamedTuple):
 
 
 LARGE = Size(680, 260, 6, True)
-"""In the panel. On a narrow page it shrinks …"""
+"""Size in the panel; on a narrow page the chart shrinks to NARROWEST."""
 NARROWEST = 400
-"""… to this width, below which its numbers could not be read; then it scrolls."""
+"""Minimum width of a chart in the panel, so that its numbers stay readable; then it scrolls."""
 SMALL = Size(264, 136, 4, False)
-"""In a card, below name and value: three side by side, one on a narrow page."""
+"""Size in a card, below name and value: three charts in a row, or one on a narrow page."""
 MAX_POINTS = 600
-"""Points that are drawn; of more values, each is the mean of equally many."""
+"""Maximum number of points; if there are more values, each point is the mean of several."""
 _LEFT, _RIGHT, _BOTTOM, _TITLE = 52, 12, 34, 14
 _INK, _LINE = "#808080", "#2f81f7"
 
@@ -39,7 +39,7 @@ Point = tuple[float, float]
 
 
 def chart_html(points: Sequence[Point], name: str, *, log: bool) -> str:
-    """The picture for the panel; on a `log` scale, values of 0 and below are left out."""
+    """Return the chart for the panel; on a `log` scale, values of 0 and below are left out."""
     image = chart_image(points, name, LARGE, log=log, style=f"min-width:{NARROWEST}px;")
     if not image:
         return f"<i>{escape(name)}: nothing to draw yet</i>"
@@ -49,7 +49,7 @@ def chart_html(points: Sequence[Point], name: str, *, log: bool) -> str:
 def chart_image(
     points: Sequence[Point], name: str, size: Size, *, log: bool = False, style: str = ""
 ) -> str:
-    """The picture as HTML; empty before there are two points."""
+    """Return the chart as HTML; '' before there are two points."""
     points = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not log)]
     if len(points) < 2:
         return ""
@@ -59,7 +59,7 @@ def chart_image(
     xs = [x for x, _ in points]
     ys = [math.log10(y) if log else y for _, y in points]
     low, high = min(ys), max(ys)
-    if math.isclose(low, high):  # or rounding would look like a decline
+    if math.isclose(low, high):  # otherwise rounding errors would look like changes
         low, high = low - 0.5, high + 0.5
 
     def across(x: float) -> float:
@@ -93,7 +93,7 @@ def chart_image(
 
 
 def _round_numbers(low: float, high: float, most: int, *, least: float = 0.0) -> list[float]:
-    """At most this many round numbers from `low` to `high`, `least` or more apart."""
+    """Return at most `most` round numbers from `low` to `high`, at least `least` apart."""
     step = max((high - low) / (most - 1), least)
     power = 10.0 ** math.floor(math.log10(step))
     step = power * next(n for n in (1, 2, 5, 10) if n * power >= step * (1 - _EPS))
@@ -102,7 +102,7 @@ def _round_numbers(low: float, high: float, most: int, *, least: float = 0.0) ->
 
 
 def _powers(low: float, high: float, most: int) -> list[float]:
-    """Logarithms of powers of ten from `low` to `high`, and of 2 and 5 times them if few."""
+    """Return the logarithms of powers of ten in a range; if few, of 2 and 5 times them as well."""
     tens = _round_numbers(low, high, most, least=1)
     if len(tens) > 2:
         return tens
@@ -119,11 +119,11 @@ _PARTS = {
     "device": "#2da44e",
     "idle": "#c9d1d9",
 }
-"""Colours of what a step's time goes to: the same in both bars."""
+"""Colours of the parts of a step's time, the same in both bars."""
 
 
 def steps_image(steps: StepTimes) -> str:
-    """Where the time of a mean step went: a bar for the ranks' Python, one for the devices."""
+    """Return a picture of a mean step's time: a bar for the ranks' Python, one for the devices."""
     bars = [("ranks", steps.host_parts()), ("devices", steps.device_parts())]
     width, left, thick = 560, 56, 20
     drawn: list[str] = []

@@ -1,6 +1,6 @@
-"""The report of `%tpu_setup` and `tpunb doctor`: as text, and as a card.
+"""The report of `%tpu_setup` and `tpunb doctor`, as text and as a card.
 
-As in a run's card: only inline styles that every front end keeps, and the text's own colour.
+Like a run's card, it uses only inline styles that every front end keeps, and no text colours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COMMAND = re.compile("`([^`]+)`")
 
 
 def report_text(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
-    """The report as text. `own`: more rows, about the kernel that shows it."""
+    """Return the report as text. `own`: additional rows, about the kernel that shows it."""
     rows = [*_rows(report), *own]
     wide = max(len(name) for name, _ in rows)
     style = Style.BAD if report.problems else Style.GOOD
@@ -38,14 +38,14 @@ def report_text(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def report_card(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     colour = _BAD if report.problems else _GOOD
     parts = [f"<div><b>{escape(_headline(report))}</b></div>"]
     if report.problems:
         first, *rest = report.problems
         parts.append(_problem(first))
         parts += [_problem(other, "also: ") for other in rest]
-    # Not a table: front ends give tables stripes, borders and a colour of their own.
+    # Not a table: front ends give tables their own stripes, borders and colours.
     label = f"{_FAINT};flex:0 0 7em"
     rows = "".join(
         f'<div style="display:flex"><span style="{label}">{escape(name)}</span> '
@@ -118,7 +118,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
 def _device(report: Report) -> str:
     machine = report.machine
     if not machine.chips and machine.device == "TPU":
-        return "no TPU, though PJRT_DEVICE asks for one: nothing can run"
+        return "no TPU, although PJRT_DEVICE=TPU is set: nothing can run"
     if not machine.chips:
         return f"no TPU; {_cores(report)}"
     parts = [machine.accelerator_type or f"TPU {machine.generation}"]

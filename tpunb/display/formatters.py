@@ -1,4 +1,4 @@
-"""IPython's HTML formatters for results, diagnoses and snapshots: cards, as runs have."""
+"""IPython formatters that display results, diagnoses and snapshots as cards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tpunb.runs.result import Causes, Diagnosis
 
 _last: tuple[Path, int] | None = None
-"""The run whose card was shown last, and the number of its cell."""
+"""The run whose card was shown last, and the execution count of its cell."""
 
 
 def register_formatters(shell: InteractiveShell) -> None:
@@ -53,12 +53,12 @@ def _execution_count() -> int:
 
 
 def _is_shown(of: RunResult) -> bool:
-    """Whether the running cell shows its card already."""
+    """True if the running cell already shows the card."""
     return _last == (of.dir, _execution_count())
 
 
 def _result(of: RunResult) -> str | None:
-    """The card; None in the cell that shows it already, where a line is enough."""
+    """Return the card; None in the cell that already shows it, where one line is enough."""
     return None if _is_shown(of) else result_card(of)
 
 
@@ -70,7 +70,7 @@ def _pretty_result(of: RunResult, printer: Any, cycle: bool) -> None:
 
 
 def result_card(of: RunResult) -> str:
-    """The card of a finished run."""
+    """Return the card of a finished run."""
     left_out = len(of.summary.curves) - status.MOST_METRICS
     returned = [f"returned: {', '.join(of.returns)}"] if of.returns else []
     return html.Card(
@@ -91,7 +91,7 @@ def result_card(of: RunResult) -> str:
 
 
 def _diagnosis(of: Diagnosis) -> str:
-    """A cause, its evidence, and the fix."""
+    """Return a card with a cause, its evidence and the fix."""
     evidence = "\n".join(str(line) for line in of.evidence)
     link = escape(of.link, quote=True)
     return html.framed(
@@ -129,4 +129,4 @@ _HTML: dict[str, Callable[[Any], str | None]] = {
     "tpunb.runs.result.Diagnosis": _diagnosis,
     "tpunb.runs.result.Causes": _causes,
 }
-"""By the names of the types, so that registering imports none of them."""
+"""Formatters by type name, so that registering them imports none of the types."""

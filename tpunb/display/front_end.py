@@ -1,4 +1,4 @@
-"""The front end of the running cell: which outputs it can show, and how to write to them."""
+"""The front end of the running cell: its abilities, and how to write its outputs."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tpunb.utils import terminal
 
 @dataclass(frozen=True)
 class FrontEnd:
-    """How a cell shows output: text that is appended, and outputs that are replaced in place."""
+    """The outputs of a cell: text that is appended, and outputs that are replaced in place."""
 
     write: Callable[[str], None]
     publish: Callable[[dict[str, str]], None] | None
-    """Takes a bundle of MIME types; None in a terminal, which cannot replace an output."""
+    """Shows a bundle of MIME types; None in a terminal, which cannot replace an output."""
     batch: bool = False
-    """Nobody is watching (papermill, nbclient): every message becomes an output in the file."""
+    """True under papermill and nbclient: every message becomes an output in the file."""
     stops: bool = False
-    """A button in the card can interrupt the cell (JupyterLab and Notebook 7)."""
+    """True if a button in the card can interrupt the cell (JupyterLab and Notebook 7)."""
     newest: Callable[[str, Sequence[str]], None] | None = None
-    """Replaces the newest lines and the line above them …"""
+    """Replaces the newest lines and the line above them, once `room` is used up."""
     room: int | None = None
-    """… after this many bytes were written; None: no limit."""
+    """Bytes that may be written before only the newest lines are shown; None: no limit."""
 
     @property
     def links(self) -> bool:
-        """A link to a cell's id jumps to it: in JupyterLab, Notebook 7, and nbconvert's HTML."""
+        """True if links to cell ids work: in JupyterLab, Notebook 7, and nbconvert's HTML."""
         return self.stops or self.batch
 
 
 def current_front_end() -> FrontEnd:
-    """The front end of the cell that is running."""
-    # get_ipython has no types in the older versions that Colab runs.
+    """Return the front end of the running cell."""
+    # get_ipython has no types in the older versions that Colab uses.
     shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
@@ -46,7 +46,7 @@ def current_front_end() -> FrontEnd:
     # Only nbclient, and papermill with it, cannot ask for input.
     request = kernel.get_parent()
     batch = not request.get("content", {}).get("allow_stdin", True)
-    # Only JupyterLab and Notebook 7 say which cell it is.
+    # Only JupyterLab and Notebook 7 send the cell's id.
     stops = not batch and "cellId" in request.get("metadata", {})
     return FrontEnd(
         write_text,
@@ -61,7 +61,7 @@ def current_front_end() -> FrontEnd:
 def show_bundle(bundle: dict[str, str]) -> Callable[[dict[str, str]], None] | None:
     """Show a bundle of MIME types, text/plain among them, in the running cell.
 
-    Returns what replaces it, from any thread; None in a terminal.
+    Returns a function that replaces it, from any thread; None in a terminal.
     """
     front = current_front_end()
     if front.publish is not None:
@@ -78,7 +78,7 @@ def write_text(text: str) -> None:
 
 
 class _Newest:
-    """The newest lines as one output below those that were written; keeps colours."""
+    """The newest lines, as one output below the written lines; keeps colours."""
 
     def __init__(self) -> None:
         self._output = ReplacedOutput()
@@ -88,7 +88,7 @@ class _Newest:
 
 
 class ReplacedOutput:
-    """One output of the cell, replaced by each new bundle. A saved notebook keeps the last."""
+    """One output of the cell, replaced by each new bundle; a saved notebook keeps the last one."""
 
     def __init__(self) -> None:
         self._handle: DisplayHandle | None = None
@@ -104,15 +104,15 @@ class ReplacedOutput:
 class SharedOutput:
     """An output that several cells show; each new bundle replaces it in all of them.
 
-    What a background thread prints appears below whichever cell is running. An output with a
-    display id is replaced where it is instead, in every front end.
+    Text that a background thread prints would appear below the cell that is running by chance. An
+    output with a display id is replaced in its place, in every front end.
     """
 
     def __init__(self, name: str) -> None:
         self._id = f"tpunb-{name}"
         self._bundle: dict[str, Any] = {}
         self._cell: int | None = None
-        """The number of the last cell that showed it."""
+        """Execution count of the last cell that showed it."""
 
     def __call__(self, bundle: dict[str, Any]) -> None:
         """Replace the output, from any thread."""
@@ -121,7 +121,7 @@ class SharedOutput:
             update_display(bundle, raw=True, display_id=self._id)
 
     def show(self) -> None:
-        """Show the output in the running cell, from its thread, once a cell."""
+        """Show the output in the running cell, once per cell; call it in the cell's thread."""
         shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
         if self._bundle and shell.execution_count != self._cell:
             self._cell = shell.execution_count

@@ -1,10 +1,9 @@
 """The card of a run as HTML: plain boxes, one badge for each rank, a sparkline for each metric.
 
-It must read in every front end, light or dark, trusted or not: inline styles only, of those
-that JupyterLab's sanitiser keeps; the text's own colour, and colours only in borders and bars;
-no scripts, no inline SVG; " · " as real text, so that it still reads where all styles are
-removed. Every update replaces the whole card, so until the last one it holds nothing that can be
-opened or typed into.
+It must be readable in every front end, light or dark, trusted or not. So it has only inline styles
+that JupyterLab's sanitiser keeps, colours only in borders and bars, no scripts and no inline SVG;
+" · " is real text, for front ends that remove all styles. Every update replaces the whole card, so
+until the last one it contains nothing that can be opened or typed into.
 """
 
 from __future__ import annotations
@@ -22,30 +21,39 @@ from tpunb.runs.spec import FailureKind
 from tpunb.utils.text import name_ranks
 
 STOP, STOP_NOW, LEAVE = "Stop", "Stop now", "Stop following"
-"""Labels of the button: the first press stops the run, the second does not wait until ranks have
-saved; in a cell that only follows a run, the run continues."""
+"""Labels of the button: the first press stops the run, the second skips the grace period; in a cell
+that only follows a run, a press leaves it running."""
 _BUTTON = (
     '<button data-commandlinker-command="notebook:interrupt-kernel" '
     'data-commandlinker-args="{}" style="font-size:12px;padding:0 8px">'
 )
-"""JupyterLab and Notebook 7 run the command; it needs neither widgets nor JavaScript of ours."""
+"""JupyterLab and Notebook 7 run the command themselves, without widgets or other JavaScript."""
 _FAINT = "opacity:0.7"
 MAX_TRACEBACK = 4_000
-"""Characters of a traceback in a card."""
+"""Maximum characters of a traceback in a card."""
 
 
 # Badges of ranks
 
 BEHIND_STEPS = 3
-"""Steps that a rank must be behind the others to be called behind …"""
+"""Minimum number of steps by which a rank that is shown as behind must be behind."""
 BEHIND_SECONDS = 1.5
-"""… and seconds: each rank reports its steps twice a second, at moments of its own."""
+"""Minimum lag in seconds of such a rank: ranks report twice a second, not at the same time."""
 MAX_NUMBERED = 32
-"""Up to this many ranks, each badge shows its number …"""
+"""Maximum number of ranks for which each badge shows its number."""
 MAX_ODD = 16
-"""… and beyond, this many of the failed and late ones: a card is at most 10 kB."""
+"""Maximum number of failed and late ranks with a number if there are more.
+
+The card of an active run has at most 10 kB, and 12 kB if everything in it is long.
+"""
+MAX_NAME = 24
+"""Maximum characters of a rank's name on its badge; a longer one is shown without the host."""
+MAX_LINE = 100
+"""Maximum characters of a source line, or of a line of output that is not finished."""
+MAX_TEXT = 600
+"""Maximum characters of a cause and of a fix."""
 MAX_NAMES = 60
-"""Characters of a list of ranks in the same state."""
+"""Maximum characters of a list of ranks in the same state."""
 _GREEN, _BLUE, _YELLOW, _RED, GREY = "#2da44e", "#2f81f7", "#bf8700", "#e5534b", "#808080"
 _GLYPHS = {
     "running": ("●", _GREEN),
@@ -63,7 +71,7 @@ _ODD = ("failed", "lost", "behind", "blocking the others")
 
 @dataclass(frozen=True)
 class RankBadge:
-    """What one rank is doing: a word, and details where there are any."""
+    """The state of one rank: a word, and possibly details."""
 
     word: str
     detail: str = ""
@@ -78,7 +86,7 @@ class RankBadge:
 
     @property
     def is_odd(self) -> bool:
-        """True if it deserves a look: the rank has failed, is late, or blocks the others."""
+        """True if the rank has failed, is behind, or blocks the others."""
         return self.word in _ODD
 
     def __str__(self) -> str:
@@ -95,16 +103,16 @@ def rank_badges(
     hung: bool = False,
     lost: Collection[int] = (),
 ) -> list[RankBadge]:
-    """The badges of all ranks.
+    """Return the badges of all ranks.
 
     Args:
-        world_size: How many ranks there are.
-        life: What each rank last reported.
+        world_size: The number of ranks.
+        life: The last report of each rank.
         exits: Exit codes of the ranks that have ended.
         failed: Ranks that failed by themselves.
-        speed: Steps a second of the fastest rank.
-        hung: The run ended as hung: ranks that the others waited for are marked.
-        lost: Ranks of hosts that were lost.
+        speed: Steps per second of the fastest rank.
+        hung: True if the run ended as hung: ranks that the others waited for are marked.
+        lost: Ranks of lost hosts.
     """
     at_fault = set(failed)
     waiting = {rank for rank, state in enumerate(life) if hung and state and state.waiting}
@@ -124,7 +132,7 @@ def rank_badges(
         elif state is None or not state.begun:
             badge = RankBadge("starting")
         elif furthest - state.steps >= max(BEHIND_STEPS, BEHIND_SECONDS * speed):
-            # How far: a step's number would be another than those of the log and of the progress.
+            # The distance, as the rank's own step number would differ from those in the log.
             badge = RankBadge("behind", f"{furthest - state.steps:,} steps")
         elif state.compiling:
             badge = RankBadge("compiling")
@@ -135,48 +143,48 @@ def rank_badges(
 
 
 def describe_badges(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> str:
-    """'ranks 0-14,16 running · rank 15 behind (12 steps)', the largest group first."""
+    """Describe badges, largest group first: 'ranks 0-14,16 running · rank 15 behind (12 steps)'."""
     groups: dict[RankBadge, list[int]] = {}
     for rank, badge in enumerate(badges):
         groups.setdefault(badge, []).append(rank)
     parts = []
     for badge, ranks in sorted(groups.items(), key=lambda group: -len(group[1])):
         names = name_ranks(ranks, hosts, len(badges))
-        if len(names) > MAX_NAMES:  # as of many hosts: the numbers alone
+        if len(names) > MAX_NAMES:  # if there are many hosts: the numbers alone
             names = _shortened(name_ranks(ranks))
         parts.append(f"rank{'s' if len(ranks) > 1 else ''} {names} {badge}")
     return " · ".join([*parts[:5], *([f"and {len(parts) - 5} more"] if len(parts) > 5 else [])])
 
 
 def _shortened(names: str) -> str:
-    """'0,2,4,…' for a long list."""
+    """Shorten a long list to '0,2,4,…'."""
     return names if len(names) <= MAX_NAMES else f"{names[:MAX_NAMES].rpartition(',')[0]},…"
 
 
 def badges_html(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> str:
-    """The badges, and below them the same in words."""
+    """Return the badges, and below them their description."""
     names = [name_ranks([rank], hosts, len(badges)) for rank in range(len(badges))]
+    names = [name if len(name) <= MAX_NAME else str(rank) for rank, name in enumerate(names)]
     row = (_numbered_row if len(badges) <= MAX_NUMBERED else _glyph_row)(badges, names)
     return f'{row}<div style="{_FAINT}">{escape(describe_badges(badges, hosts))}</div>'
 
 
 def _numbered_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
-    """One box with its number for each rank."""
+    """Return a box with the number of each rank."""
     boxes = []
     for name, badge in zip(names, badges, strict=True):
-        style = (
-            f"display:inline-block;border:{2 if badge.is_odd else 1}px solid {badge.colour};"
-            "border-radius:4px;padding:0 6px;margin:0 4px 3px 0"
-        )
+        width = 2 if badge.is_odd else 1
+        style = f"border:{width}px solid {badge.colour};border-radius:4px;padding:0 6px"
         label = f"{badge.glyph} {escape(name)}"
         title = escape(f"rank {name}: {badge}", quote=True)
         inner = f"<b>{label}</b>" if badge.is_odd else label
         boxes.append(f'<span title="{title}" style="{style}">{inner}</span>')
-    return f"<div>{' '.join(boxes)}</div>"
+    # The height of the lines separates the rows; a margin in each box would take more bytes.
+    return f'<div style="line-height:2">{" ".join(boxes)}</div>'
 
 
 def _glyph_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
-    """For many ranks: glyphs alone, and the odd ones with their numbers."""
+    """Return a glyph for each of many ranks; odd ranks get a box with their number."""
     pieces = []
     odd = 0
     for name, badge in zip(names, badges, strict=True):
@@ -194,18 +202,18 @@ def _glyph_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
 # Chips
 
 MAX_CHIPS = 16
-"""Up to this many, each chip has its box; beyond, a line says what is usual and what is odd."""
+"""Maximum number of chips with a box each; more chips are summarised in a line."""
 
 
 def describe_some_chips(chips: Sequence[Chip]) -> list[str]:
-    """'chip 0: 12.1 of 16.0 GB, 87 % busy' of each chip, or of many of them together."""
+    """Describe each chip, or many together: 'chip 0: 12.1 of 16.0 GB, 87 % busy'."""
     if len(chips) > MAX_CHIPS:
         return [f"{len(chips)} {describe_chips([replace(c, mean_duty=None) for c in chips])}"]
     return [str(chip) for chip in chips]
 
 
 def chips_html(chips: Sequence[Chip]) -> str:
-    """A box for each chip: how full its memory is, and as a bar how busy it was."""
+    """Return a box for each chip, with its memory and, as a bar, its duty cycle."""
     if len(chips) > MAX_CHIPS:
         return f"<div>{escape(describe_some_chips(chips)[0])}</div>"
     boxes = []
@@ -225,15 +233,15 @@ def chips_html(chips: Sequence[Chip]) -> str:
 # Sparklines of metrics
 
 POINTS = 40
-"""Points of a sparkline. Beyond twice as many, pairs are averaged, so its size is bounded."""
+"""Points of a sparkline. When there are twice as many, pairs are averaged: its size is bounded."""
 WIDTH, HEIGHT = 120, 26
-"""Pixels."""
+"""Size of a sparkline in pixels."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
 class Sparkline:
-    """The course of one metric, small enough for a line of text or of a card."""
+    """The course of one metric, small enough for a line of text or a card."""
 
     values: list[float] = field(default_factory=list)
     """At most 2 × POINTS means of equally many values, in order."""
@@ -242,7 +250,7 @@ class Sparkline:
     _count: int = 0
 
     def add(self, value: float) -> None:
-        """Add the next value. NaN and infinite ones are left out."""
+        """Add the next value; NaN and infinite values are left out."""
         if not math.isfinite(value):
             return
         self._sum += value
@@ -258,13 +266,13 @@ class Sparkline:
 
     @property
     def varies(self) -> bool:
-        """Whether there is anything to see."""
+        """True if there are two different values."""
         return any(not math.isclose(value, self.values[0]) for value in self.values)
 
     def heights(self, points: int) -> list[float]:
-        """At most `points` numbers from 0 (the lowest) to 1; 0.5 where all are equal.
+        """Return at most `points` numbers from 0 (the lowest) to 1; 0.5 if all are equal.
 
-        Values that differ by rounding only, as means over ranks do, count as equal.
+        Values that differ only by rounding, as means over ranks do, count as equal.
         """
         step = max(1, math.ceil(len(self.values) / points))
         means = [
@@ -277,14 +285,14 @@ class Sparkline:
         return [(value - low) / (high - low) for value in means]
 
     def text(self, points: int = 10) -> str:
-        """'█▅▃▂▁▁', or '' before there are two different values."""
+        """Return '█▅▃▂▁▁', or '' before there are two different values."""
         heights = self.heights(points)
         if not self.varies:
             return ""
         return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] for height in heights)
 
     def image(self, colour: str) -> str:
-        """A data URL: front ends keep pictures, and drop inline SVG."""
+        """Return the picture as a data URL: front ends keep it, but remove inline SVG."""
         heights = self.heights(POINTS)
         step = (WIDTH - 6) / max(1, len(heights) - 1)
         points = [
@@ -300,7 +308,7 @@ class Sparkline:
 
 
 def svg_url(svg: str) -> str:
-    """The picture as a data URL."""
+    """Return an SVG picture as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
@@ -315,41 +323,41 @@ class CardMetric:
     value: str
     sparkline: Sparkline = field(default_factory=lambda: Sparkline())
     chart: str = ""
-    """Of a run that has ended: a picture in its place, as HTML."""
+    """Picture that replaces the sparkline once the run has ended, as HTML."""
 
 
 @dataclass(frozen=True)
 class FailureDetails:
-    """Where a run failed, why, what to do, and only then the traceback."""
+    """Place, cause and fix of a run's failure, followed by the traceback."""
 
     failure: Failure
     cause: str = ""
     fix: str = ""
     traceback: str = ""
-    """Shown folded; empty where the traceback is shown elsewhere."""
+    """The traceback, shown folded; '' if it is shown elsewhere."""
     link: bool = False
-    """Whether a link jumps to the cell."""
+    """True to show a link to the cell."""
     source: str = ""
-    """Where the cause is documented: a URL."""
+    """URL of the cause's documentation."""
 
     @classmethod
     def of(
         cls, result: RunResult, *, traceback: bool = False, link: bool = False
     ) -> FailureDetails | None:
-        """Those of a run that has failed, with its `traceback` and with a `link` to its cell."""
+        """Return the details of a failed run, with its `traceback` and a `link` to its cell."""
         if result.failure is None:
             return None
         diagnosis = result.diagnoses[0] if result.diagnoses else None
         cause, fix = (diagnosis.cause, diagnosis.fix) if diagnosis else ("", "")
         source = diagnosis.link if diagnosis else ""
         text = result.failure.traceback if traceback else ""
-        if (excess := len(text) - MAX_TRACEBACK) > 0:  # the end of it says the most
-            left_out = f"… {excess:,} characters left out, all are in run.log …\n"
+        if (excess := len(text) - MAX_TRACEBACK) > 0:  # keep more of the end, which matters most
+            left_out = f"… {excess:,} characters left out; all are in run.log …\n"
             text = text[: MAX_TRACEBACK // 4] + left_out + text[-MAX_TRACEBACK * 3 // 4 :]
         return cls(result.failure, cause, fix, text, link, source)
 
     def lines(self) -> list[str]:
-        """The details as text."""
+        """Return the details as lines of text."""
         failure = self.failure
         lines = [*number_lines(failure.source, failure.line), *self._places()]
         lines += [f"{label}: {text}" for label, text in self._advice()]
@@ -357,7 +365,7 @@ class FailureDetails:
         return [*lines, *self.traceback.rstrip().splitlines()]
 
     def html(self) -> str:
-        """The source lines, why it failed, what to do, and the folded traceback."""
+        """Return the source lines, cause, fix and folded traceback as HTML."""
         failure, parts = self.failure, []
         if self.link and failure.cell_id is not None:
             href = escape(f"#cell-id={failure.cell_id}", quote=True)
@@ -366,13 +374,16 @@ class FailureDetails:
         if failure.source:
             numbered = number_lines(failure.source, failure.line)
             lines = [
-                f"<b>{escape(text)}</b>" if number == failure.line else escape(text)
+                f"<b>{escape(clip(text))}</b>" if number == failure.line else escape(clip(text))
                 for (number, _), text in zip(failure.source, numbered, strict=True)
             ]
             parts.append(preformatted("\n".join(lines)))
         if places := self._places():
-            parts.append(preformatted(escape("\n".join(places))))
-        parts += [f"<div><b>{label}:</b> {escape(text)}</div>" for label, text in self._advice()]
+            parts.append(preformatted(escape("\n".join(map(clip, places)))))
+        parts += [
+            f"<div><b>{label}:</b> {escape(clip(text, MAX_TEXT))}</div>"
+            for label, text in self._advice()
+        ]
         if self.source:
             href = escape(self.source, quote=True)
             parts.append(f'<div><b>See:</b> <a href="{href}">{href}</a></div>')
@@ -382,15 +393,20 @@ class FailureDetails:
         return "".join(parts)
 
     def _places(self) -> list[str]:
-        """Of a hang: which rank is where."""
+        """Return the position of each rank, if the run hung."""
         return self.failure.message.splitlines()[1:] * (self.failure.kind is FailureKind.HANG)
 
     def _advice(self) -> list[tuple[str, str]]:
         return [(label, text) for label, text in (("Why", self.cause), ("Fix", self.fix)) if text]
 
 
+def clip(text: str, most: int = MAX_LINE) -> str:
+    """Return at most `most` characters of a text."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def preformatted(inner: str) -> str:
-    """Lines of code or output; `inner` is HTML."""
+    """Return a block of code or output; `inner` is HTML."""
     style = (
         "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
         "border-radius:4px;overflow:auto"
@@ -399,7 +415,7 @@ def preformatted(inner: str) -> str:
 
 
 def framed(colour: str, rows: Iterable[str]) -> str:
-    """The rows of a card in their frame, whose left border has this colour."""
+    """Return the rows of a card in a frame whose left border has this colour."""
     style = (
         "border:1px solid rgba(128,128,128,0.35);"
         f"border-left:4px solid {colour};border-radius:6px;padding:6px 12px;"
@@ -410,44 +426,44 @@ def framed(colour: str, rows: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Card:
-    """What the card of a run shows; None or empty for what does not apply."""
+    """The contents of a run's card; parts that are None or empty are not shown."""
 
     colour: str
     state: str
     facts: Sequence[str]
-    """What comes after the state: ranks, device, time."""
+    """Facts after the state: ranks, device, time."""
     aside: str
-    """Where the run's folder is, and when this was updated."""
+    """The run's folder and the time of the update."""
     stop: str = ""
-    """Label of the button that stops the run; no button without it."""
+    """Label of the button that stops the run; '' for no button."""
     share: float | None = None
     progress: str = ""
     metrics: Sequence[CardMetric] = ()
     more: str = ""
-    """How many metrics are left out."""
+    """Number of metrics that are left out."""
     badges: Sequence[RankBadge] = ()
     hosts: Sequence[str] = ()
-    """That the ranks are spread over, if there are several."""
+    """Names of the hosts that the ranks run on, if there are several."""
     speeds: Sequence[str] = ()
     chips: Sequence[Chip] = ()
     summary: Sequence[str] = ()
-    """At the end: best values, and where the time went."""
+    """Best values and use of time, once the run has ended."""
     picture: str = ""
-    """Of `--profile`, as HTML: where the time of a step went."""
+    """Picture of a step's time from `--profile`, as HTML."""
     lines: Sequence[str] = ()
     """Progress bars and unfinished lines of output."""
     failure: FailureDetails | None = None
     remarks: Sequence[str] = ()
-    """At the end: what else has failed or is missing, and how to continue."""
+    """Other failures, missing values and how to continue, once the run has ended."""
 
     def html(self) -> str:
-        """The card."""
+        """Return the card as HTML."""
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
         button = f" · {_BUTTON}{escape(self.stop)}</button>" if self.stop else ""
         rows = [f"<div>{head}{button}</div>"]
         if self.failure is not None:
             rows.append(self.failure.html())
-        rows += [f"<div>{escape(line)}</div>" for line in self.remarks]
+        rows += [f"<div>{escape(clip(line, MAX_TEXT))}</div>" for line in self.remarks]
         if self.progress:
             rows.append(self._progress())
         if self.metrics:
@@ -477,7 +493,7 @@ class Card:
                 f"background-color:{self.colour}"
             )
             bar = f'<div style="{track};margin:6px 0 2px 0"><div style="{filled}"></div></div>'
-        return f'{bar}<div style="{_FAINT}">{escape(self.progress)}</div>'
+        return f'{bar}<div style="{_FAINT}">{escape(clip(self.progress))}</div>'
 
     def _metrics(self) -> str:
         cells = []
@@ -494,11 +510,12 @@ class Card:
                 )
             cells.append(
                 f'<div style="margin:0 8px 2px 0"><span style="{_FAINT}">'
-                f"{escape(metric.name)}</span> <b>{escape(metric.value)}</b>{picture}</div>"
+                f"{escape(clip(metric.name, MAX_NAMES))}</span> "
+                f"<b>{escape(metric.value)}</b>{picture}</div>"
             )
         if self.more:
             cells.append(f'<div style="{_FAINT}">{escape(self.more)}</div>')
-        # Margins keep them apart; the dot is for where all styles are removed.
+        # Margins separate the metrics; the dot is for front ends that remove all styles.
         between = '<span style="opacity:0"> · </span>'
         return (
             f'<div style="display:flex;flex-wrap:wrap;margin-top:6px">{between.join(cells)}</div>'

@@ -1,9 +1,9 @@
-"""The ranks' output as the cell shows it: whole lines with their ranks, folded and rate-limited.
+"""The ranks' output in the cell: whole lines with their ranks, folded and rate-limited.
 
-A front end is slow, and a Jupyter server drops what comes faster than about 1 MB or 1,000
-messages a second (jupyter_server's iopub_data_rate_limit, iopub_msg_rate_limit), without
-saying how much. So less than that is sent, and the lines left out are counted where they are
-missing. Nothing is lost: run.log has every line.
+Front ends are slow, and a Jupyter server drops output beyond about 1 MB or 1,000 messages a
+second (jupyter_server's iopub_data_rate_limit, iopub_msg_rate_limit) without reporting how much.
+So less than that is sent, and a line reports how many lines are left out at that point. Nothing is
+lost: run.log has every line.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tpunb.utils.ansi import Lines, strip_ansi
 from tpunb.utils.text import fold, name_ranks
 
 RATE = 300_000
-"""Bytes that are written in any one second, at most …"""
+"""Maximum bytes that are written in any one second."""
 RESERVE = 50_000
-"""… of which this many are reserved for the end of the run: half of them for lines, half for the
-last lines of the rank that failed."""
+"""Bytes of RATE that are reserved for the end of the run: half for lines, half for the last lines
+of the rank that failed."""
 WINDOW = 1.0
 SETTLE = 0.05
 """Seconds that lines wait for equal lines of other ranks."""
 BURST = 2
-"""Writes that may follow each other at once: what tpunb notes does not hold up the first lines."""
+"""Writes that may follow each other at once, so that tpunb's notes do not delay the first lines."""
 PATIENCE = 1.0
 """Seconds after which an unfinished line is shown as it is."""
 LAST_LINES = 20
-"""Lines of a failed rank's stderr that are shown, whatever else was left out."""
+"""Last lines of a failed rank's stderr that are always shown."""
 _FEW = 32
-"""Up to this many ranks, lines are folded before they are cut: equal ones take less room."""
+"""Maximum number of ranks whose lines are folded before they are cut: folding saves space."""
 _PREFIX = 8
-"""Bytes that the rank and the line end add to a line; an estimate is enough."""
+"""Estimated bytes that the rank and the line end add to a line."""
 
 
 @dataclass
@@ -47,21 +47,21 @@ class _Source:
     lines: Lines = field(default_factory=Lines)
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     count: int = 0
-    """Lines so far."""
+    """Number of lines so far."""
     unseen: int = 0
     """Some of the first `unseen` lines may not have been shown."""
     since: float | None = None
-    """When the unfinished line began."""
+    """Time at which the unfinished line began."""
 
     def feed(self, text: str, now: float, head: int, tail: int) -> tuple[list[str], int]:
-        """The new lines that may be shown, and how many were skipped.
+        """Return the new lines that may be shown, and the number of skipped lines.
 
-        Of long text only the first `head` characters and the last `tail` are looked at.
+        In long text only the first `head` and the last `tail` characters are split into lines.
         """
         lines: list[str] = []
         passed = 0
         if len(text) > head + tail:
-            # More than can ever be shown: only line ends are counted, which is fast.
+            # More than can be shown: the middle is only counted, which is fast.
             first = text.find("\n", head) + 1
             start = text.find("\n", len(text) - tail) + 1
             if 0 < first < start:
@@ -80,14 +80,14 @@ class _Source:
         return lines, passed
 
     def rest(self) -> list[str]:
-        """The unfinished line as the last one."""
+        """Return the unfinished line as the last one."""
         lines = self.lines.rest()
         self.count += len(lines)
         self.last.extend(lines)
         return lines
 
     def last_lines(self) -> list[str]:
-        """The last lines, if any of them may not have been shown."""
+        """Return the last lines, if any of them may not have been shown."""
         return list(self.last) if self.unseen > max(0, self.count - LAST_LINES) else []
 
 
@@ -98,10 +98,10 @@ class _Pending:
     lines: list[str] = field(default_factory=list)
     size: int = 0
     left_out: int = 0
-    """How many older lines were dropped."""
+    """Number of older lines that were dropped."""
 
     def cut(self, most: int) -> int:
-        """Drop the oldest lines until at most `most` bytes are left. Returns how many went."""
+        """Drop the oldest lines until at most `most` bytes are left; return their number."""
         start, total = len(self.lines), 0
         while start and total + (size := _size(self.lines[start - 1])) <= most:
             start, total = start - 1, total + size
@@ -111,7 +111,7 @@ class _Pending:
 
 
 class LogView:
-    """Takes text as it comes and writes lines when they are due. Times are in seconds."""
+    """Collects the ranks' text and writes lines when they are due. Times are in seconds."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class LogView:
         burst: int = BURST,
         name: Callable[[Iterable[int]], str] = name_ranks,
     ) -> None:
-        """`name`: what stands before the lines of ranks."""
+        """`name`: returns the label of the lines of ranks."""
         self._name = name
         self._logs = logs
         self._budget = budget
@@ -132,14 +132,14 @@ class LogView:
         self._notes: list[str] = []
         self._pending: dict[int, _Pending] = {}
         self._since: float | None = None
-        """When the oldest pending line came; None if none is pending."""
+        """Time at which the oldest pending line came; None if no line is pending."""
         self._last: deque[float] = deque(maxlen=burst)
         """Times of the last writes."""
         self._written: deque[tuple[float, int]] = deque()
-        """Times and bytes of the writes within the window; the newest always stays."""
+        """Times and bytes of the writes within the window; the newest write always stays."""
 
     def feed(self, rank: int | None, stream: str, text: str, now: float) -> None:
-        """Take text of a rank.
+        """Add text of a rank.
 
         Text of preludes, and of ranks outside `logs`, is shown only if they fail.
         """
@@ -156,31 +156,31 @@ class LogView:
             self._keep(rank, lines, passed, now)
 
     def note(self, text: str, now: float) -> None:
-        """Take a line of tpunb's own, which is never left out."""
+        """Add a line of tpunb itself, which is never left out."""
         self._notes.append(text)
         self._since = now if self._since is None else self._since
 
     def flush(self, now: float) -> None:
-        """Write what is due. Call it often; it costs little when nothing is due."""
+        """Write lines that are due. Call this often; it costs little if no line is due."""
         if self._since is None or (now - self._since < SETTLE and not self._all_have_written):
             return
         if len(self._last) == self._burst and now - self._last[0] < self._burst * self._interval:
             return
         allowed = RATE - RESERVE - self._used(now)
         pending = sum(lines.size for lines in self._pending.values())
-        # What does not fit now may fit once the window is free.
+        # Lines that do not fit now may fit in the next window.
         if self._budget.is_limited or pending <= allowed or allowed == RATE - RESERVE:
             self._emit(allowed, now)
 
     @property
     def _all_have_written(self) -> bool:
-        """Whether there are as many lines of each shown rank, so that none waits for another's."""
+        """True if all shown ranks have equally many pending lines, so that none need wait."""
         counts = {len(pending.lines) for pending in self._pending.values()}
         return len(self._pending) == len(self._logs) and len(counts) == 1
 
     @property
     def count(self) -> int:
-        """How many lines the shown ranks have written."""
+        """Number of lines that the shown ranks have written."""
         return sum(
             source.count
             for (rank, stream), source in self._sources.items()
@@ -188,7 +188,7 @@ class LogView:
         )
 
     def unfinished(self, now: float) -> dict[int, list[str]]:
-        """Unfinished lines of each rank, progress bars among them, without colours."""
+        """Return each rank's unfinished lines, including progress bars, without colours."""
         lines: dict[int, list[str]] = {}
         for (rank, stream), source in self._sources.items():
             if rank is None or rank not in self._logs or stream == "prelude":
@@ -200,11 +200,11 @@ class LogView:
         return lines
 
     def finish(self, now: float, failure: Failure | None = None) -> None:
-        """Write the last lines, and those of the rank that failed first."""
+        """Write the pending lines, and the last lines of the rank that failed first."""
         for (rank, stream), source in self._sources.items():
             if (lines := source.rest()) and rank in self._logs and stream != "prelude":
                 assert rank is not None
-                # Bars of the ranks differ in their times only: without these they fold.
+                # The ranks' bars differ only in their times; without these they can be folded.
                 self._keep(rank, [strip_times(line) for line in lines], 0, now)
         self._emit(RATE - RESERVE // 2 - self._used(now), now)
         if failure is not None:
@@ -227,12 +227,12 @@ class LogView:
             self._hide(rank)
 
     def _hide(self, rank: int) -> None:
-        """Note that lines of a rank are left out; of which stream is not known."""
+        """Note that lines of a rank are left out, of an unknown stream."""
         if source := self._sources.get((rank, "stderr")):
             source.unseen = source.count
 
     def _used(self, now: float) -> int:
-        """Bytes that were written within the last second."""
+        """Return the bytes that were written within the last second."""
         while self._written and now - self._written[0][0] >= WINDOW:
             if len(self._written) == 1:
                 return 0
@@ -240,7 +240,7 @@ class LogView:
         return sum(size for _, size in self._written)
 
     def _emit(self, most: int, now: float) -> None:
-        """Write all pending lines; where the output has no limit, at most `most` bytes of them."""
+        """Write all pending lines; at most `most` bytes of them if the output has no budget."""
         notes = "".join(f"{note}\n" for note in self._notes)
         if self._budget.is_limited:
             lines = self._limited()
@@ -249,10 +249,10 @@ class LogView:
             lines, left_out = self._take(most)
             if total := sum(left_out.values()):
                 what = "1 line" if total == 1 else f"{total:,} lines"
-                notes += f"[{self._name(left_out)}] … {what} left out here; all are in run.log\n"
+                notes += f"[{self._name(left_out)}] … {what} not shown; all are in run.log\n"
             lines = notes + lines
         self._budget.add(lines)
-        if self._budget.room == 0:  # only the newest lines of all ranks can be seen
+        if self._budget.room == 0:  # only the newest lines of all ranks are visible
             for rank in self._pending:
                 self._hide(rank)
         self._last.append(now)
@@ -260,8 +260,8 @@ class LogView:
         self._notes, self._pending, self._since = [], {}, None
 
     def _limited(self) -> str:
-        """The first pending lines, as many as may fit, and the newest."""
-        # For few ranks, as many lines as can be seen if all fold; else a share for each.
+        """Return the first pending lines that may fit, and the newest."""
+        # For few ranks, keep as many lines as are visible if all fold; otherwise a share of each.
         share = max(1, NEWEST // max(1, len(self._pending)))
         each = NEWEST if len(self._pending) <= _FEW else share
         while True:
@@ -273,7 +273,7 @@ class LogView:
             each = max(share, each // 2)
 
     def _take(self, most: int) -> tuple[str, dict[int, int]]:
-        """Pending lines as text of at most `most` bytes; how many are left out of each rank."""
+        """Return at most `most` bytes of pending lines, and the number left out of each rank."""
         share = most
         while len((lines := self._folded()).encode()) > most:
             sizes = {rank: pending.size for rank, pending in self._pending.items()}
@@ -292,25 +292,25 @@ class LogView:
         source = self._sources.get((rank, "stderr"))
         if source is not None and (lines := source.last_lines()):
             name = "" if rank is None else self._name([rank])
-            return f"the last lines that rank {name} wrote to stderr:\n" + "".join(
+            return f"last lines of rank {name} on stderr:\n" + "".join(
                 f"[{name}] {line}\n" for line in lines
             )
-        # What was written before an exception adds little to its traceback.
+        # If there is a traceback, the lines before it add little.
         prelude = self._sources.get((rank, "prelude"))
         if source is None and prelude is not None and not failure.traceback:
-            return "the last lines that the prelude wrote:\n" + "".join(
+            return "last lines of the prelude:\n" + "".join(
                 f"{line}\n" for line in prelude.last_lines()
             )
         return ""
 
 
 def _size(text: str) -> int:
-    """Bytes of a line with its rank and line end, or of several without theirs."""
+    """Return the bytes of a line with one label and line end; of several lines, without more."""
     return _PREFIX + (len(text) if text.isascii() else len(text.encode()))
 
 
 def _shares(sizes: Mapping[int, int], budget: int) -> dict[int, int]:
-    """Bytes for each rank: those that need little get it all, the others share evenly."""
+    """Divide a budget among ranks: small needs are met in full, the others share evenly."""
     shares: dict[int, int] = {}
     for rank in sorted(sizes, key=sizes.__getitem__):
         shares[rank] = min(sizes[rank], budget // (len(sizes) - len(shares)))
@@ -318,24 +318,24 @@ def _shares(sizes: Mapping[int, int], budget: int) -> dict[int, int]:
     return shares
 
 
-# Tracebacks, taken out of what ranks wrote: the end of the run shows the first
+# Tracebacks, removed from the ranks' output: the end of the run shows the first one
 
 
 @dataclass
 class _ExpectedTraceback:
-    """The traceback that one rank prints, and how much of it has come."""
+    """The traceback that one rank will print, and how much of it has come."""
 
     failure: Failure
     held: str = ""
-    """Text that may be its beginning."""
+    """Text held back because it may be the beginning of the traceback."""
     seen: bool = False
 
 
 class TracebackFilter:
-    """Takes the tracebacks that ended ranks out of what they wrote; run.log keeps them.
+    """Removes from the ranks' output the tracebacks that ended them; run.log keeps them.
 
-    A rank describes its end in `error.json` before it prints it (`worker.rank`), so the text to
-    look for is known before its first byte is read.
+    A rank writes its failure to `error.json` before it prints the traceback (`worker.rank`), so
+    the text to search for is known before its first byte is read.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -344,7 +344,7 @@ class TracebackFilter:
         self._ranks: dict[int, _ExpectedTraceback] = {}
 
     def failure(self, rank: int) -> Failure | None:
-        """The failure that a rank has reported; None if it has reported none."""
+        """Return the failure that a rank has reported, if any."""
         if rank not in self._ranks:
             failure = self._run.read_error(self._attempt, rank)
             if failure is None:
@@ -353,7 +353,7 @@ class TracebackFilter:
         return self._ranks[rank].failure
 
     def remove(self, rank: int, text: str) -> str:
-        """A rank's text on standard error, without the traceback that ended it."""
+        """Return a rank's text on standard error without the traceback that ended it."""
         failure = self.failure(rank)
         if failure is None or (expected := self._ranks[rank]).seen:
             return text
@@ -368,13 +368,13 @@ class TracebackFilter:
         return text[:start]
 
     def begin(self, attempt: int) -> Iterator[tuple[int, str]]:
-        """Another attempt begins. Yields what was taken out of the ranks of the last one."""
+        """Begin an attempt; yield the text that was removed in the attempt before."""
         if attempt != self._attempt:
             yield from self._rest(None)
             self._attempt = attempt
 
     def end(self, result: RunResult) -> Iterator[tuple[int, str]]:
-        """The run is over. Yields what was taken out and is not shown with the first failure."""
+        """End the run; yield the removed text that is not shown with the first failure."""
         yield from self._rest(result.failure if result.state == RunState.FAILED else None)
 
     def _rest(self, shown: Failure | None) -> Iterator[tuple[int, str]]:
@@ -386,7 +386,7 @@ class TracebackFilter:
 
 
 def _beginning(traceback: str, text: str) -> int:
-    """Where in a text the traceback may begin that goes on behind it; its length if nowhere."""
+    """Return where the start of the traceback may be at the end of a text; or the text's length."""
     start = text.find(traceback[:1], max(len(text) - len(traceback) + 1, 0))
     while start >= 0:
         if traceback.startswith(text[start:]):

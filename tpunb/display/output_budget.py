@@ -1,7 +1,7 @@
 """Limits a cell's output: the first lines as they come, then the newest, replaced in place.
 
-Whatever a run prints, its cell stays short enough to scroll past, and the notebook small enough
-to save, to mail and to show on the web.
+However much a run prints, its cell stays short enough to scroll past, and the notebook small
+enough to save, mail and show on the web.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable
 
 ROOM = 16_000
-"""Bytes of the notebook file that the first lines may take …"""
+"""Bytes of the notebook file that the first lines may take."""
 FIRST = 250
-"""… and how many there may be."""
+"""Maximum number of first lines."""
 NEWEST = 40
-"""Lines that are shown once the budget is spent …"""
+"""Number of newest lines that are shown once the budget is spent."""
 MOST = 8_000
-"""… of at most this many bytes."""
+"""Maximum bytes of the newest lines together."""
 LINE = 12
-"""Bytes that a line takes in the file besides its text: indentation, quotes, escapes."""
+"""Bytes that a line takes in the file in addition to its text: indentation, quotes, escapes."""
 MESSAGE = 120
-"""The same for a message that becomes an output of its own."""
+"""Bytes that a message takes in addition to its lines if it becomes an output of its own."""
 
 
 class OutputBudget:
@@ -29,28 +29,28 @@ class OutputBudget:
     def __init__(
         self, write: Callable[[str], None], *, room: int | None = None, message: int = 0
     ) -> None:
-        """`room`: bytes, None for no limit. `message`: what each text costs beside its lines."""
+        """`room`: bytes, None for no limit. `message`: bytes of each text besides its lines."""
         self._write = write
         self.room = room
-        """Bytes that are left for the first lines."""
+        """Bytes left for the first lines."""
         self._message = message
         self._first = FIRST
-        """Lines that may still be written."""
+        """Number of first lines that may still be written."""
         self.newest: deque[str] = deque(maxlen=NEWEST)
         """The newest lines, once the budget is spent."""
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit at all."""
+        """True if there is a limit."""
         return self.room is not None
 
     @property
     def most_lines(self) -> int:
-        """How many first lines may still be written."""
+        """Maximum number of first lines that may still be written."""
         return self._first if self.room else 0
 
     def write_always(self, text: str) -> None:
-        """Write text that must be seen, whatever room is left."""
+        """Write important text, even if no room is left."""
         if text:
             self._write(text)
 
@@ -66,7 +66,7 @@ class OutputBudget:
             self.newest.popleft()
 
     def _fitting(self, text: str) -> str:
-        """The first lines of a text that fit; if not all do, the budget is spent."""
+        """Return the first lines of a text that fit; unless all fit, the budget is spent."""
         if not text or not self.room:
             return ""
         room, end = self.room - self._message, 0

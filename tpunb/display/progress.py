@@ -1,7 +1,7 @@
 """Progress of a run: its bars, its speed, and the time left.
 
-Bars come from `tpunb.track`, or are read from the text that libraries print: tqdm's, which
-transformers and Lightning use, and fastprogress's, which fastai uses.
+Bars come from `tpunb.track`, or are parsed from the output of libraries: of tqdm, which
+transformers and Lightning use, and of fastprogress, which fastai uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WINDOW = 20.0
 
 
 def fraction(bars: Sequence[Bar]) -> float | None:
-    """The share that is done of nested loops, outermost first; None if it is not known.
+    """Return the finished share of nested loops, outermost first; None if it is unknown.
 
     Epoch 3 of 10 (two are done) at batch 5 of 20: 0.225.
     """
@@ -34,7 +34,10 @@ def fraction(bars: Sequence[Bar]) -> float | None:
 
 
 def count_steps(bars: Sequence[Bar]) -> int:
-    """Steps of the innermost loop so far: epoch 3 of 10 (two are done) at batch 5 of 20: 45."""
+    """Return the steps of the innermost loop so far.
+
+    Epoch 3 of 10 (two are done) at batch 5 of 20: 45.
+    """
     count = 0
     for bar in bars:
         count = count * (bar.total or 0) + bar.done
@@ -42,12 +45,12 @@ def count_steps(bars: Sequence[Bar]) -> int:
 
 
 def slowest_bars(bars: Mapping[int, Sequence[Bar]]) -> Sequence[Bar]:
-    """The bars of the rank that is furthest behind, which every rank has reached."""
+    """Return the bars of the rank that is furthest behind: every rank has got that far."""
     return min(bars.values(), key=lambda of_rank: fraction(of_rank) or 0.0, default=())
 
 
 def describe_bars(bars: Sequence[Bar]) -> str:
-    """'epoch 3 of 10 · step 5 of 20', '1,200 steps'."""
+    """Describe bars: 'epoch 3 of 10 · step 5 of 20', 'step 1,200'."""
     return " · ".join(_describe_bar(bar, inner=index > 0) for index, bar in enumerate(bars))
 
 
@@ -57,7 +60,7 @@ def _describe_bar(bar: Bar, *, inner: bool) -> str:
     name += ":" if not name.isalpha() else ""
     if bar.total is None:
         return f"{name} {bar.done:,}"
-    # For the outer loop, the number of the epoch that is running.
+    # In the outer loop, count the running epoch.
     done = min(bar.done + (1 if not inner and name.lower() == "epoch" else 0), bar.total)
     return f"{name} {done:,} of {bar.total:,}"
 
@@ -78,7 +81,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def parse_bar(line: str) -> Bar | None:
-    """The progress bar that a line shows; None for any other line."""
+    """Parse a line with a progress bar; None for any other line."""
     if (match := _FASTPROGRESS.match(line)) is not None:
         return Bar(match["name"], int(match["done"]), int(match["total"]))
     if (match := _TQDM.match(line)) is None:
@@ -89,7 +92,7 @@ def parse_bar(line: str) -> Bar | None:
 
 
 def strip_times(line: str) -> str:
-    """A progress bar without its elapsed and remaining time; any other line as it is."""
+    """Remove the elapsed and remaining time from a progress bar; return other lines unchanged."""
     match = _TQDM.match(line) or _FASTPROGRESS.match(line)
     return line if match is None else line[: match.start("times")]
 
@@ -98,10 +101,10 @@ def strip_times(line: str) -> str:
 
 
 def describe_wait(phase: Phase, elapsed: float) -> str:
-    """How long a prelude still takes, `elapsed` seconds after its cell began; '' if unknown.
+    """Describe the time left of a prelude, `elapsed` seconds after its cell began; '' if unknown.
 
-    'about 18 s left' by what its cells took before; 'about 12 s' for the cell alone, if one below
-    it is not known; '31 s (took 12 s before)' for a cell that is late.
+    'about 18 s left', from the cells' earlier durations; 'about 12 s' for this cell alone, if the
+    duration of a later cell is unknown; '31 s (took 12 s before)' if the cell is late.
     """
     if phase.expected is None:
         return ""
@@ -116,12 +119,12 @@ def describe_wait(phase: Phase, elapsed: float) -> str:
 
 @dataclass
 class Speed:
-    """How fast a count grows, over the last `WINDOW` seconds."""
+    """The growth rate of a count over the last `WINDOW` seconds."""
 
     _counts: deque[tuple[float, float]] = field(default_factory=deque)
 
     def add(self, now: float, count: float) -> None:
-        """Add a count. One that is smaller than the last starts over."""
+        """Add a count; a count smaller than the last one restarts the measurement."""
         if self._counts and count < self._counts[-1][1]:
             self._counts.clear()
         self._counts.append((now, count))
@@ -129,7 +132,7 @@ class Speed:
             self._counts.popleft()
 
     def per_second(self) -> float | None:
-        """The speed; None until the count has grown for a second."""
+        """Return the speed; None until the count has grown for a second."""
         if not self._counts:
             return None
         (start, first), (end, last) = self._counts[0], self._counts[-1]
@@ -137,7 +140,7 @@ class Speed:
 
 
 TIMED = 3
-"""Steps that must be timed before they tell how long the others take."""
+"""Steps that must be timed before the time left is estimated from them."""
 
 
 @dataclass
@@ -145,16 +148,16 @@ class TimeLeft:
     """The time left, if a run continues at its average speed so far."""
 
     _start: tuple[float, float, int] | None = None
-    """Time, share and steps from which on the speed is measured."""
+    """Time, share and steps at which the measurement of the speed began."""
     _known: bool = False
 
     def seconds(
         self, now: float, share: float | None, steps: int | None = None, *, compiling: bool = False
     ) -> float | None:
-        """The time left when `share` (0 to 1) is done; None while it is too early to tell.
+        """Return the seconds left when `share` (0 to 1) is done; None while it is too early.
 
-        That is until TIMED of the `steps` were timed after the first ones, which are `compiling`
-        and say nothing about the others.
+        The estimate needs TIMED `steps` after the first ones, which are `compiling` and not
+        representative.
         """
         if share is None:
             return None

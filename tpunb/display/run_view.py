@@ -1,4 +1,4 @@
-"""A run in its cell: a status that is updated in place, and the ranks' output below it."""
+"""The view of a run in its cell: a status that is updated in place, the ranks' output below it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
 from tpunb.utils import terminal
 
-# About ten messages a second in all: lines are either written, or the newest are replaced.
+# Seconds between updates. Together they cause about ten messages a second: lines are either
+# written, or the newest are replaced.
 LINES_EVERY = 0.125
 NEWEST_EVERY = 0.25
 STATUS_EVERY = 0.5
 BATCH_EVERY = 2.0
-"""Seconds between two updates where nobody is watching …"""
+"""Seconds between updates under papermill and nbclient, where no user is watching."""
 BATCH_LINES_EVERY = 10.0
-"""… and between two writes, each of which becomes an output of its own in the file."""
+"""Seconds between writes there, each of which becomes an output of its own in the file."""
 TERMINAL_EVERY = 10.0
-"""Seconds between two status lines in a terminal, if only numbers have changed."""
+"""Seconds between status lines in a terminal, if only numbers have changed."""
 
 
 class RunView:
-    """Shows the events of one run. Never waits; calls the front end in the caller's thread."""
+    """Shows the events of one run; never waits, and calls the front end in the caller's thread."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class RunView:
             logs: The ranks whose output is shown.
             front: The front end; the running cell's by default.
             clock: Seconds from any origin.
-            age: Seconds since the run began, where it is not followed from its start.
+            age: Seconds since the run began, if it is not followed from its start.
             stop: Label of the button that interrupts the cell.
         """
         self._front = current_front_end() if front is None else front
@@ -64,7 +65,7 @@ class RunView:
         every, burst = (BATCH_LINES_EVERY, 1) if batch else (LINES_EVERY, BURST)
         self._log = LogView(logs, self._budget, interval=every, burst=burst, name=spec.name_ranks)
         self._newest: tuple[float, list[str]] = (-math.inf, [])
-        """When the newest lines were last shown, and those lines."""
+        """The newest lines that were shown last, and the time when they were shown."""
         self._tracebacks = TracebackFilter(run)
         self._status = Status(spec, relative_path(run.path), clock=clock, age=age, stop=stop)
         self._due = self._published = -math.inf
@@ -72,7 +73,7 @@ class RunView:
         self._state: tuple[str, ...] = ()
 
     def show(self, event: Event) -> None:
-        """Take in an event. A later `tick` shows what it changed, once that is due."""
+        """Handle an event. A later `tick` shows the change, once it is due."""
         if isinstance(event, Output):
             text = event.text
             if event.rank is not None and event.stream == "stderr":
@@ -92,26 +93,25 @@ class RunView:
             self._log.feed(rank, "stderr", text, self._clock())
 
     @property
-    def tells_all(self) -> bool:
-        """Whether the card shows everything about a failure, so that its error can be a line.
+    def shows_everything(self) -> bool:
+        """True if the card shows everything about a failure, so that its error can be one line.
 
-        A terminal has no card; where nobody is watching, the program that runs the notebook reads
-        the error alone.
+        A terminal has no card; papermill and nbclient report only the error.
         """
         return self._front.publish is not None and not self._front.batch
 
     def tick(self) -> None:
-        """Show what is due. Call it about 20 times a second.
+        """Show changes that are due. Call this about 20 times a second.
 
         Call it after all events that were read together, not between them, so that equal lines
-        of their ranks fold.
+        of their ranks are folded.
         """
         now = self._clock()
-        if self._due > -math.inf:  # the status is above the lines, so it comes first
+        if self._due > -math.inf:  # the status must be shown first: it is above the lines
             self._log.flush(now)
         if now >= self._due:
             every = BATCH_EVERY if self._front.batch else STATUS_EVERY
-            # Counted from when it was due, not from now, or each update would come a bit later.
+            # Counted from the due time, not from now: otherwise the delays would add up.
             changed = self._publish(now)
             since = self._due if now - self._due < every else now
             self._due = since + every if changed else now + every / 4
@@ -119,18 +119,18 @@ class RunView:
             self._show_newest(now)
 
     def finish(self, result: RunResult) -> None:
-        """Show the last lines and how the run ended."""
+        """Show the last lines and the result."""
         now = self._clock()
         self._feed(self._tracebacks.end(result))
         self._log.finish(now, None if result.state == RunState.SUCCEEDED else result.failure)
         self._show_newest(now)
-        self._status.end(result, traceback=self.tells_all, link=self._front.links)
+        self._status.end(result, traceback=self.shows_everything, link=self._front.links)
         self._publish(now)
         if isinstance(self._front.publish, ReplacedOutput):
             formatters.note_card(result.dir)
 
     def leave(self, text: str) -> None:
-        """Show pending lines, and `text` as the run's state: it is no longer followed."""
+        """Show pending lines, and `text` as the state of the run, which is no longer followed."""
         now = self._clock()
         self._log.finish(now)
         self._show_newest(now)
@@ -138,11 +138,11 @@ class RunView:
         self._publish(now)
 
     def _show_newest(self, now: float) -> None:
-        """Replace the newest lines, once the budget is spent, if there are new ones."""
+        """Replace the newest lines, if the budget is spent and there are new ones."""
         if self._front.newest is None or not self._budget.newest:
             return
         log = f"{relative_path(self._run.path)}/run.log"
-        head = f"… the newest of {self._log.count:,} lines ({log} has all, %tpu_logs searches it):"
+        head = f"… the newest of {self._log.count:,} lines (all are in {log}; search: %tpu_logs):"
         lines = [head, *self._budget.newest]
         if lines != self._newest[1]:
             self._front.newest(head, lines[1:])
@@ -168,7 +168,7 @@ class RunView:
 
 
 def show_waiting(front: FrontEnd, text: str) -> None:
-    """Show what a run waits for before it exists, where its status will be."""
+    """Show a message before a run exists, in the place of its later status."""
     if front.publish is not None:
         card = html.Card(html.GREY, text, (), "", stop=html.STOP if front.stops else "")
         front.publish({"text/html": card.html(), "text/plain": text})
@@ -177,5 +177,5 @@ def show_waiting(front: FrontEnd, text: str) -> None:
 
 
 def relative_path(path: Path) -> str:
-    """The path, relative to the working directory if it is below it."""
+    """Return the path, relative to the working directory if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""The status of a run, built from its events: as a line, as text, and as a html."""
+"""The status of a run, built from its events: as a line, as text, and as HTML."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tpunb.display.html import (
     FailureDetails,
     RankBadge,
     Sparkline,
+    clip,
     describe_badges,
     describe_some_chips,
     rank_badges,
@@ -55,19 +56,19 @@ COLOURS = {
 
 
 def colour_of(result: RunResult) -> str:
-    """The colour of the card of a run that has ended: yellow too where a value is missing."""
+    """Return the colour of an ended run's card: yellow also if a value could not be returned."""
     return _STOPPING if result.lacks() else COLOURS[result.state]
 
 
 _RECONNECT = " · not updating? run %tpu_attach to reconnect"
-"""No front end updates the outputs of a page that was opened again."""
+"""Hint for reopened pages, whose outputs no front end updates."""
 _WORDS = {RunState.TIMED_OUT: "stopped at the time-out", RunState.INTERRUPTED: "stopped"}
 
 
 class Status:
     """The state of a run, built up from its events.
 
-    `folder` is shown as it is, `age` is in seconds since the run began, `stop` labels the button.
+    `folder`: shown unchanged. `age`: seconds since the run began. `stop`: label of the button.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Status:
         self._reduce: dict[str, str] = {}
         self._series = metrics.MetricSeries(spec.world_size, keep=False, clock=clock)
         self._complete: dict[str, float] = {}
-        """Each metric at the newest step that all of its ranks have logged."""
+        """Values at the newest step that all ranks of the metric have logged, by metric."""
         self._sparklines: dict[str, Sparkline] = {}
         self._life = RankSnapshots(())
         self._exits: dict[int, int] = {}
@@ -103,10 +104,10 @@ class Status:
         """The rank that failed first."""
         self._stop: Stopping | None = None
         self._compiling: float | None = None
-        """Since when every live rank compiles, or waits for one that does."""
+        """Time since which every live rank compiles, or waits for a rank that does."""
         self._bars: Sequence[Bar] = ()
         self._blamed = ""
-        """The failure of `_failed`, in a line."""
+        """The failure of rank `_failed`, in a line."""
         self._has_traceback = self._has_link = False
         self._steps_speed, self._samples_speed = progress.Speed(), progress.Speed()
         self._input_speed = progress.Speed()
@@ -114,10 +115,10 @@ class Status:
         self._result: RunResult | None = None
         self._colour = _RUNNING
         self.unfinished: dict[int, list[str]] = {}
-        """Unfinished lines of each rank, progress bars among them."""
+        """Unfinished lines of each rank, including progress bars."""
 
     def show(self, event: Event) -> None:
-        """Take in an event."""
+        """Update the status with an event."""
         match event:
             case Phase():
                 self._phase = event
@@ -145,7 +146,7 @@ class Status:
                 pass
 
     def blame(self, failure: Failure | None) -> None:
-        """Take in the failure of a rank that has ended. The first one is shown until the end."""
+        """Show the failure of an ended rank until the run's end, if the rank failed first."""
         if failure is not None and failure.rank == self._failed:
             self._blamed = failure.headline()
 
@@ -182,9 +183,9 @@ class Status:
         self._bars = progress.slowest_bars(tracked)
 
     def end(self, result: RunResult, *, traceback: bool = False, link: bool = False) -> None:
-        """The run is over: what is shown now stays in the saved notebook.
+        """Show the result, which stays in the saved notebook.
 
-        Of a failure, with the folded `traceback` and with a `link` to its cell.
+        A failure is shown with the folded `traceback` and a `link` to its cell, if these are True.
         """
         self._take_points(self._series.finish(whole=True))
         self._result = result
@@ -193,24 +194,24 @@ class Status:
         self.unfinished = {}
 
     def leave(self, text: str) -> None:
-        """It is no longer followed: show `text` as its state, and no button."""
+        """Show `text` as the state of the run, which is no longer followed, and no button."""
         self._left = text
 
     @property
     def running(self) -> bool:
-        """Whether `end` is still to come."""
+        """True until `end` is called."""
         return self._result is None
 
     def state(self) -> tuple[str, ...]:
-        """What deserves a new line in a terminal when it changes: the state and the live ranks."""
+        """Return the state and the live ranks: a terminal gets a new line when they change."""
         return (self._state(timed=False), *self._ranks())
 
     def content(self) -> tuple[str, ...]:
-        """All that is shown, without the time of day: while it is equal, no update is needed."""
+        """Return everything that is shown but the time of day, to detect changes."""
         return (self._state(), *self._facts(), *self._newest(), *self._costs(), *self._below())
 
     def line(self) -> str:
-        """The most important facts in one line, for a terminal."""
+        """Return the most important facts in one line, for a terminal."""
         state = self._state()
         if self._result is not None:
             style = Style.ODD if self._result.lacks() else STATE_STYLES[self._result.state]
@@ -219,18 +220,18 @@ class Status:
         return join(" · ", [state, *facts, self._folder, self._time()])
 
     def text(self) -> str:
-        """The line, and below it the rest of what the card shows."""
+        """Return the line, and below it the other contents of the card."""
         failure = self._failure()
         details = [] if failure is None else failure.lines()
         remarks = [] if self._result is None else self._result.remarks()
         return "\n".join([self.line(), *self._below(), *details, *remarks])
 
     def html(self, *, stop: bool = False) -> str:
-        """The card as HTML; while the run is active, with a button that stops it if `stop`."""
+        """Return the card as HTML; with `stop`, it has a Stop button while the run is active."""
         return self.card(stop=stop).html()
 
     def card(self, *, stop: bool = False) -> Card:
-        """The card, with a button if `stop`."""
+        """Return the card, with a Stop button if `stop`."""
         names = list(self._metrics)[:MOST_METRICS]
         left_out = len(self._metrics) - len(names)
         _, lines = self._progress()
@@ -301,7 +302,7 @@ class Status:
         return _one_line(", ".join(filter(None, [doing, times if timed else ""])))
 
     def _doing(self) -> tuple[str, str]:
-        """What the run is doing, and how long that takes."""
+        """Return what the run is doing, and how long this has taken or will take."""
         if self._left:
             return self._left, ""
         if self._stop is not None:
@@ -318,7 +319,7 @@ class Status:
         return self._phase.text, progress.describe_wait(self._phase, elapsed)
 
     def _progress(self) -> tuple[Sequence[Bar], list[str]]:
-        """The progress that ranks track or that their bars show; the other unfinished lines."""
+        """Return the ranks' progress, tracked or parsed, and the other unfinished lines."""
         read: dict[int, list[Bar]] = {}
         others: dict[int, list[str]] = {}
         for rank, lines in self.unfinished.items():
@@ -328,7 +329,7 @@ class Status:
                     others.setdefault(rank, []).append(line)
                 else:
                     read.setdefault(rank, []).append(bar)
-        folded = [f"[{self._spec.name_ranks(ranks)}] {text}" for text, ranks in fold(others)]
+        folded = [clip(f"[{self._spec.name_ranks(ranks)}] {text}") for text, ranks in fold(others)]
         left_out = len(folded) - MOST_UNFINISHED
         if left_out > 0:
             folded[-left_out:] = [f"… and {left_out} more"]
@@ -375,7 +376,7 @@ class Status:
         )
 
     def _lost(self, result: RunResult) -> list[int]:
-        """The ranks of hosts that were lost."""
+        """Return the ranks of lost hosts."""
         lost = {each.host for each in result.failures if each.kind is FailureKind.HOST_LOST}
         hosts = [number for number, host in enumerate(self._spec.hosts) if host in lost]
         return [rank for number in hosts for rank in self._spec.ranks_on(number)]
@@ -409,11 +410,11 @@ class Status:
         return "" if steps is None else steps_image(steps)
 
     def _chips(self) -> Sequence[Chip]:
-        """At the end the summary says what they have done."""
+        """Return the chips while the run is active; later they are in the summary."""
         return () if self._result is not None else self._life.chips
 
     def _reduced(self, name: str) -> float:
-        """The value at the newest complete step; before there is one, over all ranks' newest."""
+        """Return a metric's value at the newest complete step, or over all ranks' newest values."""
         if name in self._complete:
             return self._complete[name]
         return metrics.reduce_ranks(
@@ -425,7 +426,7 @@ class Status:
         return [*self._ranks(), self._device(), duration(elapsed)]
 
     def _costs(self) -> list[str]:
-        """What collectives sent, and what the run cost, once it has ended."""
+        """Return the traffic of collectives and the run's cost, once the run has ended."""
         result, costs = self._result, []
         if result is not None and result.collectives:
             costs.append(count_collectives(result.collectives))
@@ -447,7 +448,7 @@ class Status:
         return "TPU" if self._spec.device == "TPU" else "rehearsal on CPU"
 
     def _newest(self) -> list[str]:
-        """The newest step, and each metric's newest value."""
+        """Return the newest step, and each metric's newest value."""
         values = [f"{name} {self._reduced(name):.4g}" for name in self._metrics]
         left_out = len(self._metrics) - MOST_METRICS
         if left_out > 0:
@@ -455,7 +456,7 @@ class Status:
         return [*self._step(), *values]
 
     def _step(self) -> list[str]:
-        """The newest step that was logged, where no progress shows another count of steps."""
+        """Return the newest logged step, unless a progress bar already counts steps."""
         bars = self._progress()[0] if self._result is None else ()
         if not self._steps or any(bar.name.lower() in ("", "step", "steps") for bar in bars):
             return []
@@ -467,14 +468,14 @@ class Status:
 
 
 def chart_of(result: RunResult, name: str) -> str:
-    """The chart of a metric, for the card of a run that has ended; '' for one that is constant."""
+    """Return the chart of a metric for the card of an ended run; '' for a constant metric."""
     points = result.summary.curves.get(name, ())
     constant = all(math.isclose(value, points[0][1]) for _, value in points)
     return "" if constant else chart_image(points, name, SMALL)
 
 
 def describe_end(result: RunResult) -> str:
-    """How a run ended, in a line."""
+    """Describe the end of a run in one line."""
     words = _WORDS.get(result.state, result.state)
     if result.state == RunState.FAILED and result.failure is not None:
         return _one_line(result.failure.headline())

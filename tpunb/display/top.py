@@ -24,31 +24,31 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EVERY = 1.0
-"""Seconds between two looks: a rate of steps is that between them."""
+"""Seconds between polls; rates are measured between two polls."""
 
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """One run at one moment."""
+    """A snapshot of one active run."""
 
     run: str
     state: RunState
     phase: str
-    """What it is doing, in words."""
+    """A description of what the run is doing."""
     world_size: int
     device: str
     place: str | None
     seconds: float
-    """Since it was ordered."""
+    """Time since the run was ordered."""
     ranks: tuple[RankSnapshot | None, ...] = ()
     steps_per_second: float | None = None
-    """None before it was looked at twice."""
+    """None after the first poll."""
     waiting_for_data: float | None = None
-    """Share of the time, of the rank that waited longest."""
+    """Share of the time, for the rank that waited longest."""
     chips: tuple[Chip, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`: sizes in bytes, times in seconds, duty cycles in percent."""
+        """Return the values for `--json`: bytes, seconds, and duty cycles in percent."""
         shown = "steps memory compiling waiting compile_seconds input_seconds".split()
         ranks = [
             None if rank is None else {name: getattr(rank, name) for name in shown}
@@ -59,35 +59,35 @@ class ActiveRun:
 
 @dataclass
 class Top:
-    """Looks at the runs of a folder again and again."""
+    """Polls the active runs of a folder and measures their rates."""
 
     runs: Path
     clock: Callable[[], float] = time.monotonic
     _before: dict[str, tuple[float, int, tuple[RankSnapshot | None, ...]]] = field(
         default_factory=dict
     )
-    """Of each run: when it was looked at last, in which attempt, and its ranks."""
+    """Time of the last poll, attempt and ranks, by run."""
 
     _over: set[str] = field(default_factory=set)
-    """Runs that will never be active again: a sweep has thousands of them."""
+    """Ended runs, which need not be read again: a sweep has thousands of them."""
 
-    def look(self) -> list[ActiveRun]:
-        """The active runs, oldest first. Raises TpunbError if the folder cannot be read."""
+    def poll(self) -> list[ActiveRun]:
+        """Return the active runs, oldest first. Raises TpunbError for an unreadable folder."""
         found = []
         for run in directory.list_runs(self.runs):
             if run.id in self._over:
                 continue
             standing = state.run_state(run)
             if not standing.active:
-                if standing is not RunState.LOST:  # as one looks that just begins
+                if standing is not RunState.LOST:  # a run that is starting looks lost
                     self._over.add(run.id)
                 self._before.pop(run.id, None)
                 continue
-            with contextlib.suppress(TpunbError, OSError):  # removed a moment ago
-                found.append(self._look_at(run, standing, state.read_spec(run)))
+            with contextlib.suppress(TpunbError, OSError):  # the folder was just removed
+                found.append(self._read(run, standing, state.read_spec(run)))
         return found
 
-    def _look_at(self, run: RunDir, standing: RunState, spec: RunSpec) -> ActiveRun:
+    def _read(self, run: RunDir, standing: RunState, spec: RunSpec) -> ActiveRun:
         events = run.read_events()
         phase = next((event.text for event in reversed(events) if isinstance(event, Phase)), "")
         started = next((e for e in reversed(events) if isinstance(e, RanksStarted)), None)
@@ -122,7 +122,7 @@ def _most(
     now: Sequence[RankSnapshot | None],
     count: Callable[[RankSnapshot], float],
 ) -> float:
-    """How much a count has grown, in the rank in which it grew most."""
+    """Return the growth of a count in the rank in which it grew most."""
     pairs = zip(before, now, strict=False)
     return max(
         (count(b) - count(a) for a, b in pairs if a is not None and b is not None), default=0
@@ -130,9 +130,9 @@ def _most(
 
 
 def describe_runs(active: Sequence[ActiveRun], runs: Path) -> str:
-    """As text, a block for each run."""
+    """Return a block of text for each run."""
     if not active:
-        return f"Nothing runs in {runs}."
+        return f"No active runs in {runs}."
     return "\n\n".join("\n  ".join(_lines(each)) for each in active)
 
 
@@ -164,12 +164,12 @@ def _lines(run: ActiveRun) -> list[str]:
 
 
 def show_once(runs: Path, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
-    """Print what runs now. It looks twice, a second apart, if anything does, for the rates."""
+    """Print the active runs; if there are ranks, after two polls, to measure their rates."""
     top = Top(runs)
-    active = top.look()
+    active = top.poll()
     if any(each.ranks for each in active):
         pause(EVERY)
-        active = top.look()
+        active = top.poll()
     if as_json:
         print(json.dumps([each.to_json() for each in active], indent=1))
     else:
@@ -177,14 +177,14 @@ def show_once(runs: Path, *, as_json: bool, pause: Callable[[float], None] = tim
 
 
 def show_live(runs: Path) -> None:
-    """Replace what is shown once a second, until Ctrl-C."""
+    """Show the active runs and update them once a second, until Ctrl-C."""
     from rich.live import Live
     from rich.text import Text
 
     top = Top(runs)
 
     def render() -> RenderableType:
-        return Text(describe_runs(top.look(), runs))
+        return Text(describe_runs(top.poll(), runs))
 
     with (
         contextlib.suppress(KeyboardInterrupt),

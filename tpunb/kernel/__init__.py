@@ -1,1 +1,1 @@
-"""What runs in the kernel: the magics, and the session that starts runs and follows them."""
+"""The kernel's side: the magics, and the session that starts runs and follows them."""

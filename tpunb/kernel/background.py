@@ -18,13 +18,13 @@ from tpunb.runs.spec import RunState, StopOrigin
 from tpunb.utils.ansi import strip_ansi
 
 LINES = 10
-"""Newest lines that the handle shows below the status."""
+"""Number of newest lines that the handle shows below the status."""
 LONGEST = 200
-"""Characters of such a line."""
+"""Maximum number of characters of such a line."""
 
 
 class _HandleOutput:
-    """The one output of a handle: status and newest lines. Its thread prints nothing."""
+    """The only output of a handle: status and newest lines. Its thread prints nothing."""
 
     def __init__(self, name: str) -> None:
         self._output = SharedOutput(name)
@@ -33,11 +33,11 @@ class _HandleOutput:
         self.show = self._output.show
 
     def front_end(self) -> FrontEnd:
-        """A front end that shows everything here."""
+        """Return a front end that writes to this output."""
         return FrontEnd(self.write, self.publish, newest=self.newest, room=0)
 
     def write(self, text: str) -> None:
-        """Keep lines of tpunb's own; they are shown when the status is published next."""
+        """Keep lines from tpunb itself; the next `publish` shows them."""
         self._notes.extend(strip_ansi(line)[:LONGEST] for line in text.splitlines())
 
     def newest(self, head: str, lines: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class _HandleOutput:
         self._lines = [strip_ansi(line)[:LONGEST] for line in lines[-LINES:]]
 
     def publish(self, bundle: dict[str, str]) -> None:
-        """Replace what is shown, wherever it is."""
+        """Replace the output in every place where it is displayed."""
         lines = "\n".join([*self._notes, *self._lines])
         style = "margin:0;padding:0 0 0 11px;white-space:pre-wrap;opacity:0.7"
         below = f'<pre style="{style}">{html.escape(lines)}</pre>'
@@ -58,9 +58,9 @@ class _HandleOutput:
 
 
 class BackgroundRun:
-    """A run in the background, which ends with the kernel.
+    """A background run, which ends with the kernel.
 
-    Shown in a notebook, it is the run's live status. No variable of the notebook changes until
+    A notebook displays it as the run's live status. No variable of the notebook changes until
     `wait` is called.
     """
 
@@ -105,20 +105,20 @@ class BackgroundRun:
 
     @property
     def state(self) -> RunState:
-        """How the run stands now, or how it has ended."""
+        """The current state of the run, or its final one."""
         return self._result.state if self._result else state.run_state(self._run.dir)
 
     @property
     def result(self) -> RunResult | None:
-        """How it ended, with the values of `--returns` in `.returns`; None while it is running."""
+        """The result, with the values of `--returns`; None until the run has ended."""
         return self._collect() if self._over.is_set() else None
 
     def wait(self, timeout: float | None = None) -> RunResult:
-        """Wait for the end, and bring the values of `--returns` into the notebook.
+        """Wait for the run's end, set the variables of `--returns`, and return the result.
 
         Raises the run's error if it has failed, unless it was started with `--no-raise`, and
-        TimeoutError if it has not ended within `timeout` seconds. The run continues then, and also
-        when the waiting is interrupted.
+        TimeoutError if it has not ended within `timeout` seconds. The run continues after a
+        TimeoutError, and after an interrupt of this call.
         """
         if not self._over.wait(timeout):
             raise TimeoutError(f"run {self.id} has not ended within {timeout:g} s; it continues")
@@ -131,7 +131,7 @@ class BackgroundRun:
     def stop(self) -> RunResult:
         """Stop the run as the interrupt key stops a cell, and wait until it has ended.
 
-        A second call while ranks save skips what is left of the grace period.
+        A second call, while the ranks save, skips the rest of the grace period.
         """
         if not self._over.is_set():
             hurry = self.state is RunState.STOPPING
@@ -154,13 +154,13 @@ class BackgroundRun:
             last_run.result = self._result = result
             self._view.finish(result)
             panel.show_result(result)
-        except BaseException as error:  # raised by `wait`: a thread has nobody to raise it to
+        except BaseException as error:  # this is a thread: `wait` raises it to the user
             self._error = error
         finally:
             self._over.set()
 
     def _collect(self) -> RunResult:
-        """The result with the values of `--returns`, which are read once."""
+        """Return the result with the values of `--returns`, which are read once."""
         with self._collected:
             if self._result is None:
                 assert self._error is not None
@@ -177,7 +177,7 @@ class BackgroundRun:
         return f"BackgroundRun {self.id}: {self.state} (.wait() .stop() .result .state)"
 
     def _ipython_display_(self) -> None:
-        """Show the live status here too; as text in a terminal, which cannot replace outputs."""
+        """Display the live status; a terminal, which cannot replace outputs, gets one line."""
         if self._live:
             self._show()
         else:

@@ -1,4 +1,4 @@
-"""A call as text: how a rank finds a function of the kernel, and with which arguments."""
+"""Writes a call of `tpunb.launch` as a statement that finds the kernel's function in a rank."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tpunb.utils.errors import HandoffError
 from tpunb.utils.literals import literal, simple
 
 LONGEST = 200
-"""Characters of an argument that is written into the call; a longer one goes by file."""
+"""Maximum characters of an argument in the text of the call; longer ones are passed in a file."""
 LAMBDA = (lambda: None).__name__
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as a rank makes it."""
+    """A call in the form in which ranks execute it."""
 
     source: str
     """A statement in one line."""
     by_file: Mapping[str, object]
-    """Arguments that it takes from a file, by the names of the function's parameters."""
+    """Arguments passed in a file, keyed by the function's parameter names; possible secrets too."""
     plain: Mapping[str, object]
-    """The others, as JSON values. What may be a secret is in no text."""
+    """The other arguments, as JSON values."""
 
 
 def write_call(fn: Callable[..., Any], args: Sequence[Any], namespace: Mapping[str, Any]) -> Call:
-    """How a rank calls a function.
+    """Return the statement with which a rank calls a function.
 
     `namespace` is the notebook's. Raises UsageError for arguments that the function does not
-    take, HandoffError for a function that ranks cannot find by a name.
+    accept, HandoffError for a function that ranks cannot find by name.
     """
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         raise UsageError(
@@ -69,7 +69,7 @@ def write_call(fn: Callable[..., Any], args: Sequence[Any], namespace: Mapping[s
 
 
 def name_of(fn: object) -> str:
-    """What a function is called, for people; of a `partial` what its function is."""
+    """Return the name of a function for messages; for a `partial`, that of its function."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     own = str(getattr(fn, "__name__", type(fn).__name__))
@@ -77,7 +77,7 @@ def name_of(fn: object) -> str:
 
 
 def check_callable(fn: object) -> None:
-    """Raise UsageError for what cannot be called, or does nothing when it is called."""
+    """Raise UsageError for an object that cannot be called, or whose call runs no code."""
     if not callable(fn):
         raise UsageError(
             f"tpunb.launch: {fn!r:.60} cannot be called; pass the function itself and its "
@@ -93,13 +93,16 @@ def check_callable(fn: object) -> None:
         )
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise UsageError(
-            f"tpunb.launch: {_title(inner)} is a generator function, and calling one runs nothing "
-            "of it; launch a function that goes through it"
+            f"tpunb.launch: {_title(inner)} is a generator function, and calling it runs none of "
+            "its code; launch a function that iterates over it"
         )
 
 
 def save_arguments(values: Mapping[str, Any], path: Path) -> None:
-    """Write the arguments that go by file. Raises HandoffError with the name of one that cannot."""
+    """Write the arguments that are passed in a file.
+
+    Raises HandoffError with the name of the first one that cannot be pickled.
+    """
     from tpunb.xla.pickling import describe_type, save_value  # imports torch
 
     try:
@@ -111,28 +114,28 @@ def save_arguments(values: Mapping[str, Any], path: Path) -> None:
             except Exception as reason:
                 raise HandoffError(
                     f"tpunb.launch: the argument `{name}`, {describe_type(value)}, cannot be "
-                    f"pickled ({type(reason).__name__}: {reason}). Nothing was started. Pass what "
-                    "it is made of, or make it in the function or in a cell above and use it there "
-                    "by its name"
+                    f"pickled ({type(reason).__name__}: {reason}). Nothing was started. Pass the "
+                    "values that it is made from and create it in the function; or create it in a "
+                    "cell above and use it in the function by its name"
                 ) from reason
             path.unlink()
         raise HandoffError(f"tpunb.launch: the arguments cannot be pickled: {error}") from error
 
 
 def _labels(fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> list[str]:
-    """What each argument is called: by the function's parameters, else by its number."""
+    """Return a label for each argument: the name of its parameter, otherwise its number."""
     numbered = [f"argument {number}" for number in range(1, len(args) + 1)]
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin without a signature
         return [*numbered, *keywords]
     try:
         signature.bind(*args, **keywords)
     except TypeError as error:
         raise UsageError(
             f"tpunb.launch: {_title(fn)}{signature} cannot be called with "
-            f"args={tuple(args)!r:.100}: {error}. (It is called with args alone, without the "
-            "index that torch_xla.launch passes: xr.global_ordinal() is the rank's.)"
+            f"args={tuple(args)!r:.100}: {error}. (The function is called with args alone, without "
+            "the index that torch_xla.launch passes: use xr.global_ordinal().)"
         ) from None
     names = [
         parameter.name
@@ -143,7 +146,7 @@ def _labels(fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, 
 
 
 def _reach(fn: object, namespace: Mapping[str, Any]) -> tuple[str, str]:
-    """A statement that a rank needs before, or nothing, and an expression that is the function."""
+    """Return a statement for the rank to run first, or '', and an expression for the function."""
     if name := _notebook_name(fn, namespace):
         return "", name
     if isinstance(fn, MethodType):
@@ -156,9 +159,8 @@ def _reach(fn: object, namespace: Mapping[str, Any]) -> tuple[str, str]:
             return "", path
         if path == top and path in namespace:
             raise HandoffError(
-                f"tpunb.launch: `{path}` means something else in the notebook by now than the "
-                f"function that was passed: pass `{path}` as it is, or give the function a name of "
-                "its own"
+                f"tpunb.launch: in the notebook, `{path}` is no longer the function that was "
+                f"passed: pass the current `{path}`, or give this function a name of its own"
             )
     elif module in sys.modules and _walk(getattr(sys.modules[module], top, None), path) is fn:
         for name in _names_of(sys.modules[module], namespace):
@@ -166,13 +168,13 @@ def _reach(fn: object, namespace: Mapping[str, Any]) -> tuple[str, str]:
         return f"from {module} import {top} as _{top}; ", f"_{path}"
     raise HandoffError(
         f"tpunb.launch: ranks cannot find {_title(fn)}, which has no name in the notebook: define "
-        "it with `def` at the top level of a cell above, and pass it by its name (what differs "
-        "from run to run in args)"
+        "it with `def` at the top level of a cell above, and pass it by its name (and values that "
+        "differ from run to run in args)"
     )
 
 
 def _notebook_name(fn: object, namespace: Mapping[str, Any]) -> str | None:
-    """The name under which the notebook knows something: its own, if it has one."""
+    """Return a name of an object in the notebook, preferably its `__name__`."""
     own = getattr(fn, "__name__", "")
     if own in namespace and namespace[own] is fn:
         return str(own)
@@ -180,19 +182,19 @@ def _notebook_name(fn: object, namespace: Mapping[str, Any]) -> str | None:
 
 
 def _names_of(what: object, namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the notebook's own: those that begin with `_` are IPython's, of outputs."""
+    """Yield the names of an object in the notebook, except IPython's own, which begin with `_`."""
     return (name for name, value in list(namespace.items()) if value is what and name[:1] != "_")
 
 
 def _walk(top: object, path: str) -> object:
-    """What `Outer.inner` is, from what `Outer` is."""
+    """Return the object `Outer.inner`, given the object `Outer`; None if there is none."""
     for name in path.split(".")[1:]:
         top = getattr(top, name, None)
     return top
 
 
 def _title(fn: object) -> str:
-    """'`train`', 'the lambda' or 'the object of Trainer', for errors."""
+    """Return '`train`', 'the lambda' or 'the object of Trainer', for errors."""
     name = getattr(fn, "__qualname__", None)
     if name is None:
         return f"the object of {type(fn).__qualname__}"

@@ -1,7 +1,7 @@
-"""`%%tpu_train --grid`: the cell at hand with all combinations of values, and one table of them.
+"""`%%tpu_train --grid`: run one cell with all combinations of values, and show a table of them.
 
-Trials are runs of this kernel, one after the other, so they begin in what was kept of the prelude.
-How they stand is in a sweep's folder, as for `tpunb sweep`: the same cell run again goes on there.
+The trials are runs of this kernel, one after the other, and start from the kept prelude. Their
+states are in a sweep folder, as for `tpunb sweep`: the same cell, executed again, continues there.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
 
 _ALONE = ("background", "detach", "dry_run", "stop_when_done")
-"""Options of one run that a grid does not have."""
+"""Options of single runs that cannot be combined with --grid."""
 
 
 def run_grid(session: Session, options: TrainOptions, cell: str) -> Study:
-    """Run the cell once for each combination, as far as that has not been done.
+    """Run the cell once for each combination that is not complete yet.
 
-    Raises UsageError for names that the notebook does not have and values of another type; and
-    what a run of the cell raises before it starts. A trial that fails is in the table.
+    Raises UsageError for names that the notebook does not have and for values of another type, and
+    any error that prevents a run from starting. Failed trials raise nothing: they are in the table.
     """
     with counted_interrupts() as interrupts:
         return _run_grid(session, options, cell, interrupts)
@@ -53,7 +53,8 @@ def run_grid(session: Session, options: TrainOptions, cell: str) -> Study:
 def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: Interrupts) -> Study:
     for name in _ALONE:
         if getattr(options, name):
-            raise UsageError(f"%%tpu_train --grid: not with --{name.replace('_', '-')}")
+            flag = {"background": "bg"}.get(name, name).replace("_", "-")
+            raise UsageError(f"%%tpu_train --grid cannot be combined with --{flag}")
     known = {name: value for name, value in session.shell.user_ns.items() if _is_plain(value)}
     space = spaces.from_python(spaces.by_name(options.grid, "--grid"), {}, known)
     trials = spaces.grid_trials(space)
@@ -91,14 +92,14 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
                 assert isinstance(run, Run)
                 put(_follow(session, run, request, trial, spec, interrupts, view, known_trials))
             view.finish(known_trials, stopped=bool(interrupts.count))
-    study = Study(folder, len(trials), shown=view.tells_all)
+    study = Study(folder, len(trials), shown=view.shows_everything)
     if options.out is not None:
         session.shell.user_ns[options.out] = study
     return study
 
 
 def _is_done(trial: Trial | None) -> bool:
-    """Who runs the cell again has mended what a failed one needs."""
+    """True unless the trial must run: a failed one does, as the user may have fixed its error."""
     return trial is not None and trial.state.over and trial.state is not TrialState.FAILED
 
 
@@ -112,7 +113,7 @@ def _follow(
     view: Any,
     known: Mapping[int, Trial],
 ) -> Trial:
-    """The trial as its run has ended; one that was interrupted waits again."""
+    """Follow a trial's run; return the ended trial, or, if it was interrupted, a waiting one."""
     seen = 0
     for _ in run.events():
         if interrupts.count > seen:
@@ -179,7 +180,7 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
 
 
 def _digest(cell: str, values: KernelValues | None) -> str:
-    """Of the train cell, and of what it would take from the kernel."""
+    """Return a digest of the train cell and of the values that it would take from the kernel."""
     names = () if values is None else values.names
     taken = [
         (name.name, [(part.path, part.literal, part.digest) for part in name.parts])

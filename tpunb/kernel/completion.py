@@ -1,4 +1,4 @@
-"""The Tab key in the option line of a magic: its options, their choices, and ids of runs."""
+"""Tab completion in the option line of a magic: options, their choices, and ids of runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tpunb.runs import directory
 from tpunb.utils.completion import complete
 
 MOST = 50
-"""Runs that are offered, the newest."""
+"""Number of newest runs that are offered."""
 
 
 def run_ids(folder: Path) -> list[str]:
-    """The ids of the newest runs in a folder, the newest first."""
+    """Return the ids of the newest runs in a folder, newest first."""
     return [run.id for run in directory.list_runs(folder)[: -MOST - 1 : -1]]
 
 
 def register_completers(shell: InteractiveShell, runs: Callable[[], Path]) -> None:
-    """Complete the magics' options. `runs`: the folder of the runs that are offered."""
+    """Register completion of the magics' options. `runs` returns the folder of the runs."""
     for parser in PARSERS:
         shell.set_hook("complete_command", _completer(parser, runs), str_key=parser.prog)
 

@@ -1,4 +1,4 @@
-"""What a run at a place will cost: told before it starts, and asked where it may be too much."""
+"""Cost of a run at a place: shown before the start; above a limit the user must confirm it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpunb.utils.errors import TpunbError
 
 
 def refuse_options(target: Target, options: TrainOptions) -> None:
-    """Raise TpunbError for an option that the place cannot honour."""
+    """Raise TpunbError for an option that the place does not support."""
     plain = TrainOptions()
     for name, why in target.cannot.items():
         if name != "stop" and getattr(options, name) != getattr(plain, name):
@@ -21,7 +21,7 @@ def refuse_options(target: Target, options: TrainOptions) -> None:
 
 
 def describe(target: Target | None, options: TrainOptions) -> list[str]:
-    """Lines for the user; none for a run on this machine."""
+    """Return lines for the user; none for a run on this machine."""
     return [] if target is None else target.estimate.describe(options.timeout)
 
 
@@ -33,17 +33,17 @@ def confirm(
     *,
     runs: int = 1,
 ) -> None:
-    """Ask whether a run may start, or so many, if they may cost more than the place's `ask_above`.
+    """Ask the user to confirm `runs` runs if they may cost more than the place's `ask_above`.
 
-    `ask` is called as `input` is; `yes` is the option that answers, as the user would write it.
-    Raises TpunbError if the answer is no, or nobody can be asked.
+    `ask` is called like `input`; `yes` is the option that confirms in advance, as the user writes
+    it. Raises TpunbError if the answer is no, or the user cannot be asked.
     """
     if not options.yes:
         confirm_cost(target, options.timeout, ask, yes or options.written("yes"), runs=runs)
 
 
 def ask_in_kernel(prompt: str) -> str:
-    """`input`, which the interrupt key ends also while a train cell counts its presses."""
+    """Call `input` so that the interrupt key ends it, although a train cell counts its presses."""
     if threading.current_thread() is not threading.main_thread():
         return input(prompt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,17 +15,17 @@ from tpunb.runs.spec import Device
 from tpunb.xla import runtime
 
 _chosen = False
-"""PJRT_DEVICE is what `choose_device` has set."""
+"""True if `choose_device` has set PJRT_DEVICE."""
 _cell_that_took_it: int | None = None
-"""The cell in which the kernel's own XLA runtime was started; 0: one that is not known."""
+"""Number of the cell that started the kernel's own XLA runtime; 0 if the cell is unknown."""
 _ENVIRON = Path("/proc/self/environ")
-"""What this process was started with."""
+"""The environment with which this process was started."""
 
 
 def user_set_pjrt_device(executed: Iterable[str]) -> bool:
     """True if the user chose PJRT_DEVICE (in the environment, or in one of the executed cells).
 
-    False if tpunb set it, or torch_xla, whose import always does: to TPU where it finds one
+    False if tpunb set it, or torch_xla, whose import always sets it: to TPU if it finds one
     (2.9, runtime.py).
     """
     if "PJRT_DEVICE" not in os.environ or _chosen:
@@ -40,19 +40,19 @@ def _in_first_environment() -> bool:
 
 
 def cell_asks_for_missing_tpu() -> bool:
-    """True if a cell has set PJRT_DEVICE=TPU where there is none, as notebooks for a TPU do.
+    """True if a cell has set PJRT_DEVICE=TPU on a machine without a TPU, as notebooks for TPUs do.
 
-    Then runs are rehearsals all the same. It is another matter if the kernel was started with it.
+    Runs are rehearsals then, unless the kernel was started with this variable.
     """
     return (
         os.environ.get("PJRT_DEVICE") == "TPU"
         and not _in_first_environment()
-        and not tpu.on_the_bus(machine.root_of(os.environ))[0]
+        and not tpu.count_chips(machine.root_of(os.environ))[0]
     )
 
 
 def watch_device(shell: InteractiveShell) -> None:
-    """Notice in which cell the kernel takes its XLA device."""
+    """Register a hook that notes in which cell the kernel takes its XLA device."""
     global _cell_that_took_it
     if runtime.is_running():
         _cell_that_took_it = 0
@@ -71,32 +71,32 @@ def _note_cell(result: Any) -> None:
 
 
 def cell_that_took_device() -> int | None:
-    """The number of the cell in which the kernel took its XLA device; None if it has not, or did
-    before tpunb was loaded.
+    """Return the number of the cell in which the kernel took its XLA device; None if it has not,
+    or took it before tpunb was loaded.
     """
     return _cell_that_took_it or None
 
 
 def choose_device(wanted: Device | None = None, *, set_by_user: bool = False) -> str | None:
-    """Choose the kernel's own XLA device: without `wanted` as chosen before, or the CPU.
+    """Choose the kernel's own XLA device: `wanted`, by default the earlier choice or the CPU.
 
-    Chips are exclusive: a kernel that holds the TPU blocks every run, so it is the CPU unless
-    the user asks for the TPU. `set_by_user`: PJRT_DEVICE is the user's choice, which stays.
-    Returns what to tell the user; None if nothing has changed that could.
+    A chip belongs to one process: a kernel that holds the TPU blocks every run, so the default is
+    the CPU. `set_by_user`: PJRT_DEVICE is the user's choice and stays. Returns a message if the
+    device has changed, or could not be changed as wanted; otherwise None.
     """
     global _chosen
     now = os.environ.get("PJRT_DEVICE")
     if (now == wanted) if wanted is not None else (set_by_user or _chosen):
         return None
     if set_by_user:
-        return f"the kernel still uses XLA on {now}, as PJRT_DEVICE says in this notebook"
+        return f"the kernel still uses XLA on {now}, because this notebook sets PJRT_DEVICE={now}"
     if runtime.is_running():
         if wanted is None:
             return None
         since = f" since cell [{_cell_that_took_it}]" if _cell_that_took_it else ""
         return (
             f"the kernel still uses XLA on {now}: it is in use{since}. "
-            f"Restart the kernel, then ask for the {wanted} first"
+            f"Restart the kernel, and choose the {wanted} before any other cell uses XLA"
         )
     wanted = wanted or "CPU"
     os.environ["PJRT_DEVICE"] = wanted

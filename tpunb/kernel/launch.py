@@ -1,4 +1,4 @@
-"""`tpunb.launch`: a function of the notebook on every core, from a plain cell, also in a loop."""
+"""`tpunb.launch`: run a function of the notebook on every core, from a plain cell or a loop."""
 
 from __future__ import annotations
 
@@ -45,36 +45,36 @@ def launch(
     replicate: bool = False,
     profile: str | None = None,
 ) -> RunResult:
-    """Run `fn(*args)` on every core, as a `%%tpu_train` cell would, and wait for the end.
+    """Run `fn(*args)` on every core, as a `%%tpu_train` cell would, and wait until it ends.
 
         for rate in (0.1, 0.01):
             result = tpunb.launch(train, args=(rate,), cores=4)
             print(rate, result.returns["value"])
 
-    The ranks call the function as the notebook's cells define it: the prelude are the cells above
-    the one that is running, and of this one the statements above the call. The function is found
-    by its name in the notebook or in a module; what tells runs apart goes into `args`, which are
-    the kernel's own values (tensors reach the ranks on the CPU). Options are those of
-    `%%tpu_train`: `name` is the function's if it is not given, `raises=False` is `--no-raise`.
+    The ranks call the function as the notebook's cells define it: the prelude consists of the
+    cells above the running one, and of the statements above the call in the running cell. The
+    function is found by its name in the notebook or in a module. Pass values that differ between
+    runs in `args`, which come from the kernel (tensors reach the ranks on the CPU). The options
+    are those of `%%tpu_train`; `name` defaults to the function's name, `raises=False` is
+    `--no-raise`.
 
-    The result's `returns["value"]` is what the function returned on rank 0. An interrupt stops the
-    run, and leaves a loop: it raises KeyboardInterrupt.
+    The result's `returns["value"]` is the value that the function returned on rank 0. An interrupt
+    stops the run, and ends a loop too: it raises KeyboardInterrupt.
 
-    In a process that is one core already (a rank, a `%%tpu_debug` cell, a script, under torchrun)
-    it calls the function here, and `returns["value"]` is this process's own value.
+    In a process that already is one core (a rank, a `%%tpu_debug` cell, a script, under torchrun)
+    the function is called in this process, and `returns["value"]` is this process's value.
 
-    Raises UsageError for options, and HandoffError for a function or an argument that cannot reach
-    the ranks, before anything starts; what `%%tpu_train` raises for the notebook; RunError if the
-    run fails.
+    Raises UsageError for wrong options and HandoffError for a function or an argument that cannot
+    be passed to the ranks, before anything starts; the errors of `%%tpu_train` for the notebook;
+    RunError if the run fails.
     """
     launchers = sys.modules.get("tpunb.xla.launchers")
     if launchers is not None and launchers.are_redirected():
         return _call_here(fn, args, name, cores)
     if env_vars.RUN in os.environ:
         raise TpunbError(
-            "tpunb.launch was called while the cells above a train cell run for its ranks, which "
-            "cannot start runs of their own: call it in a cell of its own, or begin the cell with "
-            "`# tpu: skip`"
+            "tpunb.launch was called in the prelude of a run, which cannot start runs of its own: "
+            "call it in a cell of its own, or begin the cell with `# tpu: skip`"
         )
     shell = _shell()
     if shell is None:
@@ -86,7 +86,7 @@ def launch(
         cores=cores,
         on=on,
         name=name or calls.name_of(fn),
-        env=tuple((key, str(value)) for key, value in (env or {}).items()),
+        env=env,
         ranks=ranks,
         timeout=timeout,
         hang_timeout=hang_timeout,
@@ -108,13 +108,13 @@ def launch(
 
 
 def _shell() -> InteractiveShell | None:
-    """The IPython shell of this process; None in a plain script."""
+    """Return the IPython shell of this process; None in a plain script."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
 
 
-def _options(**given: Any) -> LaunchOptions:
-    """The options of a run, each checked as if it stood in an option line."""
+def _options(*, env: Mapping[str, object] | None = None, **given: Any) -> LaunchOptions:
+    """Return the options of a run, each checked as in an option line."""
     from IPython.core.error import UsageError
 
     from tpunb.kernel.options import LaunchOptions
@@ -122,18 +122,22 @@ def _options(**given: Any) -> LaunchOptions:
 
     for item, declared in declarations(LaunchOptions):
         parse = declared.keywords.get("type")
-        if item.name != "env" and parse is not None and given.get(item.name) is not None:
+        if parse is not None and given.get(item.name) is not None:
             try:
                 given[item.name] = parse(str(given[item.name]))
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"tpunb.launch({item.name}=): {error}") from None
-    return LaunchOptions(**given)
+    variables = tuple((str(name), str(value)) for name, value in (env or {}).items())
+    for name, _ in variables:
+        if not name or "=" in name:
+            raise UsageError(f"tpunb.launch(env=): {name!r} is not the name of a variable")
+    return LaunchOptions(**given, env=variables)
 
 
 def _lines_of_cell(shell: InteractiveShell) -> list[int]:
-    """The lines at which code at the notebook's top level stands now, the outermost first.
+    """Return the current lines of code at the notebook's top level, outermost first.
 
-    There is more than one below a magic that runs code, such as %%time. Raises UsageError where no
+    There is more than one below a magic that runs code, such as %%time. Raises UsageError if no
     cell is running in this thread.
     """
     from IPython.core.error import UsageError
@@ -147,17 +151,17 @@ def _lines_of_cell(shell: InteractiveShell) -> list[int]:
         main = threading.current_thread() is threading.main_thread()
         where = "a callback" if main else "a thread"
         raise UsageError(
-            f"tpunb.launch: this is {where}, and which cells a run needs follows from the cell "
-            "that is running: call it in a cell"
+            f"tpunb.launch was called in {where}, where no cell is running, so it is unknown which "
+            "cells the run needs: call it in a cell"
         )
     return lines[::-1]
 
 
 def cell_line(source: str, lines: Sequence[int]) -> int:
-    """The line of a cell (from 1) at which it stands, from those of `_lines_of_cell`.
+    """Return the current line of a cell, from 1, given the lines of `_lines_of_cell`.
 
-    IPython counts the lines of what it compiles: without blank lines at the top, and below a cell
-    magic from the next line on.
+    IPython counts the lines of the text that it compiles: without blank lines at the top, and
+    below a cell magic from the next line on.
     """
     text = source.split("\n")
     top = 0

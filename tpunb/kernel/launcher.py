@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from tpunb.kernel.supervisor import BorrowedSupervisor, SupervisorProcess
 from tpunb.machine import environment
-from tpunb.notebook.convert import handed
+from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Script, Snapshot
-from tpunb.runs import given, state, summary
+from tpunb.runs import copied_values, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note
-from tpunb.runs.follow import LOOK, follow_run
+from tpunb.runs.follow import POLL_INTERVAL, follow_run
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils import files
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from tpunb.places.target import Target
 
 DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
-"""What only one run of a user on a machine can use, by kind. Processors can be shared."""
+"""Name of the lock of each kind of device that only one run of a user can use at a time."""
 
 
 class Keeper(Protocol):
-    """Who ends a run with this process: its supervisor, or the mirror of a run at a place."""
+    """Process that ends a run when this process ends: a supervisor, or the mirror of a place."""
 
     @property
     def pid(self) -> int: ...
@@ -68,11 +68,11 @@ class Run:
         self._started = time.time()
 
     def events(self) -> Iterator[Event | None]:
-        """What happens, as it happens, until no process is left; None whenever nothing did."""
+        """Yield the run's events until no process is left, and None whenever nothing happens."""
         finished = partial(self._supervisor.has_finished, self.dir.path)
         yield from follow_run(self.dir, self.spec.world_size, finished)
         while not finished():  # the message comes right after the last event
-            time.sleep(LOOK / 10)
+            time.sleep(POLL_INTERVAL / 10)
 
     def stop(
         self,
@@ -82,20 +82,20 @@ class Run:
         origin: StopOrigin | None = None,
         now: bool = False,
     ) -> None:
-        """Begin the shutdown sequence; `now` skips what is left of the grace period."""
+        """Begin the shutdown sequence; `now` skips the rest of the grace period."""
         self._supervisor.stop(self.dir.path, cause, reason, origin=origin, now=now)
 
     def result(self) -> RunResult:
-        """How it ended, and why if it failed. Only after `events` has come to its end."""
+        """Return the result, with the causes of a failure. Call it after `events` has ended."""
         result = state.read_result(self.dir)
         return explained(self._lost() if result is None else result)
 
     def _lost(self) -> RunResult:
-        """The result of a run whose supervisor has written none, and never will."""
+        """Write and return the result of a run whose supervisor has ended without writing one."""
         now = time.time()
         message = self._supervisor.broken
         if not self.dir.path.exists():
-            message = f"{self.dir.path} was deleted during the run: nothing says how it ended"
+            message = f"{self.dir.path} was deleted during the run, so its end is unknown"
         elif not message:
             message = f"the result could not be written to {self.dir.path}; is its disk full?"
         failure = Failure(
@@ -134,14 +134,14 @@ class Run:
 
 
 class Attached:
-    """A run that somebody else has started, followed through its folder."""
+    """A run that this process does not own, followed through its folder."""
 
     def __init__(self, folder: RunDir) -> None:
         self.dir = folder
         self.spec = state.read_spec(folder)
 
     def events(self) -> Iterator[Event | None]:
-        """Everything from its start, and then what happens until it has ended."""
+        """Yield all events from the run's start until it has ended."""
         return follow_run(self.dir, self.spec.world_size, self._gone, attached=True)
 
     def stop(
@@ -152,14 +152,14 @@ class Attached:
         origin: StopOrigin | None = None,
         now: bool = False,
     ) -> None:
-        """Ask for it."""
+        """Request a stop in the run's folder."""
         state.request_stop(self.dir, reason, origin=origin, now=now)
 
     def _gone(self) -> bool:
         return not state.run_state(self.dir).active
 
     def result(self) -> RunResult:
-        """How it ended. Only after `events` has come to its end; TpunbError if it is lost."""
+        """Return the result, after `events` has ended. Raises TpunbError if the run is lost."""
         result = state.read_result(self.dir)
         if result is None:
             raise TpunbError(state.lost_message(self.dir))
@@ -167,35 +167,35 @@ class Attached:
 
 
 def explained(result: RunResult) -> RunResult:
-    """The same, summed up, and with what its log says about the causes of a failure."""
+    """Return the result with its summary and, if the run failed, the causes found in its log."""
     result = replace(result, summary=summary.summarize(result))
     if result.state not in (RunState.FAILED, RunState.HUNG):
         return result
-    # The rules are read only when they are needed.
+    # Imported late: the rules are read only when needed.
     from tpunb.diagnostics.failure.run import diagnose_run
 
     return replace(result, diagnoses=tuple(diagnose_run(result)))
 
 
 class Launcher:
-    """Runs one notebook's train cells, one at a time, on a supervisor kept for the next."""
+    """Starts the runs of one kernel, one at a time, with a supervisor that is kept for the next."""
 
     def __init__(self) -> None:
         self.supervisor: SupervisorProcess | None = None
-        """The one that takes the next run."""
+        """The supervisor for the next run."""
         self._retired: list[SupervisorProcess] = []
-        """No later run can use them; their runs in the background still go on."""
+        """Supervisors that no later run can use, but that have a background run."""
         self._mirrors: list[MirrorProcess] = []
-        """Of runs at places, which end with this process."""
+        """Mirrors of runs at places, which end with this process."""
         self._borrows = True
         self._fingerprint: object = None
         self._replicate: dict[str, str] = {}
 
     def warm(self, env: Mapping[str, str]) -> SupervisorProcess:
-        """A supervisor whose fork server fits this run environment; started now if there is none.
+        """Return a supervisor whose fork server fits this environment; start it if necessary.
 
-        One that was started for another interpreter, other packages or other variables that
-        are read at import is retired first.
+        A supervisor with another interpreter, other packages or other variables that are read at
+        import is retired first.
         """
         fingerprint = fingerprint_of(env)
         supervisor = self.supervisor
@@ -212,13 +212,13 @@ class Launcher:
 
     @property
     def is_warm(self) -> bool:
-        """Whether a fork server has imported everything and waits."""
+        """True if a fork server has imported everything and waits."""
         if self.supervisor is not None:
             self.supervisor.poll()
         return self.supervisor is not None and self.supervisor.ready
 
     def retire(self) -> None:
-        """End the supervisor and all below it; one that has a run in the background, after it."""
+        """End the supervisor and all its processes, once its background runs have ended."""
         supervisor, self.supervisor = self.supervisor, None
         self._borrows = False
         if supervisor is not None:
@@ -230,7 +230,7 @@ class Launcher:
                 self._retired.remove(supervisor)
 
     def close(self, wait: float = 60.0) -> None:
-        """End every supervisor and all below it, also runs in the background, with time to save."""
+        """End every supervisor and all runs, even background runs, with time to save."""
         supervisors = [*self._retired, *([] if self.supervisor is None else [self.supervisor])]
         self._retired, self.supervisor = [], None
         mirrors, self._mirrors = self._mirrors, []
@@ -251,20 +251,19 @@ class Launcher:
         restored: Mapping[str, str] = MappingProxyType({}),
         detached: bool = False,
     ) -> Run | Attached:
-        """Write everything that is known about a run into its folder, and start it.
+        """Write a run's script, spec and notebook into its folder, and start the run.
 
-        `restored` are the values of `spec.restored`, which no file holds: they may be secrets.
+        `restored` are the values of `spec.restored`, which are in no file: they may be secrets.
 
-        It waits for those that were started before it here and still go on; on a TPU for all
-        that this user has on this machine. A run that is `detached` waits for those on a TPU
-        only. It outlives this process and takes the supervisor with it: it is followed as
-        others follow it.
+        The run waits for earlier runs of this kernel that are still running; on a TPU, for all
+        runs of this user on this machine. A `detached` run waits on a TPU only. It outlives this
+        process and takes the supervisor with it; this process follows it through its folder.
         """
         known = self._replicate.get(_prelude(script))
         if spec.replicate is None and known is not None:
             spec = replace(spec, replicate=known)
         supervisor = self.warm(env)
-        # It ends with the detached run: one that is lent is for the kernels after this one.
+        # A detached run ends its supervisor; a borrowed supervisor must serve later kernels.
         if detached and (supervisor.busy or isinstance(supervisor, BorrowedSupervisor)):
             supervisor = SupervisorProcess(environment.fork_server_environment(env))
         supervisor.poll()
@@ -293,16 +292,16 @@ class Launcher:
         *,
         detached: bool = False,
     ) -> Run | Attached:
-        """The same at a place: a mirror keeps the run's folder here as what its hosts have.
+        """Start a run at a place, with a mirror that copies the hosts' files into the run's folder.
 
-        `env` are variables for the ranks beside those that their hosts have. What cannot be
-        stopped there is detached, whatever is asked for.
+        `env`: variables for the ranks in addition to their hosts' own. A run that cannot be stopped
+        at the place is always detached.
         """
         from tpunb.places.mirror import MirrorProcess
 
         write_folder(folder, spec, script, snapshot, env)
-        for run in handed.runs_read(script.text):
-            given.give(RunDir(run), folder)
+        for run in earlier_values.runs_read(script.text):
+            copied_values.copy_into(RunDir(run), folder)
         placed = target.placed(folder.id, detached=detached)
         placed.write(folder)
         mirror = MirrorProcess(folder, variables=env, stays=placed.detached)
@@ -319,7 +318,7 @@ class Launcher:
         env: Mapping[str, str],
         restored: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Run only the prelude, for later runs to begin in it. Nothing while a run goes on."""
+        """Run only the prelude, from which later runs can start. Does nothing during a run."""
         supervisor = self.warm(env)
         supervisor.poll()
         if supervisor.busy or _prelude(script) in self._replicate:
@@ -330,7 +329,7 @@ class Launcher:
         supervisor.run_ahead(folder.path, {**env, **restored})
 
     def remember(self, script: Script, result: RunResult, spec: RunSpec) -> None:
-        """A prelude that could not be followed by a fork goes to replicate directly next time."""
+        """If forking after the prelude failed, replicate it from the start next time."""
         if result.replicated and spec.replicate is None:
             self._replicate[_prelude(script)] = result.replicate_reason
 
@@ -338,7 +337,7 @@ class Launcher:
 def write_folder(
     folder: RunDir, spec: RunSpec, script: Script, snapshot: Snapshot, env: Mapping[str, str]
 ) -> None:
-    """Write everything that is known about a run into its folder."""
+    """Write a run's script, notebook, environment and spec into its folder."""
     folder.script.touch(0o600)
     folder.script.write_text(script.text, encoding="utf-8")
     files.write_json(folder.snapshot, asdict(snapshot))
@@ -351,7 +350,7 @@ def _prelude(script: Script) -> str:
 
 
 def fingerprint_of(env: Mapping[str, str]) -> str:
-    """What a fork server cannot change any more: interpreter, packages, variables."""
+    """Return what a fork server cannot change after its start: interpreter, packages, variables."""
     packages = [
         _installed(folder, Path(folder).stat().st_mtime_ns)
         for folder in sys.path
@@ -362,10 +361,10 @@ def fingerprint_of(env: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=64)
 def _installed(folder: str, changed: int) -> list[tuple[str, int]]:
-    """What is installed in a folder, with times; `changed`: that of the folder, in nanoseconds.
+    """Return the packages installed in a folder, with their modification times.
 
-    It tells when to look again, and no more: each first import of a module there changes it too
-    (__pycache__).
+    `changed`, the folder's own in nanoseconds, is only the cache key: it also changes when a module
+    of the folder is imported for the first time (__pycache__).
     """
     return sorted(
         (entry.path, entry.stat().st_mtime_ns)

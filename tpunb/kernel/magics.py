@@ -1,4 +1,4 @@
-"""The magics: options in, result out."""
+"""The magics: each parses its options, calls the session and returns the result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Options = TypeVar("_Options")
 def _line(
     parser: MagicParser[_Options],
 ) -> Callable[[Callable[[TpuMagics, _Options], Any]], Callable[..., Any]]:
-    """A line magic whose method gets its options; `%tpu_setup?` shows the parser's help."""
+    """Make a method with parsed options a line magic; `%tpu_setup?` shows the parser's help."""
 
     def decorate(method: Callable[[TpuMagics, _Options], Any]) -> Callable[..., Any]:
         def magic(self: TpuMagics, line: str) -> Any:
@@ -56,10 +56,10 @@ def _line(
 def _cell(
     parser: MagicParser[_Options],
 ) -> Callable[[Callable[[TpuMagics, _Options, str], Any]], Callable[..., Any]]:
-    """A cell magic whose method gets its options and the cell's body.
+    """Make a method with parsed options and the cell's body a cell magic.
 
-    IPython refuses a cell magic without a body, `%%tpu_train --help` too, and points to the
-    line magic of that name: there is one, for --help.
+    IPython refuses a cell magic without a body, even `%%tpu_train --help`, and suggests the
+    line magic of that name: it exists for --help.
     """
 
     def decorate(method: Callable[[TpuMagics, _Options, str], Any]) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ def _cell(
                 return None
             if cell is None:
                 raise UsageError(
-                    f"%{name}: write %%{name} (two %) into a cell's first line, code below it"
+                    f"%{name}: write %%{name} (with two %) as the cell's first line, code below it"
                 )
             return method(self, parsed, cell)
 
@@ -90,7 +90,7 @@ def _documented(
 
 
 def _named(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """IPython's `line_magic(name)`, whose types are for functions only."""
+    """IPython's `line_magic(name)`, whose type stubs allow functions only."""
     decorate: Any = line_magic
     registered: Callable[[Callable[..., None]], Callable[..., None]] = decorate(name)
     return registered
@@ -98,7 +98,7 @@ def _named(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 @magics_class
 class TpuMagics(Magics):
-    """What `%load_ext tpunb` brings."""
+    """The magics that `%load_ext tpunb` registers."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -164,9 +164,11 @@ class TpuMagics(Magics):
 
 
 def _refuse_below_the_first_line(magic: str) -> NoReturn:
-    """IPython takes `%%tpu_train` below other lines for the line magic `%tpu_train` of `%`."""
+    """Raise UsageError. IPython reads `%%tpu_train` below other lines as a line magic named
+    `%tpu_train`.
+    """
     raise UsageError(
-        f"{magic} must be the first line of its cell: move it above everything else, comments too"
+        f"{magic} must be the first line of its cell: move it above all other lines, also comments"
     )
 
 
@@ -180,7 +182,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def load_session(shell: InteractiveShell) -> Session:
-    """What the magics share, which are loaded if they are not."""
+    """Load the magics if necessary, and return the session that they share."""
     load_ipython_extension(shell)
     magics = _loaded(shell)
     assert magics is not None
@@ -188,7 +190,7 @@ def load_session(shell: InteractiveShell) -> Session:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext tpunb.kernel.magics`: its processes end; the magics are gone."""
+    """`%unload_ext tpunb.kernel.magics`: end the session's processes and remove the magics."""
     magics = _loaded(shell)
     if magics is not None:
         magics.session.close()

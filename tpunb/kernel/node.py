@@ -1,11 +1,11 @@
-"""`tpunb node`: a run's supervisor on one host of several, for whoever has started it there.
+"""`tpunb node`: runs the supervisor on one host of a run on several hosts.
 
-    whoever started it ── stdin, the lifeline ──> this process ── pipes ──> supervisor
-                       <── stdout, the stream ──
+    starter (mirror, ssh, pod) ── stdin, the lifeline ──> this process ── pipes ──> supervisor
+                               <── stdout, the stream ──
 
-It is to the supervisor what the kernel is on one machine: it finds out which host this is, hands
-over the run folder, passes on stops, and tells what the run folder says. It reads the folder as
-any follower does, so a connection that is slow or broken holds nothing up.
+This process has the role of the kernel on one machine: it determines which host this is, passes
+the run folder and stops to the supervisor, and sends the contents of the run folder. It reads the
+folder like any other follower, so a slow or broken connection delays nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment, hosts
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import Machine, detect_machine, root_of
-from tpunb.machine.metadata import PATIENT, read_all
+from tpunb.machine.metadata import PATIENCE, read_all
 from tpunb.places import remote
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
@@ -43,26 +43,26 @@ from tpunb.utils.errors import SetupError, TpunbError
 from tpunb.utils.files import LineBuffer, LineTail
 from tpunb.utils.version import __version__
 
-LOOK = 0.04
-"""Seconds between two looks into the run folder."""
+POLL_INTERVAL = 0.04
+"""Seconds between polls of the run folder."""
 RETRY = 1.0
-"""Seconds between two tries to look up host 0, whose name may come later than this host."""
+"""Seconds between attempts to look up host 0, whose name may appear later than this host starts."""
 REFUSED = 2
-"""The exit status where nothing was started."""
+"""Exit status if nothing was started."""
 ALIVE_WITHIN = 60.0
-"""Seconds without a line after which who follows a pod is gone."""
+"""Seconds without a line after which a pod's follower counts as gone."""
 LAST_WORDS = 4_000_000
-"""Bytes of a run's files that go to the log of a pod that nobody has followed to the end."""
+"""Maximum bytes of a run's files that are written to a pod's log if no follower has taken them."""
 LINGER_AT_MOST = 3600.0
-"""Seconds for which a pod waits while its files are fetched."""
+"""Maximum seconds for which a pod waits while its files are fetched."""
 VARIABLES = "variables.json"
-"""In the run folder: variables for the ranks, which may be secrets. It is removed once read."""
+"""File in the run folder with variables for the ranks, possibly secrets; removed once read."""
 PACKAGES = ("torch", "torch_xla")
 
 
 @dataclass(frozen=True)
 class NodeOrder:
-    """What `tpunb node` was asked to do."""
+    """The options of `tpunb node`, and its standard streams."""
 
     run: Path
     nnodes: int | None = None
@@ -71,7 +71,7 @@ class NodeOrder:
     address: str | None = None
     key_file: str | None = None
     files: Path | None = None
-    """Where the run's files are, if its folder is to get them: a ConfigMap is read-only."""
+    """Folder, such as a read-only ConfigMap, whose files are copied to the run folder; or None."""
     dry_run: bool = False
     stream: bool = False
     detach: bool = False
@@ -79,15 +79,15 @@ class NodeOrder:
     lost_after: float = 20.0
     patience: float = 300.0
     linger: float = 0.0
-    """Seconds for which the files of a run that has ended wait for who follows it."""
+    """Seconds for which an ended run waits for a follower to take its files."""
     alone: float = 0.0
-    """Seconds without anybody who follows after which the run is stopped; 0: never."""
+    """Seconds without a follower after which the run is stopped; 0: never."""
     stdin: Input = field(default_factory=lambda: Input(0))
     stdout: IO[bytes] = field(default_factory=lambda: sys.stdout.buffer)
 
 
 class Input:
-    """Standard input, by its descriptor: a thread may wait in `os.read` when the process ends."""
+    """Lines of a file descriptor; unlike a file object, a thread may block in it at exit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -95,7 +95,7 @@ class Input:
         self._lines: list[bytes] = []
 
     def line(self, patience: float = 0.0) -> bytes:
-        """The next line, without its newline; b'' at the end, or after `patience` seconds of it."""
+        """Return the next line without its newline; b'' at the end, or after `patience` seconds."""
         while not self._lines:
             if patience and not select.select([self._fd], [], [], patience)[0]:
                 return b""
@@ -109,7 +109,7 @@ class Input:
 
 
 class Output:
-    """Standard output. When nobody reads it any more, nothing is lost but what would be said."""
+    """Standard output; once its reader is gone, writes are ignored."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -128,10 +128,11 @@ class Output:
 
 
 def run_node(order: NodeOrder) -> int:
-    """Run this host's part; the exit status is the run's. Raises TpunbError if it cannot begin."""
+    """Run this host's part and return its exit status. Raises TpunbError if it cannot start."""
     output = Output(order.stdout)
     if order.dry_run:
-        _say_who(order, output)
+        machine = detect_machine(os.environ, patience=PATIENCE)
+        output.write(_describe(_identify(order), "", machine))
         return 0
     try:
         return Node(order, output).run()
@@ -143,10 +144,10 @@ def run_node(order: NodeOrder) -> int:
 
 
 def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
-    """Tell what a run folder says from offsets on, until the run has ended.
+    """Send the contents of a run folder, from known offsets on, until the run has ended.
 
-    `since`: a JSON file with the number of known bytes by file name; '-': a line on standard input,
-    which then ends this when it closes. So does standard output.
+    `since`: a JSON file with the number of known bytes of each file, or '-' for a line on standard
+    input. The function returns early if standard output closes, or, with '-', standard input.
     """
     output = Output(order.stdout)
     known: Mapping[str, int] = {}
@@ -169,10 +170,10 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
             waiting.append(stop)
         elif stop is not None:
             state.request_stop(run, stop.reason, cause=stop.cause, origin=stop.origin, now=stop.now)
-        elif since == "-":  # who began to speak here is gone
+        elif since == "-":  # standard input has closed: the follower is gone
             left.set()
 
-    def nobody_listens() -> bool:
+    def follower_is_gone() -> bool:
         return output.closed or left.is_set()
 
     alive = ALIVE_WITHIN if order.linger else 0.0
@@ -183,32 +184,32 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
 
     def over() -> bool:
         presence.note()
-        return nobody_listens() or not state.run_state(run).active
+        return follower_is_gone() or not state.run_state(run).active
 
     if order.linger:
-        _wait_for_folder(run, nobody_listens)
+        _wait_for_folder(run, follower_is_gone)
         for stop in waiting:
             request(stop)
-    if nobody_listens():
+    if follower_is_gone():
         return 0
-    spec = state.read_spec(run)
-    _tell_folder(run, known, order, output, over)
-    if nobody_listens():
+    state.read_spec(run)  # raises TpunbError if this is not a run folder
+    _send_folder(run, known, order, output, over)
+    if follower_is_gone():
         return 0
-    code = _end(run, spec, order, output)
-    while order.linger and not taken.wait(1.0) and not nobody_listens():
-        presence.note()  # files are fetched meanwhile
+    code = _end(run, order, output)
+    while order.linger and not taken.wait(1.0) and not follower_is_gone():
+        presence.note()  # the follower is fetching files
     return code
 
 
-def _tell_folder(
+def _send_folder(
     run: RunDir,
     since: Mapping[str, int],
     order: NodeOrder,
     output: Output,
     over: Callable[[], bool],
 ) -> None:
-    """Tell everything until it is over."""
+    """Send everything that is in the run folder, until `over()`."""
     if not order.stream:
         lines = LineTail(run.log)
         while True:
@@ -218,38 +219,38 @@ def _tell_folder(
             if last:
                 lines.close()
                 return
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
     stream = FolderStream(run, since)
     while True:
-        last = over()  # asked before the files are read: what was written last is read below
+        last = over()  # checked before the files are read, so that the last lines are read too
         for said in stream.read(last=last):
             output.send(said)
         if last:
             stream.close()
             return
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
 def _wait_for_folder(run: RunDir, over: Callable[[], bool]) -> None:
-    """Until the run has begun: whoever follows a pod may be there before it."""
+    """Wait until the run has begun: a pod's follower may connect before that."""
     while not over() and not (run.spec.exists() and (run.lock.exists() or run.result.exists())):
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
 class _Presence:
-    """Of those who follow a run in its folder, for a node that lingers or must not be alone."""
+    """Marks in the run folder by which a node knows about its followers, in other processes."""
 
     def __init__(self, run: RunDir) -> None:
         self._seen = run.path / ".followed"
         self._taken = run.path / ".taken"
 
     def note(self) -> None:
-        """Somebody follows, now."""
+        """Mark that a follower is connected now."""
         with contextlib.suppress(OSError):
             self._seen.touch()
 
     def take(self) -> None:
-        """Who has followed has everything."""
+        """Mark that a follower has taken all files."""
         with contextlib.suppress(OSError):
             self._taken.touch()
 
@@ -258,14 +259,15 @@ class _Presence:
         return self._taken.exists()
 
     def age(self) -> float:
-        """Seconds since somebody followed; infinite if nobody did."""
+        """Return the seconds since the last mark of a follower; infinity if there was none."""
         try:
             return time.time() - self._seen.stat().st_mtime
         except OSError:
             return float("inf")
 
 
-def _end(run: RunDir, spec: RunSpec, order: NodeOrder, output: Output, broken: str = "") -> int:
+def _end(run: RunDir, order: NodeOrder, output: Output, broken: str = "") -> int:
+    """Write the run's end to the output and return its exit code."""
     result = state.read_result(run)
     if result is None:
         code, message = 1, broken or state.lost_message(run)
@@ -281,10 +283,10 @@ def _end(run: RunDir, spec: RunSpec, order: NodeOrder, output: Output, broken: s
 
 
 def _pass_on_stops(stdin: Input, stop: Callable[[Any], None], alive_within: float = 0.0) -> None:
-    """In a thread: each Stop and Taken that comes, and None once nobody can ask any more."""
-    with contextlib.suppress(OSError):  # there is none
+    """In a thread, pass each Stop and Taken from standard input to `stop`, and None at its end."""
+    with contextlib.suppress(OSError):  # no standard input
         while line := stdin.line(alive_within):
-            with contextlib.suppress(ValueError):  # not for this version
+            with contextlib.suppress(ValueError):  # a message of another version
                 said = decode(line)
                 if isinstance(said, (Stop, Taken)):
                     stop(said)
@@ -301,10 +303,10 @@ class Node:
         self._supervisor: SupervisorProcess | None = None
         self._let_go = threading.Event()
         self._evicted = False
-        """The machine ends this process, for reasons of its own."""
+        """True if a signal of the platform ends this process."""
 
     def run(self) -> int:
-        """Until the run has ended on this host, or goes on alone."""
+        """Run until the run has ended on this host, or is detached; return the exit status."""
         order = self._order
         if order.lost_after < 2 * order.heartbeat:
             raise SetupError(
@@ -313,13 +315,13 @@ class Node:
             )
         started = self._read_start()
         if order.files is not None:
-            _bring_files(order.files, order.run)
+            _copy_files(order.files, order.run)
         spec = state.read_spec(self.run_dir)
-        machine = detect_machine(os.environ, patience=PATIENT)
+        machine = detect_machine(os.environ, patience=PATIENCE)
         identity = self._identify()
         spec = self._localized(spec, identity)
         key = self._key(started, identity)
-        self._say_hello(spec, identity, machine)
+        self._send_hello(spec, identity, machine)
         env = self._environment(spec, machine, started)
         join = None
         if identity.nnodes > 1:
@@ -350,30 +352,30 @@ class Node:
         over = self._detached_is_over if order.detach else self._is_over
         if order.alone:
             threading.Thread(target=self._stop_when_alone, daemon=True).start()
-        _tell_folder(self.run_dir, {}, order, self._output, over)
+        _send_folder(self.run_dir, {}, order, self._output, over)
         if self._let_go.is_set():
             supervisor.detach()
             return 0
         broken = supervisor.broken
         supervisor.close()
-        code = _end(self.run_dir, spec, order, self._output, broken)
+        code = _end(self.run_dir, order, self._output, broken)
         if order.linger:
-            self._keep_elsewhere(env.get(env_vars.CHECKPOINTS, ""), identity.node_rank)
+            self._copy_to_bucket(env.get(env_vars.CHECKPOINTS, ""), identity.node_rank)
             self._linger()
             if not self._evicted and _stopped_on_purpose(self.run_dir):
-                return 0  # JobSet would start all pods again
+                return 0  # with another status JobSet would restart all pods
         return code
 
     def _stop_when_alone(self) -> None:
-        """In a thread: the kernel that must be there may be gone without a word."""
+        """In a thread, stop the run if it has no follower: its kernel may have vanished."""
         presence = _Presence(self.run_dir)
         began = time.monotonic()
         while min(time.monotonic() - began, presence.age()) < self._order.alone:
             time.sleep(1.0)
-        self._on_stop(Stop(StopCause.KERNEL_GONE, "nobody follows the run any more"))
+        self._on_stop(Stop(StopCause.KERNEL_GONE, "no process follows the run any more"))
 
-    def _keep_elsewhere(self, url: str, node_rank: int) -> None:
-        """Copy the run's files to where it saves, for who comes when this pod is gone."""
+    def _copy_to_bucket(self, url: str, node_rank: int) -> None:
+        """Copy the run's files next to its checkpoints, for use after this pod has ended."""
         if "://" not in url:
             return
         from tpunb.places import bucket
@@ -385,19 +387,19 @@ class Node:
             self._output.write(text.encode())
 
     def _linger(self) -> None:
-        """Until who follows has everything; what nobody has taken goes to the log."""
+        """Wait until a follower has taken the run's files; otherwise write them to the log."""
         presence = _Presence(self.run_dir)
         began = time.monotonic()
         while not presence.taken:
             waited = time.monotonic() - began
             followed = presence.age() < ALIVE_WITHIN
             if waited > LINGER_AT_MOST or (waited > self._order.linger and not followed):
-                self._say_last_words()
+                self._write_last_words()
                 return
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
-    def _say_last_words(self) -> None:
-        """The run's files as lines of a stream, as many as fit: the result first."""
+    def _write_last_words(self) -> None:
+        """Write the run's files as lines of a stream, up to LAST_WORDS bytes, small ones first."""
         lines = [
             encode(said)
             for said in FolderStream(self.run_dir).read(last=True)
@@ -428,14 +430,16 @@ class Node:
             said = decode(self._order.stdin.line())
         except ValueError as error:
             raise TpunbError(
-                f"--key-file -: the first line does not say the key ({error})"
+                f"--key-file -: the first line of standard input does not contain the key ({error})"
             ) from None
         if not isinstance(said, Start):
-            raise TpunbError("--key-file -: the first line does not say the key")
+            raise TpunbError(
+                "--key-file -: the first line of standard input does not contain the key"
+            )
         return said
 
     def _key(self, started: Start | None, identity: Identity) -> str:
-        """In hexadecimal digits."""
+        """Return the run's key as hexadecimal digits."""
         file = self._order.key_file
         key = "" if started is None else started.key
         if file not in (None, "-"):
@@ -451,8 +455,8 @@ class Node:
         except ValueError:
             pass
         raise SetupError(
-            "several hosts need the run's key, at least 32 hexadecimal digits, the same on all: "
-            "--key-file FILE"
+            "a run on several hosts needs a key, at least 32 hexadecimal digits, the same on all "
+            "hosts: write it to a file and add --key-file FILE"
         )
 
     def _identify(self) -> Identity:
@@ -469,12 +473,12 @@ class Node:
             time.sleep(RETRY)
 
     def _localized(self, spec: RunSpec, identity: Identity) -> RunSpec:
-        """The spec with this machine's paths; with hosts, if whoever wrote it did not know them."""
+        """Return the spec with this machine's paths, and with the hosts if it has none."""
         if len(spec.hosts) != identity.nnodes:
             if spec.hosts:
                 raise SetupError(
-                    f"the run is for {len(spec.hosts)} hosts ({', '.join(spec.hosts)}), and "
-                    f"{identity.source} says that there are {identity.nnodes}"
+                    f"the run is for {len(spec.hosts)} hosts ({', '.join(spec.hosts)}), but "
+                    f"according to {identity.source} there are {identity.nnodes}"
                 )
             names = identity.hosts or tuple(f"host-{n}" for n in range(identity.nnodes))
             if identity.nnodes > 1:
@@ -509,7 +513,7 @@ class Node:
             return dict(made.env)
         return environment.run_environment(os.environ, spec.device, variables, machine)
 
-    def _say_hello(self, spec: RunSpec, identity: Identity, machine: Machine) -> None:
+    def _send_hello(self, spec: RunSpec, identity: Identity, machine: Machine) -> None:
         name = spec.hosts[identity.node_rank] if spec.hosts else os.uname().nodename
         hello = Hello(
             run=spec.id,
@@ -549,34 +553,32 @@ class Node:
         signal.signal(signal.SIGHUP, terminate)
 
     def _on_stop(self, stop: Stop | Taken | None) -> None:
-        """None: whoever started the run has gone."""
+        """Pass a stop to the supervisor. None: standard input has closed."""
         if isinstance(stop, Taken):
-            return  # it goes at its end anyway
+            return  # this process ends anyway
         assert self._supervisor is not None
         if stop is None:
             if self._order.detach:
                 self._let_go.set()
                 return
-            stop = Stop(
-                StopCause.KERNEL_GONE, "the connection to whoever started the run has ended"
-            )
+            stop = Stop(StopCause.KERNEL_GONE, "the connection to the run's starter is lost")
         self._supervisor.stop(
             self.run_dir.path, stop.cause, stop.reason, origin=stop.origin, now=stop.now
         )
 
 
 def _stopped_on_purpose(run: RunDir) -> bool:
-    """Whether a run has ended because that was asked for."""
+    """True if a run has ended because a stop or time limit was requested."""
     result = state.read_result(run)
     return result is not None and result.state in (RunState.INTERRUPTED, RunState.TIMED_OUT)
 
 
 def _identify(order: NodeOrder) -> Identity:
-    """Which host this is; no name is looked up yet."""
+    """Determine which host this is, without looking up any name."""
     env = os.environ
     return hosts.identify(
         env,
-        lambda: read_all(env, root_of(env), PATIENT),
+        lambda: read_all(env, root_of(env), PATIENCE),
         nnodes=order.nnodes,
         node_rank=order.node_rank,
         rendezvous=order.rendezvous,
@@ -584,13 +586,8 @@ def _identify(order: NodeOrder) -> Identity:
     )
 
 
-def _say_who(order: NodeOrder, output: Output) -> None:
-    machine = detect_machine(os.environ, patience=PATIENT)
-    output.write(_describe(_identify(order), "", machine))
-
-
 def _describe(identity: Identity, shown: str, machine: Machine) -> bytes:
-    """Which host this is, and what is on it, for people."""
+    """Describe for the user which host this is, its chips and its packages."""
     found = ", ".join(f"{package} {v}" for package, v in versions().items() if v)
     chips = f"{machine.chips} TPU chips" if machine.chips else "no TPU"
     return (
@@ -600,7 +597,7 @@ def _describe(identity: Identity, shown: str, machine: Machine) -> bytes:
     ).encode()
 
 
-def _bring_files(source: Path, folder: Path) -> None:
+def _copy_files(source: Path, folder: Path) -> None:
     """Copy a run's files into its folder, which only this user can read."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -618,7 +615,7 @@ def _bring_files(source: Path, folder: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, tpunb, torch and torch_xla; '' for what is not installed."""
+    """Return the versions of Python, tpunb, torch and torch_xla; '' if not installed."""
     found = {"tpunb": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
@@ -629,7 +626,7 @@ def versions() -> dict[str, str]:
 
 
 def facts(run: RunDir, spec: RunSpec, machine: Machine) -> dict[str, str]:
-    """What must be the same on all hosts of a run, in words for who reads that it is not."""
+    """Return facts that must be the same on all hosts of a run, with names for error messages."""
     return {
         **versions(),
         "chips": str(machine.chips),

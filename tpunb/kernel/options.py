@@ -1,4 +1,4 @@
-"""The options of the magics, and those that the command line shares with them."""
+"""Options of the magics, some of them shared with the command line."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _Options = TypeVar("_Options")
 Cores = int | Literal["all"]
 
 RESULT = "value"
-"""What a call by `tpunb.launch` is assigned to, and its name in `RunResult.returns`."""
+"""Variable that the value of a `tpunb.launch` call is assigned to; a key of `RunResult.returns`."""
 
 LAST = "last"
-"""Of `--resume`: the latest run of this notebook that has a checkpoint."""
+"""Value of `--resume` for the latest run of this notebook that has a checkpoint."""
 
 COMMON = "common options"
 FAILURE = "failures and stops"
@@ -46,7 +46,7 @@ ADVANCED = "advanced"
 
 
 def cores(text: str) -> Cores:
-    """A number of cores, or 'all'. The machine decides later which numbers it can run."""
+    """Parse a number of cores or 'all'. Whether the machine can run that many is checked later."""
     if text == "all":
         return "all"
     if not (text.isascii() and text.isdecimal() and int(text)):
@@ -55,9 +55,9 @@ def cores(text: str) -> Cores:
 
 
 def _idle(text: str) -> float:
-    """Seconds. A number without a unit meant minutes, and does so for one more release."""
+    """Parse seconds. A number without a unit means minutes, for one more release."""
     if text.replace(".", "", 1).isdecimal():
-        warn(f"--idle {text} means minutes until the next release, then seconds: write {text}m")
+        warn(f"--idle {text} means minutes now and seconds in the next release: write {text}m")
         text += "m"
     seconds = parse_duration(text)
     if seconds < 60:
@@ -72,7 +72,7 @@ def _variable(text: str) -> str:
 
 
 def _variables(text: str) -> tuple[str, ...]:
-    """Variable names, with commas between them."""
+    """Parse variable names separated by commas."""
     return tuple(_variable(name.strip()) for name in text.split(",") if name.strip())
 
 
@@ -90,12 +90,12 @@ def _grid(text: str) -> tuple[str, str]:
 
 def _step_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1 or more)")
     return int(text)
 
 
 def _profile(text: str) -> Profile:
-    """RANKS, FIRST-LAST or RANKS:FIRST-LAST: 'all', '0,3', '10-20', '0,3:10-20'."""
+    """Parse RANKS, FIRST-LAST or RANKS:FIRST-LAST: 'all', '0,3', '10-20', '0,3:10-20'."""
     match = re.fullmatch(
         r"(?:(?P<ranks>all|\d+(?:,\d+)*)(?::|$))?(?:(?P<first>\d+)-(?P<last>\d+))?", text, re.ASCII
     )
@@ -105,14 +105,14 @@ def _profile(text: str) -> Profile:
         profile = Profile(numbers, int(match["first"] or 5), int(match["last"] or 10))
         if 1 <= profile.first <= profile.last:
             return profile
-    raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST (0,3:5-10)")
+    raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST, e.g. 0,3:5-10")
 
 
-# What several magics and commands have, with one meaning.
+# Options that several magics and commands share.
 
 
 def run_argument(default: str) -> Any:
-    """RUN."""
+    """Return the argument RUN."""
     return argument("RUN", help=f"run id, or any part of it (default: {default})")
 
 
@@ -121,7 +121,7 @@ def _cores_option(help: str) -> Any:
 
 
 def ranks_option(group: str, old_name: str | None = None) -> Any:
-    """--ranks."""
+    """Return the option --ranks."""
     return option(
         "--ranks",
         type=parse_rank_list,
@@ -138,21 +138,21 @@ def _out_option(group: str) -> Any:
         "--out",
         type=_variable,
         metavar="VAR",
-        help="also assign the RunResult to this variable (it is the cell's value and "
-        "tpunb.last_run)",
+        help="also assign the RunResult, which is the cell's value and tpunb.last_run, to this "
+        "variable",
         group=group,
     )
 
 
 def _no_raise_flag(group: str) -> Any:
-    return flag("--no-raise", help="a failed run does not fail the cell", group=group)
+    return flag("--no-raise", help="do not fail the cell when the run fails", group=group)
 
 
 def _stop_when_done_flag(when: str) -> Any:
     return flag(
         "--stop-when-done",
-        help=f"shut this TPU VM down (with gcloud) {when}: once no run is active, no cell runs "
-        "and nobody uses the TPU, after a countdown",
+        help=f"stop this TPU VM (with gcloud) {when}, once no run is active, no cell is running "
+        "and the TPU is free, after a countdown",
         group=BACKGROUND,
     )
 
@@ -162,7 +162,7 @@ def _idle_option() -> Any:
         "--idle",
         type=_idle,
         metavar="TIME",
-        help="with --stop-when-done: … once that has been so for this long, e.g. 30m",
+        help="with --stop-when-done: wait until the machine has been idle for this long, e.g. 30m",
         group=BACKGROUND,
     )
 
@@ -171,24 +171,25 @@ def _idle_option() -> Any:
 class SetupOptions:
     """Options of `%tpu_setup`."""
 
-    cores: Cores | None = _cores_option("ranks of later runs that do not say how many")
+    cores: Cores | None = _cores_option("default number of ranks of later runs")
     notebook: str | None = option(
         "--notebook",
         metavar="PATH",
-        help="this notebook's file, if it is not found (also: the variable TPUNB_NOTEBOOK)",
+        help="this notebook's file, if it is not found (or set the variable TPUNB_NOTEBOOK)",
         group=COMMON,
     )
     runs: str | None = option(
         "--runs",
         metavar="DIR",
-        help="where run folders go (default: ./runs); gs://bucket/runs: there too",
+        help="where run folders go (default: ./runs); a URL such as gs://bucket/runs gets copies "
+        "of them",
         group=COMMON,
     )
     json: bool = flag("--json", help="print the environment as JSON", group=COMMON)
-    stop_when_done: bool = _stop_when_done_flag("after any later run")
+    stop_when_done: bool = _stop_when_done_flag("after a later run")
     idle: float | None = _idle_option()
     keep_running: bool = flag(
-        "--keep-running", help="cancel --stop-when-done, whoever gave it", group=BACKGROUND
+        "--keep-running", help="cancel every --stop-when-done", group=BACKGROUND
     )
     kernel: str | None = option(
         "--kernel",
@@ -198,8 +199,8 @@ class SetupOptions:
     )
     ahead: bool = flag(
         "--ahead",
-        help="from now on run each cell in the background as well, once it has run here, so that "
-        "the first run starts at once",
+        help="after each cell that runs in the kernel, also run it in the background, so that the "
+        "first run starts at once",
         group=ADVANCED,
     )
     no_warm: bool = flag(
@@ -208,7 +209,7 @@ class SetupOptions:
 
     @property
     def kernel_device(self) -> Device | None:
-        """The device that `--kernel` asks for."""
+        """The device that `--kernel` names."""
         return None if self.kernel is None else "TPU" if self.kernel == "tpu" else "CPU"
 
 
@@ -217,13 +218,14 @@ class TrainOptions:
     """Options of `%%tpu_train`."""
 
     cores: Cores | None = _cores_option(
-        "ranks, one for each core (default: all chips of this machine; 4 rehearsal cores without "
-        "a TPU)"
+        "number of ranks, one for each core (default: all chips of this machine, or 4 rehearsal "
+        "cores without a TPU)"
     )
     on: str | None = option(
         "--on",
         metavar="PLACE",
-        help="run it at a place of places.toml: on all hosts of a pod (default: here)",
+        help="run the cell at a place of places.toml, e.g. on all hosts of a pod (default: this "
+        "machine)",
         group=COMMON,
     )
     grid: tuple[tuple[str, str], ...] = option(
@@ -232,7 +234,7 @@ class TrainOptions:
         repeatable=True,
         metavar="NAME=V,V",
         help="run the cell once for each combination of these values, e.g. lr=1e-3,1e-4 or "
-        "seed=0..4, and show a table: the cell's value is a Study (repeatable)",
+        "seed=0..4, and show a table; the cell's value is a Study (repeatable)",
         group=COMMON,
     )
     name: str | None = option(
@@ -246,7 +248,7 @@ class TrainOptions:
         type=_variables,
         default=(),
         metavar="a,b",
-        help="copy these variables of rank 0 back into the notebook",
+        help="copy these variables from rank 0 into the notebook",
         group=COMMON,
     )
     out: str | None = _out_option(COMMON)
@@ -255,7 +257,7 @@ class TrainOptions:
         type=_assignment,
         repeatable=True,
         metavar="K=V",
-        help="set an environment variable of the ranks (repeatable)",
+        help="set an environment variable for the ranks (repeatable)",
         group=COMMON,
     )
     ranks: str = ranks_option(COMMON, old_name="--logs")
@@ -283,7 +285,7 @@ class TrainOptions:
         type=parse_duration,
         default=15.0,
         metavar="TIME",
-        help="time to save after a stop (default: 15s)",
+        help="time to save after a stop, before the ranks are terminated (default: 15s)",
         group=FAILURE,
     )
     retries: int = option(
@@ -299,47 +301,48 @@ class TrainOptions:
         "--resume",
         metavar="RUN",
         alone=LAST,
-        help="continue from the last checkpoint of this run (id or any part of it, folder, or "
-        "URL; alone or `last`: this notebook's latest run that has one): tpunb.load() returns it",
+        help="continue from the last checkpoint of this run, which tpunb.load() returns: id or any "
+        "part of it, folder or URL (no value or `last`: this notebook's latest run with a "
+        "checkpoint)",
         group=FAILURE,
     )
     no_raise: bool = _no_raise_flag(FAILURE)
     background: bool = flag(
         "--bg",
-        help="return a handle at once (.state .result .wait() .stop()), which --out binds; "
-        ".wait() brings the values of --returns; the run ends with the kernel",
+        help="return at once a handle (.state .result .wait() .stop()), which --out also assigns; "
+        ".wait() sets the variables of --returns; the run ends with the kernel",
         group=BACKGROUND,
         exclusive=True,
     )
     detach: bool = flag(
         "--detach",
         help="return at once; the run outlives the kernel, and %%tpu_attach follows it from any "
-        "other",
+        "kernel",
         group=BACKGROUND,
         exclusive=True,
     )
     yes: bool = flag(
         "--yes",
-        help="with --on: start it without a question, also if it may cost more than the place's "
-        "ask_above",
+        help="with --on: start without a confirmation, even if the run may cost more than the "
+        "place's ask_above",
         group=BACKGROUND,
     )
     stop_when_done: bool = _stop_when_done_flag("when this run has ended")
     idle: float | None = _idle_option()
     cold: bool = flag(
         "--cold",
-        help="start from nothing: neither the preloaded torch_xla nor what was kept of the prelude",
+        help="start afresh: without the preloaded torch_xla and without a kept prelude",
         group=ADVANCED,
         old_name="--fresh",
     )
     replay: bool = flag(
         "--replay",
-        help="take everything from the cells, nothing from the kernel, and compare nothing",
+        help="run the cells as they are: take no values from the kernel and compare none with it",
         group=ADVANCED,
     )
     replicate: bool = flag(
         "--replicate",
-        help="every rank runs the prelude itself, as under torchrun",
+        help="run the prelude in every rank, as under torchrun",
         group=ADVANCED,
     )
     profile: Profile | None = option(
@@ -347,28 +350,28 @@ class TrainOptions:
         type=_profile,
         metavar="RANKS:FIRST-LAST",
         alone="all",
-        help="write a trace of these ranks and steps for xprof into the run folder, and show where "
-        "the time of a step went: 5-10, 0,3:5-10 (alone: all ranks, 5-10)",
+        help="write an xprof trace of these ranks and steps into the run folder, and show how a "
+        "step's time was spent; e.g. 5-10 or 0,3:5-10 (no value: all ranks, steps 5-10)",
         group=ADVANCED,
     )
 
     caller: ClassVar[str] = "%%tpu_train"
-    """What the user called, for errors."""
+    """The magic or function that the user called, for errors."""
 
     def written(self, option: str) -> str:
-        """An option as the user wrote it, for errors."""
+        """Return an option as the user wrote it, for errors."""
         return f"{self.caller} --{option}"
 
 
 @dataclass(frozen=True)
 class LaunchOptions(TrainOptions):
-    """Options of `tpunb.launch`: those of a train cell that it has as arguments."""
+    """Options of `tpunb.launch`, which takes some options of a train cell as arguments."""
 
     caller: ClassVar[str] = "tpunb.launch"
     returns: tuple[str, ...] = (RESULT,)
 
     def written(self, option: str) -> str:
-        """An option as the user wrote it, for errors."""
+        """Return an option as the user wrote it, for errors."""
         return f"{self.caller}({option}=)"
 
 
@@ -378,18 +381,18 @@ class DebugOptions:
 
     no_report: bool = flag("--no-report", help="do not report what XLA did with the cell")
     steps: int | None = option(
-        "--steps", type=_step_count, metavar="N", help="stop its training loop after N steps"
+        "--steps", type=_step_count, metavar="N", help="stop the cell's training loop after N steps"
     )
     pdb: bool = flag("--pdb", help="open the debugger at an exception")
-    profile: bool = flag("--profile", help="write a trace of the cell for xprof")
-    nan: bool = flag("--nan", help="find the first module and step whose numbers are not finite")
+    profile: bool = flag("--profile", help="write an xprof trace of the cell")
+    nan: bool = flag("--nan", help="find the first module and step with non-finite numbers")
 
 
 @dataclass(frozen=True)
 class RunsOptions:
     """Options of `%tpu_runs` and `tpunb runs`."""
 
-    whole: bool = flag("--all", help=f"all runs, not only the {listing.NEWEST} newest")
+    whole: bool = flag("--all", help=f"list all runs, not only the {listing.NEWEST} newest")
 
 
 @dataclass(frozen=True)
@@ -401,31 +404,33 @@ class LogsOptions:
     stream: str | None = option(
         "--stream",
         choices=("stdout", "stderr", "prelude"),
-        help="only what was written there",
+        help="show only lines of this stream",
     )
     level: str | None = option(
         "--level",
         choices=("warning", "error"),
-        help="only warnings and errors, or only errors with their tracebacks",
+        help="show only warnings and errors, or only errors; with their tracebacks",
     )
     grep: re.Pattern[str] | None = option(
         "--grep",
         type=logs.parse_pattern,
         metavar="PATTERN",
-        help="only lines that match this regular expression; case-insensitive unless the pattern "
-        "has capitals",
+        help="show only lines that match this regular expression; case-insensitive unless the "
+        "pattern has capitals",
     )
     context: int = option(
         "--context",
         type=parse_count,
         default=0,
         metavar="N",
-        help="with --grep or --level: also N lines before and after each",
+        help="with --grep or --level: also show N lines before and after each",
     )
-    tail: int | None = option("--tail", type=parse_count, metavar="N", help="only the last N lines")
+    tail: int | None = option(
+        "--tail", type=parse_count, metavar="N", help="show only the last N lines"
+    )
 
     def search(self) -> logs.Search:
-        """Which lines are asked for."""
+        """Return the search that these options describe."""
         return logs.Search(self.ranks, self.stream, self.level, self.grep, self.context, self.tail)
 
 
@@ -447,7 +452,7 @@ class AttachOptions:
 
 
 class HelpShown(Exception):  # noqa: N818 (not an error)
-    """The user asked for help and has got it: there is nothing else to do."""
+    """Raised after `--help` has been printed: nothing remains to be done."""
 
 
 class _Help(argparse.Action):
@@ -462,34 +467,40 @@ _DOLLAR = re.compile(r"^\$([A-Za-z_]\w*)$")
 
 
 class MagicParser(OptionParser, Generic[_Options]):
-    """Parses the option line of a magic; what is wrong is a UsageError, as for any magic."""
+    """Parser for the option line of a magic; raises IPython's UsageError for a wrong line."""
 
     def __init__(self, name: str, options: type[_Options], description: str) -> None:
         super().__init__(prog=name, description=description, add_help=False, allow_abbrev=False)
         self.options = options
         grouped = any(declared.group == COMMON for _, declared in declarations(options))
-        place = self.add_argument_group(COMMON) if grouped else self
-        place.add_argument(
+        group = self.add_argument_group(COMMON) if grouped else self
+        group.add_argument(
             "-h",
             "--help",
             action=_Help,
             nargs=0,
             default=argparse.SUPPRESS,
-            help="show this and do nothing",
+            help="show this help and exit",
         )
         add_options(self, options)
 
     def error(self, message: str) -> Any:
-        """Raise UsageError; IPython shows it in one line."""
+        """Raise UsageError, which IPython shows as one line."""
         from IPython.core.error import UsageError
 
         raise UsageError(message)
 
-    def parse_line(self, line: str, user_ns: Mapping[str, object]) -> _Options:
-        """Parse an option line in which IPython has filled in `{name}` and `$name`.
+    def parse_line(
+        self,
+        line: str,
+        user_ns: Mapping[str, object],
+        unknown: str = "the notebook has no variable {name!r}",
+    ) -> _Options:
+        """Parse an option line in which IPython has replaced `{name}` and `$name` by their values.
 
-        Raises UsageError for anything that is not an option or its value. IPython fills in all
-        of a line or nothing, so what is left of `{name}` is a name that `user_ns` does not know.
+        Raises UsageError for anything that is not an option or its value. IPython replaces all
+        names of a line or none; if a `{name}` is left, some name is not in `user_ns`, which the
+        error explains with `unknown`.
         """
         from IPython.core.error import UsageError
 
@@ -500,7 +511,7 @@ class MagicParser(OptionParser, Generic[_Options]):
         for word in words:
             for name in [*_BRACES.findall(word), *_DOLLAR.findall(word)]:
                 if name not in user_ns and not hasattr(builtins, name):
-                    raise UsageError(f"{self.prog}: {word}: the notebook has no variable {name!r}")
+                    raise UsageError(f"{self.prog}: {word}: {unknown.format(name=name)}")
         try:
             return build_options(self.options, self.parse_args(join_lists(words, _LISTS)))
         except UsageError as error:
@@ -515,20 +526,22 @@ TRAIN = MagicParser(
     "%%tpu_train", TrainOptions, "Run this notebook up to this cell, and this cell on every core."
 )
 DEBUG = MagicParser(
-    "%%tpu_debug", DebugOptions, "Run this cell in the kernel, on one core, and say what XLA did."
+    "%%tpu_debug",
+    DebugOptions,
+    "Run this cell in the kernel, on one core, and report on XLA.",
 )
 RUNS = MagicParser("%tpu_runs", RunsOptions, "List the runs, newest first.")
 LOGS = MagicParser("%tpu_logs", LogsOptions, "Show or search the log of a run.")
 STOP = MagicParser(
     "%tpu_stop",
     StopOptions,
-    "Stop a run, whoever started it, as the interrupt key does: with time to save. Waits until it "
-    "has ended. Stopping it again skips the rest of that time.",
+    "Stop a run, whoever started it, as the interrupt key does: with time to save. Wait until it "
+    "has ended. A second stop skips the rest of that time.",
 )
 ATTACH = MagicParser(
     "%tpu_attach",
     AttachOptions,
-    "Follow a run from its first line to its end, whoever started it, and take its result. "
+    "Follow a run, whoever started it, from its first line to its end, and return its result. "
     "Interrupting only detaches; the run continues (%tpu_stop ends it).",
 )
 DATA = MagicParser("%tpu_data", DataOptions, f"{HELP.capitalize()}.")

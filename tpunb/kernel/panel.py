@@ -1,12 +1,12 @@
-"""The panel below the card: a chart to zoom into, and the log by rank, with a search.
+"""The panel below the card: a chart with zoom, and the log with a filter by rank and a search.
 
 Its ipywidgets (7.7 or 8) are created once a front end has answered during the run, and removed
-when it ends, so a saved notebook holds no widget. But a page that is opened again during a run
-gets no update of any output, and may have been saved with the panel: the run's last card takes
-its place then, which the front end asks the kernel for.
+when the run ends, so a saved notebook contains no widget. But a page that is reopened during a run
+gets no update of any output, and may have been saved with the panel: the front end then requests
+the panel's widget from the kernel, which shows the run's last card in it.
 
-Clicks may arrive in another thread, in which nothing can be shown: they are only noted there, and
-the thread that follows the run handles them at its next `tick`.
+Clicks may arrive in another thread, which cannot show anything: there they are only noted, and the
+thread that follows the run handles them at its next `tick`.
 
 This module is the only one that uses a private name of ipykernel: `BaseComm._reply_subshell_for`.
 """
@@ -47,31 +47,33 @@ from tpunb.runs.spec import RunSpec, RunState, StopOrigin
 from tpunb.utils.ansi import strip_ansi
 
 PROBE_AFTER = (0.0, 0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each probe of the front end: a page that is still loading its support for widgets
-drops the first ones."""
+"""Seconds before each probe of the front end: a page that is still loading its widget support drops
+the first ones."""
 PROBES = len(PROBE_AFTER)
 UPDATE_EVERY = 0.5
-"""Seconds between two updates without a click."""
+"""Seconds between updates without a click."""
 LINES = 200
-"""The newest lines of the log that are shown …"""
+"""Number of newest log lines that are shown."""
 LONGEST = 300
-"""… and the characters of each."""
+"""Maximum number of characters of each line."""
 KEPT = 4
-"""Runs whose last card is kept for pages that were saved with their panel."""
+"""Number of runs whose last card is kept, for pages that were saved with their panel."""
 _LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visible"
-"""Without it, front ends let `pre` scroll by itself, and show its oldest lines."""
-NO_CLICKS = "<i>ipykernel 6 hears clicks only after the cell; --bg has search, ranks and zoom</i>"
+"""Style of the log's lines. Without it, front ends scroll `pre` and show the oldest lines."""
+NO_CLICKS = (
+    "<i>ipykernel 6 receives clicks only after the cell: for search, ranks and zoom use --bg</i>"
+)
 _RANK = re.compile(r"\[(\d+)(?=[ \]])")
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
 
 _VERSION = tuple(map(int, version("ipykernel").split(".")[:2]))
 _SUBSHELLS = (7, 0)
-"""The first ipykernel that handles messages of widgets while a cell runs."""
+"""The first ipykernel version that handles widgets' messages while a cell runs."""
 
 
 class Clicks(Enum):
-    """When the kernel hears clicks in the panel of a cell."""
+    """When the kernel receives clicks in the panel of a cell."""
 
     AT_ONCE = auto()
     AFTER_THE_CELL = auto()
@@ -79,11 +81,11 @@ class Clicks(Enum):
 
 
 def clicks_heard(front: FrontEnd) -> Clicks:
-    """When clicks in the panel of the running cell reach the kernel.
+    """Return when clicks in the panel of the running cell reach the kernel.
 
-    The cell has the main thread, which handles messages of widgets. From ipykernel 7 on,
-    JupyterLab and Notebook 7 send them to a subshell, another thread. On ipykernel 6 they wait
-    until the cell has ended.
+    The main thread, which handles widgets' messages, is busy with the cell. From ipykernel 7 on,
+    JupyterLab and Notebook 7 send these messages to a subshell, which is another thread. On
+    ipykernel 6 they wait until the cell has ended.
     """
     if front.publish is None or front.batch:
         return Clicks.NEVER
@@ -93,16 +95,16 @@ def clicks_heard(front: FrontEnd) -> Clicks:
 
 
 def _has_ipywidgets() -> bool:
-    # It takes half a second to import: %tpu_setup does it in the background.
+    # Importing it takes half a second: %tpu_setup does this in the background.
     return "ipywidgets" in sys.modules
 
 
 def _answer_in_subshell(widget: Any) -> None:
-    """Let messages to a widget arrive in the subshell, whoever wrote to its comm last.
+    """Have a widget's messages arrive in the subshell, whichever thread wrote to its comm last.
 
-    ipykernel 7.4 sends them to the thread that did (`BaseComm._reply_subshell_for`), for widgets
-    that a cell has made the main thread, which is busy. Checked on 7.0 and 7.3, which have no such
-    name and need nothing, and on 7.4.
+    ipykernel 7.4 sends them to that thread (`BaseComm._reply_subshell_for`): for widgets created in
+    a cell, to the main thread, which is busy. Checked on 7.4, and on 7.0 and 7.3, which have no
+    such name and need no change.
     """
     comm = widget.comm
     if hasattr(comm, "_reply_subshell_for"):
@@ -111,7 +113,7 @@ def _answer_in_subshell(widget: Any) -> None:
 
 @contextmanager
 def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
-    """A block in which the running cell has the panel of its run, where it can be used."""
+    """Context manager: the running cell shows its run's panel, if the front end supports it."""
     front = front or current_front_end()
     clicks = clicks_heard(front) if _has_ipywidgets() else Clicks.NEVER
     panel = Panel(spec, run, clicks=clicks, restores=front.stops)
@@ -122,9 +124,9 @@ def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Ite
 
 
 def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
-    """Show a run in the running cell until it has ended; yields after each event or pause."""
+    """Show a run in the running cell until it has ended; yield after each event or pause."""
     if isinstance(run, Attached) and clicks_heard(current_front_end()) is not Clicks.NEVER:
-        importlib.import_module("ipywidgets")  # nothing waits for it: the run continues by itself
+        importlib.import_module("ipywidgets")  # the import delays nothing: the run continues
     with open_panel(run.spec, run.dir) as panel:
         view.tick()
         if panel.is_open:
@@ -136,18 +138,18 @@ def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
 
 
 class BackgroundPanel:
-    """The panel of a run in the background: the kernel is free to hear clicks.
+    """The panel of a background run, in which the kernel is free to receive clicks.
 
-    Before and after, a line that says where the log is holds its place.
+    Before and after the run, a line with the path of the log is shown in its place.
     """
 
     def __init__(self, spec: RunSpec, run: RunDir) -> None:
-        """In the thread of a cell."""
+        """Call this in the thread of a cell."""
         self._output = SharedOutput(f"{run.id}-panel")
         front = current_front_end()
         clicks = Clicks.NEVER
         if front.publish is not None and not front.batch and _has_ipywidgets():
-            clicks = Clicks.AT_ONCE  # while the kernel is idle, any front end's
+            clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
             self._output(_log_line(run))
         self.panel = Panel(
             spec,
@@ -165,13 +167,13 @@ def _log_line(run: RunDir) -> dict[str, Any]:
 
 
 def _press_stop(run: RunDir) -> None:
-    """A press while the run is being stopped already skips the rest of its grace period."""
+    """Request a stop; if the run is already stopping, skip the rest of its grace period."""
     now = state.run_state(run) is RunState.STOPPING
     state.request_stop(run, "stopped with its button", origin=StopOrigin.HANDLE, now=now)
 
 
 class _Probe:
-    """Finds out whether a front end shows widgets: it has to make two numbers equal."""
+    """Test whether a front end shows widgets: it must make two numbers equal."""
 
     def __init__(self) -> None:
         import ipywidgets
@@ -190,7 +192,7 @@ class _Probe:
 
 
 def _close(widgets: Iterable[Any]) -> None:
-    """Remove widgets from kernel and front end, with the parts that each has created."""
+    """Remove widgets, and the layouts and styles that they have created."""
     for widget in widgets:
         for part in ("layout", "style"):
             if hasattr(widget, part):
@@ -224,10 +226,10 @@ class Panel:
         Args:
             spec: The run's spec.
             run: Its folder.
-            clicks: When the kernel hears clicks.
-            restores: A page that is opened again asks for the widgets it was saved with.
-            output: Where it is shown; below the cell's other outputs by default.
-            stop: Called by its button, which it has only then: that of a cell is in the card.
+            clicks: When the kernel receives clicks.
+            restores: True if a reopened page requests the widgets that it was saved with.
+            output: Shows the panel; by default below the cell's other outputs.
+            stop: Called by the Stop button; None: no button (a running cell's card has one).
             clock: Seconds from any origin.
         """
         self._spec, self._run, self._clock = spec, run, clock
@@ -241,22 +243,22 @@ class Panel:
         self._series = MetricSeries(spec.world_size)
 
     def show(self, event: Event) -> None:
-        """Take in an event; metrics are for the chart."""
+        """Add the event's metrics to the chart."""
         if isinstance(event, Metric) and event.step is not None and self.is_open:
             self._series.add(event)
 
     @property
     def is_open(self) -> bool:
-        """Whether it is shown, or may still be."""
+        """True if the panel is shown or may still appear."""
         display_only = self._clicks is Clicks.AFTER_THE_CELL
         return bool(self._probes_left or self._probes or self._widgets or display_only)
 
     def reserve_place(self) -> None:
-        """Reserve its place below what the cell has shown until now, with a line that stays."""
+        """Show a line in the panel's place, below the cell's outputs so far; it stays."""
         self._output(_log_line(self._run))
 
     def tick(self) -> None:
-        """Do what is due. Call it often, in the thread of the cell."""
+        """Probe, open or update the panel, if it is time. Call this often, in the cell's thread."""
         now = self._clock()
         if self._widgets is None:
             self._open(now)
@@ -283,7 +285,7 @@ class Panel:
         self._probes = []
 
     def end(self) -> None:
-        """Remove the widgets. A line that says where the log is stands in their place."""
+        """Replace the widgets by a line with the path of the log."""
         self._close_probes()
         self._clicks, self._probes_left = Clicks.NEVER, 0
         if self._widgets is not None:
@@ -295,8 +297,8 @@ class Panel:
 class _Widgets:
     """The widgets of a panel.
 
-    Without `controls` there are two tabs, which the front end changes by itself, of the chart of
-    the first metric and of the log of all ranks.
+    Without `controls` there are two tabs, between which the front end switches by itself: the chart
+    of the first metric and the log of all ranks.
     """
 
     def __init__(
@@ -380,12 +382,12 @@ class _Widgets:
         self.changed = True
 
     def bundle(self) -> dict[str, Any]:
-        """The output that a front end replaces by the widgets."""
+        """Return the output that a front end replaces by the widgets."""
         view = {"version_major": 2, "version_minor": 0, "model_id": self._root.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the log, live"}
 
     def update(self, series: MetricSeries) -> None:
-        """Show what is new, in the open tab; in both where changes of tabs are not heard."""
+        """Update the open tab; both tabs if the kernel does not receive changes of tabs."""
         self.changed = False
         if not self._controls or self._tabs.selected_index:
             self._update_log()
@@ -408,13 +410,13 @@ class _Widgets:
         assert self._live is not None
         if self._live.read() or new:
             lines = "\n".join(self._named(strip_ansi(line)[:LONGEST]) for line in self._live.newest)
-            # The newest line is at the bottom, and stays in sight when it is replaced.
+            # column-reverse: the view stays at the newest lines, at the bottom.
             style = "display:flex;flex-direction:column-reverse;max-height:300px;overflow:auto"
-            text = escape(lines) or "<i>no line yet</i>"
+            text = escape(lines) or "<i>no lines yet</i>"
             self._log.value = f'<div style="{style}"><pre style="{_LINES}">{text}</pre></div>'
 
     def _named(self, line: str) -> str:
-        """A line of run.log with the name that its rank has on the card, of a run on hosts."""
+        """In a run on several hosts, replace a line's rank number by its name on the card."""
         found = _RANK.match(line) if self._spec.hosts else None
         if found is None:
             return line
@@ -427,7 +429,7 @@ class _Widgets:
             self._metric.value = chosen if chosen in series.names else series.names[0]
         name = self._metric.value
         if name is None:
-            self._chart.value = "<i>tpunb.log(step=…, loss=…) in the train cell draws here</i>"
+            self._chart.value = "<i>metrics of tpunb.log(step=…, loss=…) will be drawn here</i>"
             return
         drawn = series.values(name)
         first, last = (round(share / 100 * len(drawn)) for share in self._zoom.value)
@@ -451,11 +453,11 @@ class _Widgets:
 
 
 _kept: deque[tuple[Path, Any, Any]] = deque()
-"""A run's folder, the widget with its last card, and the box around that."""
+"""For each run: its folder, the widget with its last card, and the box around the widget."""
 
 
 def show_result(result: RunResult) -> None:
-    """Show how a run has ended to pages that were opened again and would show its panel."""
+    """Show a run's result on reopened pages, which would otherwise show its panel."""
     for path, last, _ in _kept:
         if path == result.dir:
             last.value = result_card(result)

@@ -1,4 +1,4 @@
-"""`tpunb run`: a whole notebook with papermill, and how its runs ended."""
+"""`tpunb run`: run a whole notebook with papermill, and report its runs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     from tpunb.runs.result import RunResult
 
 
+LAST_LINES = 5.0
+"""Seconds after an interrupt in which the last lines of runs that end with the kernel appear."""
+
+
 def run_notebook(
     notebook: Path, output: Path | None, parameters: Mapping[str, str], cores: Cores | None
 ) -> int:
-    """Run a notebook with papermill, and print a line for each run that it made.
+    """Run a notebook with papermill, and print a line for each run that it started.
 
-    `parameters`: their texts, as given on the command line; `cores`: ranks of all runs, whatever
-    the cells say. Returns the exit status: 0 only if there was a run and all succeeded.
+    `parameters`: texts from the command line; `cores`: ranks of all runs, overriding the cells.
+    Returns the exit status: 0 only if there was a run and all runs succeeded.
     """
     output = output or notebook.with_suffix(".out.ipynb")
     kernel = _kernel_name(notebook)
@@ -60,14 +64,14 @@ def run_notebook(
 
 @dataclass(frozen=True)
 class NotebookFailure:
-    """Why not all cells of a notebook ran."""
+    """The reason why not all cells of a notebook ran."""
 
     where: str
     """The notebook, and the cell if one failed."""
     reason: str
-    """Its traceback, or what papermill says."""
+    """The cell's traceback, or papermill's message."""
     headline: str
-    """The same in a line."""
+    """The reason in one line."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
@@ -80,9 +84,9 @@ def execute(
     kernel: str | None = None,
     **options: Any,
 ) -> NotebookFailure | None:
-    """Run all cells with these parameters; why that failed, or None.
+    """Run all cells with these parameters; return the reason for a failure, or None.
 
-    `kernel`: its name; by default what `_kernel_name` says. `options`: nbclient's.
+    `kernel`: the kernel's name, by default from `_kernel_name`. `options`: options of nbclient.
     Raises TpunbError for a folder that cannot be written.
     """
     import papermill
@@ -99,13 +103,12 @@ def execute(
             language="python",
             progress_bar=False,
             log_output=False,
-            # ipykernel 7.4 warns of its own TCP sockets, which are this machine's. What it calls
-            # an error is shown.
+            # 40: errors only. ipykernel 7.4 warns about its own TCP sockets, which are local.
             extra_arguments=["--IPKernelApp.log_level=40"],
             **options,
         )
     except KeyboardInterrupt:
-        # nbclient's task ends with the kernel, and nobody asks for its exception.
+        # nbclient's task ends with the kernel; asyncio would report its unretrieved exception.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise
     except PapermillExecutionError as error:
@@ -116,19 +119,20 @@ def execute(
         return NotebookFailure(f"{notebook}, {cell}", reason, f"{cell}: {headline}")
     except (PapermillException, DeadKernelError) as error:
         reason = str(error).strip()
-        return NotebookFailure(str(notebook), reason, reason.partition("\n")[0])
+        # The headline is the first line, whatever it says.
+        return NotebookFailure(str(notebook), reason, next(iter(reason.splitlines()), ""))
     return None
 
 
 def warm_up() -> None:
-    """Import what running a notebook needs."""
+    """Import the modules that `execute` needs."""
     import papermill.execute  # noqa: F401
     from nbclient.exceptions import DeadKernelError  # noqa: F401
 
 
 def _report(folder: directory.RunDir) -> bool:
-    """Wait for a run's end and print how it ended; True if it succeeded."""
-    # Runs with --bg end with the kernel, those with --detach later.
+    """Wait until a run has ended and print its result; True if it succeeded."""
+    # Runs with --bg end with the kernel, runs with --detach later.
     state.wait_for_end(folder)
     result = state.read_result(folder)
     if result is None:
@@ -140,26 +144,32 @@ def _report(folder: directory.RunDir) -> bool:
 
 @contextmanager
 def _watched(ran: Path) -> Iterator[None]:
-    """Print the lines of all runs as they come, in a terminal; elsewhere the notebook has them."""
+    """Context manager: in a terminal, print the lines of all runs as they come."""
     if not sys.stderr.isatty():
         yield
         return
     over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(ran, over), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(ran, over), name="tpunb-watch", daemon=True)
     watcher.start()
     try:
         yield
-    finally:
+    except BaseException:
         over.set()
-        watcher.join()
+        watcher.join(LAST_LINES)  # a detached run may go on for hours
+        raise
+    over.set()
+    watcher.join()
 
 
 def _watch(ran: Path, over: threading.Event) -> None:
-    """Follow the runs that are named in a file, each in the order in which it began."""
+    """Follow the runs whose folders are listed in a file, in this order, until `over` is set."""
     seen = 0
     while True:
-        last = over.is_set()  # asked before the last look
-        folders = ran.read_text().splitlines()
+        last = over.is_set()  # checked first, so that the file is read once more after the end
+        try:
+            folders = ran.read_text().splitlines()
+        except FileNotFoundError:  # removed after an interrupt
+            return
         for line in folders[seen:]:
             folder = directory.RunDir(line)
             print(f"run {folder.id}", file=sys.stderr)
@@ -168,13 +178,13 @@ def _watch(ran: Path, over: threading.Event) -> None:
         seen = len(folders)
         if last:
             return
-        over.wait(state.LOOK)
+        over.wait(state.POLL_INTERVAL)
 
 
 def _reason(error: PapermillExecutionError, output: Path) -> str:
-    """Why a cell has failed, as the notebook shows it.
+    """Return the error of a cell as the notebook shows it.
 
-    IPython writes a UsageError to the cell's standard error, where papermill does not look.
+    IPython writes a UsageError to the cell's standard error, which papermill does not read.
     """
     if error.traceback:
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).strip()
@@ -189,12 +199,12 @@ def _reason(error: PapermillExecutionError, output: Path) -> str:
 
 
 def _kernel_name(notebook: Path) -> str:
-    """The kernel that the notebook names, if this machine has it; else this environment's."""
+    """Return the kernel that the notebook names, if it is installed; otherwise python3."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     from tpunb.notebook.files import load_cells
 
-    load_cells(notebook)  # says what is wrong, where papermill would show a traceback
+    load_cells(notebook)  # raises a clear error for an invalid file; papermill's is a traceback
     metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata", {})
     name = metadata.get("kernelspec", {}).get("name", "")
     return name if name in KernelSpecManager().find_kernel_specs() else "python3"
@@ -209,7 +219,7 @@ def _make_folder(output: Path) -> None:
 
 @contextmanager
 def environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables for the notebook's kernel, which inherits this process's environment."""
+    """Context manager: set variables for the notebook's kernel, which inherits the environment."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:
@@ -227,7 +237,7 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def _describe(result: RunResult) -> str:
-    """One line: what ran, on what, how it ended, and its last metrics (reduced over ranks)."""
+    """Return one line: name, state, cores, duration and last metrics (reduced over ranks)."""
     ended = f"{result.state} on {result.cores()} in {result.duration:.1f} s{result.lacks()}"
     last: dict[str, float] = {}
     for row in metrics.reduce_rows(metrics.read_rows(result.dir / "metrics.jsonl"), whole=True):

@@ -1,7 +1,7 @@
-"""From a notebook's executed cells to a run that can start, and the plan that `--dry-run` shows.
+"""Prepares a run from a notebook's executed cells, and describes the plan for `--dry-run`.
 
-Imports nbconvert, which takes two seconds: imported when a train cell needs it, or in the
-background before.
+This module imports nbconvert, which takes two seconds: import it when a train cell needs it, or
+earlier in the background.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ import importlib.metadata
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tpunb.kernel.held import HeldNames, read_kernel
+from IPython.core.error import UsageError
+
+from tpunb.kernel import checks
 from tpunb.kernel.options import TrainOptions
+from tpunb.kernel.plain_values import PlainKernelNames, read_kernel
+from tpunb.kernel.resume import find_checkpoints
 from tpunb.kernel.returned import Returned
-from tpunb.machine import prices
+from tpunb.machine import environment, prices
 from tpunb.machine.auto_stop import TpuVm
 from tpunb.machine.environment import Change, SpmdEnvironment
 from tpunb.machine.machine import Machine
 from tpunb.notebook.capture.capture import capture
 from tpunb.notebook.capture.history import History
+from tpunb.notebook.convert import assigned
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
 from tpunb.notebook.convert.kernel_names import names_read
@@ -39,9 +45,9 @@ from tpunb.utils import cpus, env_vars
 if TYPE_CHECKING:
     from tpunb.places.target import Target
 
-ASKED = "--replicate"
+REPLICATE_OPTION = "--replicate"
 KNOWN_SINCE = (2, 9)
-"""The torch_xla whose names lint knows: on an older one an error need not be one."""
+"""The torch_xla version whose names lint knows: on an older one, lint's errors may be wrong."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +59,20 @@ class PreparedNotebook:
     replicate: str | None
     """Why every rank must run the prelude itself; None: it runs once."""
     findings: tuple[Finding, ...]
-    """What lint found, in the order of the notebook."""
+    """Lint's findings, in the order of the notebook."""
     values: KernelValues | None = None
-    """What the kernel holds of the names that the train cell reads; None: nothing comes from it."""
+    """The kernel's values of names that the train cell reads; None: nothing is taken from it."""
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables that the prelude's cells removed in the kernel, and what they were."""
+    """Environment variables that the prelude's cells removed in the kernel, and their values."""
 
     def raise_for_lint(self, world_size: int) -> None:
-        """Raise LintError where a run of so many ranks would surely fail."""
+        """Raise LintError if a run with this many ranks would certainly fail."""
         certain = [f for f in self.findings if f.certain and (world_size > 1 or not f.several)]
         if certain and _torch_xla_version() >= KNOWN_SINCE:
             raise LintError(certain)
 
     def lint_note(self) -> str:
-        """Lint's errors and warnings in a line; '' if there are none."""
+        """Return a line about lint's errors and warnings; '' if there are none."""
         counts = Counter(finding.severity for finding in self.findings)
         if not counts["error"] + counts["warning"]:
             return ""
@@ -94,12 +100,12 @@ def prepare_notebook(
     replay: bool,
     parameters: Mapping[str, object] = MappingProxyType({}),
 ) -> PreparedNotebook:
-    """Capture, convert and lint. Raises NotebookError and ConversionError.
+    """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
 
-    `cell` is the train cell's body, or a call of `tpunb.launch` in the cell that is running;
-    `notebook` the path that the user gave; `returned` what the kernel has got from its runs;
-    `replicate`: every rank runs the prelude, whatever it does; `replay`: nothing else comes from
-    the kernel. `parameters` are values of a trial, for names that the kernel has too.
+    `cell`: the train cell's body, or a call of `tpunb.launch` in the running cell. `notebook`: the
+    path that the user gave. `returned`: values that runs returned to the kernel. `replicate`:
+    every rank runs the prelude in any case. `replay`: nothing but `returned` is taken from the
+    kernel. `parameters`: values of a trial, which replace the kernel's.
     """
     body = None if isinstance(cell, LaunchCall) else cell
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
@@ -115,25 +121,37 @@ def prepare_notebook(
     if replay:
         script, values = convert(snapshot, got, left=left), None
     else:
-        script = convert(snapshot, got, left=left, held=HeldNames(user_ns), parameters=True)
+        script = convert(snapshot, got, left=left, held=PlainKernelNames(user_ns), parameters=True)
         names = names_read(script, snapshot, history.executions())
         if parameters:
             ours = reached_names(snapshot, parameters)
             names = tuple(name for name in names if name.name not in ours)
         values = read_kernel(names, user_ns)
-    reason = ASKED if replicate else static_reason(script)
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
-    # Cells below are no part of the run, and most of them have not run.
+    held = () if replay else PlainKernelNames(user_ns)
+    made = _lint(snapshot, script, replicate=replicate, held=held)
+    return replace(made, values=values, removed=removed)
+
+
+def prepare_file(snapshot: Snapshot, *, replicate: bool) -> PreparedNotebook:
+    """Convert and lint a notebook file, for a run without a kernel. Raises like above."""
+    return _lint(snapshot, convert(snapshot), replicate=replicate)
+
+
+def _lint(
+    snapshot: Snapshot, script: Script, *, replicate: bool, held: Container[str] = ()
+) -> PreparedNotebook:
+    """Lint the cells of the run: those below are not part of it, and most have not run."""
     end = None if snapshot.train is None else snapshot.train + 1
-    whole = replace(snapshot, cells=snapshot.cells[:end])
-    findings = lint(whole, () if replay else HeldNames(user_ns))
-    return PreparedNotebook(snapshot, script, reason, tuple(findings), values, removed)
+    findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held)
+    reason = REPLICATE_OPTION if replicate else static_reason(script)
+    return PreparedNotebook(snapshot, script, reason, tuple(findings))
 
 
 def _torch_xla_version() -> tuple[int, ...]:
-    """Major and minor, from the package's metadata: nothing is imported."""
+    """Return the major and minor version from the package's metadata, without an import."""
     try:
         version = importlib.metadata.version("torch_xla")
     except importlib.metadata.PackageNotFoundError:
@@ -150,27 +168,27 @@ class RunRequest:
     machine: Machine
     cores: int
     spmd: SpmdEnvironment | None
-    """How one process drives all cores, if one does."""
+    """The environment if one process drives all cores; None: one process for each core."""
     env: Mapping[str, str]
     """The ranks' environment."""
     changes: tuple[Change, ...]
-    """How it differs from the kernel's."""
+    """Differences between the ranks' environment and the kernel's."""
     shown_ranks: frozenset[int]
-    """Those whose lines the cell shows."""
+    """The ranks whose lines the cell shows."""
     vm: TpuVm | None = None
-    """The machine that `--stop-when-done` shuts down."""
+    """The machine that `--stop-when-done` stops."""
     lacks_tpu: bool = False
-    """A cell asks for a TPU, and there is none."""
-    notes_told: frozenset[str] = frozenset()
-    """Notes on the notebook that an earlier run has said, and that say nothing of this one."""
-    lint_told: bool = False
-    """Whether an earlier run has said what lint finds."""
+    """True if a cell sets PJRT_DEVICE=TPU on a machine without a TPU."""
+    notes_shown: frozenset[str] = frozenset()
+    """Notes on the notebook that earlier runs have shown, and that need not be repeated."""
+    lint_shown: bool = False
+    """True if the previous run has shown the same findings of lint."""
     resumed_from: str | None = None
-    """The run, folder or URL whose last checkpoint it continues from."""
+    """The run, folder or URL from whose last checkpoint the run continues."""
     call: LaunchCall | None = None
-    """That of `tpunb.launch`; None for a train cell."""
+    """The call of `tpunb.launch`; None for a train cell."""
     target: Target | None = None
-    """The hosts of the place that `--on` names; None: it runs here."""
+    """The hosts of the place that `--on` names; None: this machine."""
 
     @property
     def name(self) -> str:
@@ -186,37 +204,37 @@ class RunRequest:
 
     @property
     def restored(self) -> dict[str, str]:
-        """What the prelude finds in its environment besides: its cells remove it once more."""
+        """Additional variables for the prelude, whose cells remove them from the environment."""
         removed = self.notebook.removed
         return {name: value for name, value in removed.items() if name not in self.env}
 
     def remote_env(self, run_id: str) -> dict[str, str]:
-        """The variables that the hosts of a place give the ranks besides their own."""
+        """Return the variables for the ranks on the hosts of a place, besides the hosts' own."""
         assert self.target is not None
         shared = self.target.checkpoints(run_id)
         saved = {} if shared is None else {env_vars.CHECKPOINTS: shared}
         return {**saved, **self.env, **self.restored}
 
     def raise_for_lint(self) -> None:
-        """Raise LintError where the run would surely fail. Nothing has been started."""
+        """Raise LintError if the run would certainly fail."""
         self.notebook.raise_for_lint(self.world_size)
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
-        """What the cell says before the run begins."""
+        """Yield the notes that the cell shows before the run begins."""
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
         if self.lacks_tpu:
-            yield "PJRT_DEVICE=TPU is ignored: there is no TPU here, so this is a rehearsal on CPU"
-        yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_told)
-        yield from map(str, self.notebook.script.lacking)
-        if not self.lint_told and (note := self.notebook.lint_note()):
+            yield "PJRT_DEVICE=TPU is ignored: this machine has no TPU, so this is a CPU rehearsal"
+        yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
+        yield from map(str, self.notebook.script.missing_changes)
+        if not self.lint_shown and (note := self.notebook.lint_note()):
             yield note
         if self.target is not None:
             yield from self.target.notes(self.notebook.script.text)
 
     def spec(self, run_id: str) -> RunSpec:
-        """The part of it that goes into the run folder as `spec.json`."""
+        """Return the content of `spec.json` in the run folder."""
         options, target = self.options, self.target
         cwd, path = os.getcwd(), _import_path()
         if target is not None:
@@ -247,15 +265,66 @@ class RunRequest:
 
 
 def _import_path() -> tuple[str, ...]:
-    """`sys.path` without the temporary folder that torch.distributed adds for code of its own."""
+    """Return `sys.path` without the temporary folder that torch.distributed adds for its code."""
     module = sys.modules.get("torch.distributed.nn.jit.instantiator")
     own = getattr(module, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
     return tuple(entry for entry in sys.path if entry != own)
 
 
+def make_request(
+    options: TrainOptions,
+    notebook: PreparedNotebook,
+    here: Machine,
+    cores: int,
+    *,
+    runs: Path,
+    kernel: Mapping[str, str] = MappingProxyType({}),
+    target: Target | None = None,
+) -> RunRequest:
+    """Decide what the options, the notebook and the machine together determine.
+
+    `cores`: as `checks.choose_cores` returns them. `runs`: the folder in which `--resume` searches.
+    `kernel`: the kernel's environment, which a run at a place (`target`) does not get.
+
+    Raises UsageError for an option that does not fit the notebook, and TpunbError for `--resume`.
+    """
+    held = {name.name for name in notebook.values.names} if notebook.values else set()
+    if refusal := assigned.refusal(notebook.script, options.returns, held):
+        raise UsageError(f"{options.written('returns')} {refusal}")
+    asked, hosts = dict(options.env), 1 if target is None else len(target.hosts)
+    env: dict[str, str] = dict(asked)
+    changes: tuple[Change, ...] = ()
+    if target is None:
+        env = environment.run_environment(kernel, here.device, asked, here)
+        changes = tuple(environment.environment_changes(kernel, here.device, here))
+    spmd = environment.spmd_environment(kernel, asked, here, cores // hosts, notebook.script.spmd)
+    if spmd is not None:
+        env, cores = dict(spmd.env), spmd.cores * hosts
+        changes = spmd.changes if target is None else ()
+    ranks = cores if spmd is None else hosts
+    shown = checks.ranks_to_show(options.ranks, ranks, options.written("ranks"))
+    resumed = None
+    if options.resume is not None:
+        env[env_vars.RESUME], resumed = find_checkpoints(
+            options.resume, runs, notebook.snapshot.path, target
+        )
+    return RunRequest(
+        options=options,
+        notebook=notebook,
+        machine=here,
+        cores=cores,
+        spmd=spmd,
+        env=env,
+        changes=changes,
+        shown_ranks=shown,
+        resumed_from=resumed,
+        target=target,
+    )
+
+
 def describe_plan(request: RunRequest) -> str:
-    """The plan that `--dry-run` shows: where the cells come from, what is left out, where it runs,
-    what lint found, and the script.
+    """Return the plan that `--dry-run` shows: notebook, cells, cores, omissions, environment,
+    findings of lint, and the script.
     """
     notebook, device = request.notebook, request.machine.device
     snapshot, script = notebook.snapshot, notebook.script
@@ -265,7 +334,7 @@ def describe_plan(request: RunRequest) -> str:
     lines = [
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
         *snapshot.notes,
-        *map(str, script.lacking),
+        *map(str, script.missing_changes),
         f"prelude: {_cell_numbers(script, 'prelude')}; train cell: "
         f"{_cell_numbers(script, 'train')}",
         f"{request.cores} {kind}; {_processes(request)}",
@@ -273,7 +342,7 @@ def describe_plan(request: RunRequest) -> str:
     if left_out := [*_cells_left_out(snapshot), *_pieces_left_out(script)]:
         lines += ["left out:", *left_out]
     if request.changes:
-        lines.append("environment of the ranks, where it differs from the kernel's:")
+        lines.append("differences between the ranks' environment and the kernel's:")
         for change in request.changes:
             what = "removed" if change.value is None else f"= {change.value}"
             lines.append(f"  {change.name} {what}  ({change.reason})")
@@ -285,12 +354,12 @@ def describe_plan(request: RunRequest) -> str:
 
 
 def _processors() -> Iterator[str]:
-    """That the ranks get more processors than this thread of the kernel has, if so."""
+    """Yield a line if the ranks get more processors than this thread of the kernel has."""
     allowed, pinned = cpus.allowed_cpus(), os.sched_getaffinity(0)
     if pinned != allowed:
         yield (
-            f"processors: the {len(allowed)} that the kernel was started with; its main thread is "
-            f"pinned to {len(pinned)}, as OpenMP does where OMP_PROC_BIND or the like is set"
+            f"processors: all {len(allowed)} of the kernel's process, although its main thread is "
+            f"pinned to {len(pinned)} (by OpenMP, if OMP_PROC_BIND or the like is set)"
         )
 
 
@@ -303,14 +372,14 @@ def _processes(request: RunRequest) -> str:
 
 
 def _cells_left_out(snapshot: Snapshot) -> Iterator[str]:
-    """Whole cells that are not part of the notebook that is run, with their first lines."""
+    """Yield a line for each cell that the run leaves out, with the cell's first line."""
     for cell, reason in snapshot.left_out:
         if cell.source.strip():
             yield f"  {snapshot.label(cell)}: {cell.source.strip().splitlines()[0]}  ({reason})"
 
 
 def _pieces_left_out(script: Script) -> Iterator[str]:
-    """What the conversion leaves out, with cell and line."""
+    """Yield a line for each statement that the conversion leaves out, with cell and line."""
     for omission in script.omissions:
         where = "" if omission.cell is None else f"cell [{omission.cell}], line {omission.line}: "
         text = omission.text.strip().splitlines()[0] if omission.text.strip() else ""

@@ -1,4 +1,4 @@
-"""What the kernel has got from its runs, by the cells that brought it: what later runs get too."""
+"""Values that earlier runs returned to the kernel, by train cell; later runs read them as well."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tpunb.kernel.options import RESULT
-from tpunb.notebook.convert import handed
-from tpunb.notebook.models import Absent, Cell, Handed, HandedRun
+from tpunb.notebook.convert import earlier_values
+from tpunb.notebook.models import Absent, Cell, EarlierRun, EarlierValues
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
@@ -16,63 +16,63 @@ from tpunb.utils.digests import differ, digest
 from tpunb.utils.literals import MOST_ITEMS, literal
 
 DEEPEST = 4
-"""Levels of lists, tuples and dicts in which results of runs are looked for."""
+"""Levels of lists, tuples and dicts that are searched for results of runs."""
 
 
 @dataclass
-class Delivery:
-    """One run, and what it was to bring into the kernel."""
+class ReturnedRun:
+    """One run, and the variables that it returns to the kernel."""
 
     number: int | None
-    """The execution of the cell that started it, or attached to it."""
+    """The execution count of the cell that started it, or attached to it."""
     run: RunDir
     returns: tuple[str, ...]
-    """Of `--returns`."""
+    """The names given to `--returns`."""
     out: str | None
     background: bool = False
     detached: bool = False
     raises: bool = True
     bound: tuple[str, ...] = ()
-    """Those of `returns` that are variables of the kernel now."""
+    """The names of `returns` that have become variables of the kernel."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Those that did not arrive, and why."""
+    """The names that could not be returned, and why."""
 
     def bind(self, result: RunResult) -> None:
-        """The values of the result have become variables of the kernel."""
+        """Note that the result's values have become variables of the kernel."""
         self.bound = tuple(result.returns)
         self.failed = dict(result.returns_failed)
 
     @property
     def active(self) -> bool:
-        """Whether the run goes on."""
+        """True while the run is active."""
         return state.run_state(self.run).active
 
-    def handed(self) -> HandedRun | None:
-        """As later runs get it; None if there is nothing to get."""
+    def for_later_runs(self) -> EarlierRun | None:
+        """Return this run's values in the form that later runs read; None if it has none."""
         if (self.background and self.active) or self.detached or not self.run.result.exists():
             return None
-        return HandedRun(
+        return EarlierRun(
             str(self.run.path), self.bound, self.out, handle=self.background, raises=self.raises
         )
 
     def absent(self) -> Iterator[tuple[str, Absent]]:
-        """What it has not brought, and why."""
+        """Yield the names that the kernel does not have from this run, and why."""
         wanted = [name for name in self.returns if name not in self.bound]
         handle = f"`{self.out}.wait()`" if self.out else "the `.wait()` of its handle"
         if self.detached:
-            why, instead = "whose run is detached", f"`%tpu_attach {self.run.id}` brings it"
+            why, instead = "whose run is detached", f"run `%tpu_attach {self.run.id}`"
         elif not self.background:
             why = "which returned nothing"
             instead = "run that cell again"
             if not self.run.result.exists():
-                why = f"whose run folder, {self.run.path}, is not there any more"
+                why = f"whose run folder {self.run.path} no longer exists"
                 wanted = list(self.returns)
         elif self.active:
-            why, instead = "which still runs in the background", f"wait for it with {handle}"
+            why, instead = "which is still running in the background", f"wait for it with {handle}"
             wanted += [self.out] if self.out else []
         else:
-            why = "whose run in the background has ended, and nobody has waited for it"
-            instead = f"{handle} brings it"
+            why = "whose background run has ended but was never waited for"
+            instead = f"call {handle}"
         for name in wanted:
             if name in self.failed:
                 yield name, Absent(f"which could not return it ({self.failed[name]})", instead)
@@ -81,9 +81,9 @@ class Delivery:
 
 
 class Launched:
-    """What one call of `tpunb.launch` has returned to its caller, recognised when it is seen again.
+    """Recognises the result and value that one call of `tpunb.launch` returned to its caller.
 
-    Nothing is kept alive by it.
+    It keeps neither of them alive.
     """
 
     def __init__(self, result: RunResult) -> None:
@@ -94,35 +94,35 @@ class Launched:
         self._digest = digest(value)
 
     def expression(self, value: object) -> str | None:
-        """Code that reads a value from the run folder, if it is the result or in its `returns`."""
+        """Return code that reads the value from the run folder; None if it is another value."""
         if value is self._result():
-            return f"{handed.ENDED}.read_run({self.folder!r})"
+            return f"{earlier_values.ENDED}.read_run({self.folder!r})"
         if id(value) != self._id or self._digest is None:
             return None
-        # Another value may have the memory of one that is gone.
+        # The same id may belong to another value, at the address of a freed one.
         now = digest(value)
         same = now is not None and not differ(now, self._digest)
         if not same:
             return None
-        return f"{handed.ENDED}.read_run({self.folder!r}, {RESULT!r}).returns[{RESULT!r}]"
+        return f"{earlier_values.ENDED}.read_run({self.folder!r}, {RESULT!r}).returns[{RESULT!r}]"
 
 
 class Returned:
     """The deliveries of one kernel, oldest first."""
 
     def __init__(self) -> None:
-        self._deliveries: list[Delivery] = []
+        self._deliveries: list[ReturnedRun] = []
         self._launched: list[Launched] = []
 
     def add_launched(self, result: RunResult) -> None:
-        """Remember what a call of `tpunb.launch` gives its caller."""
+        """Remember the result of a call of `tpunb.launch`."""
         self._launched.append(Launched(result))
 
     def left_by_launches(self, user_ns: Mapping[str, object]) -> Callable[[str], str | None]:
-        """For a variable of the kernel an expression with its value in a later run.
+        """Return a function from a kernel variable's name to code for its value in a later run.
 
-        For results of runs and their values, for plain values, and for lists, tuples and dicts of
-        these. None for any other.
+        It supports results of runs and their values, plain values, and lists, tuples and dicts of
+        these; it returns None for any other value.
         """
 
         def expression(name: str) -> str | None:
@@ -158,32 +158,34 @@ class Returned:
             return f"({text}{',' if len(written) == 1 else ''})"
         return f"{{{text}}}" if isinstance(value, dict) else f"[{text}]"
 
-    def add(self, delivery: Delivery) -> Delivery:
-        """Remember a run that was started, or that has ended."""
+    def add(self, delivery: ReturnedRun) -> ReturnedRun:
+        """Remember a run that was started, or that ended while it was followed."""
         self._deliveries.append(delivery)
         return delivery
 
-    def by_cell(self, cells: Iterable[Cell]) -> dict[int, Handed]:
-        """What the kernel has got from each cell, by the cell's index.
+    def by_cell(self, cells: Iterable[Cell]) -> dict[int, EarlierValues]:
+        """Return the values that each cell's runs returned to the kernel, by the cell's index.
 
-        A cell brought what any of its executions brought: what a failed one has not brought is
-        there from the one before it.
+        A cell's values are those of all its executions: if the latest one failed, the values of
+        the one before are still there.
         """
-        handed: dict[int, Handed] = {}
+        by_cell: dict[int, EarlierValues] = {}
         for cell in cells:
             own = [each for each in self._deliveries if each.number in cell.executions]
             if own:
-                got = Handed(tuple(_latest(run for each in own if (run := each.handed()))))
+                got = EarlierValues(
+                    tuple(_latest(run for each in own if (run := each.for_later_runs())))
+                )
                 absent = dict(own[-1].absent())
-                handed[cell.index] = replace(
+                by_cell[cell.index] = replace(
                     got, absent={name: absent[name] for name in absent if name not in got.names}
                 )
-        return handed
+        return by_cell
 
 
-def _latest(runs: Iterable[HandedRun]) -> list[HandedRun]:
-    """The runs without names that a later one has bound anew, and without those of no use."""
-    kept: list[HandedRun] = []
+def _latest(runs: Iterable[EarlierRun]) -> list[EarlierRun]:
+    """Return the runs without names that a later run has assigned again, and without empty runs."""
+    kept: list[EarlierRun] = []
     bound: set[str] = set()
     for run in reversed(list(runs)):
         names = tuple(name for name in run.names if name not in bound)

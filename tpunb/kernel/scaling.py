@@ -1,4 +1,4 @@
-"""`tpunb.scaling`: speed on 1 core, on N cores, and as measured elsewhere, in one table."""
+"""`tpunb.scaling`: a table of the speed on 1 core, on N cores, and of other measurements."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def scaling(
     peak: float | None = None,
     folder: Path | str | None = None,
 ) -> pd.DataFrame:
-    """How the speed scales with the number of cores: a row for each run, the fewest cores first.
+    """Compare the speed of runs on different numbers of cores, one row each, fewest cores first.
 
-    `runs`: results, ids, or rows of `tpunb.runs()`, of runs that have measured their speed with
-    `tpunb.training.Throughput`. `others`: samples per second measured elsewhere, by name, for
-    example on a GPU. `peak`: bfloat16 teraflops of one core; by default those of the run's TPU, or
-    of this machine's.
+    `runs`: results, ids, or rows of `tpunb.runs()`; the runs must have measured their speed with
+    `tpunb.training.Throughput`. `others`: samples per second measured elsewhere, for example on a
+    GPU, by name. `peak`: bfloat16 teraflops of one core; by default those of the run's TPU, or of
+    this machine's.
 
     Columns: `cores`, `device`, `samples_per_second` of all cores, `per_core`, `speedup` over the
-    first row, `efficiency` (`per_core` relative to the first row), and, where it is known, `mfu`
-    (the share of the peak that the model's own operations use) and `dollars` per million samples.
-    Rehearsal cores share the processors of this machine, so their speedup says nothing about a TPU.
+    first row, `efficiency` (`per_core` relative to the first row), and, if known, `mfu` (the share
+    of the peak that the model's own operations use) and `dollars` per million samples.
+    Rehearsal cores share this machine's processors: their speedup does not predict that of a TPU.
 
     Raises TpunbError for a run without a measurement.
     """
@@ -69,9 +69,9 @@ def _row(run: RunDir, peak: float | None) -> dict[str, Any]:
     measured = [row for row in steps if not math.isnan(row.get(SPEED, math.nan))]
     if not measured:
         raise TpunbError(
-            f"run {run.id} has not measured its speed: in the train cell "
-            "`speed = tpunb.training.Throughput()`, in the loop `speed.add(len(x))`, after it "
-            "`speed.stop()`"
+            f"run {run.id} has not measured its speed: write `speed = "
+            "tpunb.training.Throughput()` in the train cell, `speed.add(len(x))` in its loop, and "
+            "`speed.stop()` after the loop"
         )
     speed, flops = measured[-1][SPEED], measured[-1].get(FLOPS)
     cores = spec.spmd or spec.world_size
@@ -86,7 +86,7 @@ def _row(run: RunDir, peak: float | None) -> dict[str, Any]:
 
 
 def _peak(run: RunDir) -> float | None:
-    """Bfloat16 teraflops of one core of the run's TPU."""
+    """Return the bfloat16 teraflops of one core of the run's TPU, or of this machine's."""
     env = json.loads(run.env.read_text(encoding="utf-8"))
     parsed = tpu.parse_accelerator_type(env.get("TPU_ACCELERATOR_TYPE", ""))
     generation = machine.detect_machine(env).made if parsed is None else parsed[0]

@@ -1,9 +1,8 @@
-"""One kernel's use of tpunb: its defaults, and a train cell from its options to its result."""
+"""The session of one kernel: its defaults, and each train cell from its options to its result."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shlex
 import shutil
@@ -25,18 +24,16 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import calls, cost, device, panel, setup
+from tpunb.kernel import calls, checks, cost, device, panel, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import (
-    LAST,
     AttachOptions,
-    Cores,
     LaunchOptions,
     SetupOptions,
     TrainOptions,
 )
-from tpunb.kernel.returned import Delivery, Returned
+from tpunb.kernel.returned import Returned, ReturnedRun
 from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
 from tpunb.machine.auto_stop import AutoStop, StopOrder, TpuVm
 from tpunb.machine.machine import Machine
@@ -45,6 +42,7 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
+from tpunb.places import kinds, mirror
 from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
@@ -54,7 +52,6 @@ from tpunb.runs.spec import Device, StopCause, StopOrigin
 from tpunb.utils import env_vars, files
 from tpunb.utils.errors import HandoffError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
-from tpunb.utils.text import parse_ranks
 from tpunb.xla.spmd import VARIABLE
 
 if TYPE_CHECKING:
@@ -64,25 +61,25 @@ if TYPE_CHECKING:
     from tpunb.places.target import Target
 
 LAST_UPLOAD = 600.0
-"""Seconds that a cell waits until its run is in the bucket, where the machine may end with it."""
+"""Seconds that a cell waits for its run's upload if the machine may end together with the cell."""
 
 
 @dataclass
 class Defaults:
-    """What `%tpu_setup` has chosen for later cells."""
+    """Defaults for later cells, chosen with `%tpu_setup`."""
 
     runs: Path = field(default_factory=listing.default_folder)
-    """Where run folders go."""
+    """The folder of run folders."""
     cores: int | None = None
-    """Ranks of runs that do not say how many; None: what the machine has."""
+    """Ranks of runs without --cores; None: the machine's default."""
     notebook: str | None = None
-    """The notebook's file; None: it is looked for."""
+    """The notebook's file; None: tpunb searches for it."""
 
 
 class LaunchInterrupt(KeyboardInterrupt):
-    """The interrupt key was pressed during `tpunb.launch`: `error` says what became of the run.
+    """The interrupt key was pressed during `tpunb.launch`; `error` describes the run's end.
 
-    A KeyboardInterrupt, because it has to leave loops that catch the errors of their runs.
+    It is a KeyboardInterrupt so that it also ends loops that catch the errors of their runs.
     """
 
     def __init__(self, error: TpunbError) -> None:
@@ -94,7 +91,7 @@ class LaunchInterrupt(KeyboardInterrupt):
 
 
 class Session:
-    """What the magics of one kernel share."""
+    """The state that the magics of one kernel share."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
@@ -106,7 +103,7 @@ class Session:
         self._lint_told: object = None
         self._notes_told: set[str] = set()
         device.watch_device(shell)
-        if tpu.on_the_bus(machine.root_of(os.environ))[0] and (change := self.choose_device()):
+        if tpu.count_chips(machine.root_of(os.environ))[0] and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
         self.auto_stop = AutoStop()
         shell.events.register("pre_run_cell", self.auto_stop.begin_cell)
@@ -115,7 +112,7 @@ class Session:
         shell.events.register("post_run_cell", self._run_ahead)
 
     def close(self) -> None:
-        """Leave the kernel as it was: no hook, no process."""
+        """Remove all hooks from the kernel and end all processes."""
         self.shell.events.unregister("pre_run_cell", self.auto_stop.begin_cell)
         self.shell.events.unregister("post_run_cell", self.auto_stop.end_cell)
         self.shell.events.unregister("post_run_cell", self._run_ahead)
@@ -127,7 +124,7 @@ class Session:
     # The machine and its environment
 
     def environ(self) -> dict[str, str]:
-        """The kernel's environment, without what tpunb itself has put there."""
+        """Return the kernel's environment without the variables that tpunb itself has set."""
         env = dict(os.environ)
         if not self._user_chose_device() or device.cell_asks_for_missing_tpu():
             env.pop("PJRT_DEVICE", None)
@@ -141,25 +138,25 @@ class Session:
         return device.user_set_pjrt_device(cell.source for cell in self.history.executions())
 
     def choose_device(self, wanted: Device | None = None) -> str | None:
-        """Choose the kernel's own XLA device; what to tell the user (`device.choose_device`)."""
+        """Choose the kernel's own XLA device; return a message about a change, or None."""
         return device.choose_device(wanted, set_by_user=self._user_chose_device())
 
     def machine(self, requested: Mapping[str, str] | None = None) -> Machine:
-        """This machine; its device is the one that `--env` asks for.
+        """Return this machine, with the device that `--env` (`requested`) sets, if any.
 
-        Its metadata server is asked once: what it says stays as it is.
+        The metadata server is queried once; its answers do not change.
         """
         env = self.environ()
         if requested and "PJRT_DEVICE" in requested:
             env["PJRT_DEVICE"] = requested["PJRT_DEVICE"]
         if self._metadata is None:
-            self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENT)
+            self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENCE)
         return machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
 
     def _run_environment(
         self, here: Machine, requested: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """The environment of a run on this machine, with what `--env` asks for."""
+        """Return the environment of a run on this machine, with the variables of `--env`."""
         return environment.run_environment(self.environ(), here.device, requested, here)
 
     # %tpu_setup
@@ -169,7 +166,7 @@ class Session:
         self._choose_defaults(options)
         if not options.no_warm and not setup.missing_xla():
             self.launcher.warm(self._run_environment(self.machine()))
-            # nbconvert takes two seconds to import; by the first train cell it is there.
+            # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
             threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
         self._show_environment(options)
         self._ahead = options.ahead
@@ -181,14 +178,14 @@ class Session:
     def _choose_defaults(self, options: SetupOptions) -> None:
         here = self.machine()
         if options.cores is not None:
-            self.defaults.cores = _checked(here, options.cores, "%tpu_setup --cores")
+            self.defaults.cores = checks.check_cores(here, options.cores, "%tpu_setup --cores")
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
         change = self.choose_device(options.kernel_device)
         if change and options.kernel and not options.json:
             print(change)
         if options.notebook is not None:
-            # Looked at now: what is wrong with it shows here, and a later %cd changes nothing.
+            # Checked now, so that an error appears in this cell; absolute, so that %cd is harmless.
             path = Path(options.notebook).expanduser().absolute()
             if not path.is_file():
                 raise NotebookNotFoundError(str(path), "%tpu_setup --notebook")
@@ -197,8 +194,8 @@ class Session:
             self.defaults.runs = listing.choose_folder(options.runs)
 
     def _show_environment(self, options: SetupOptions) -> None:
-        """A card, or everything as JSON. Raises where nothing can run."""
-        here = self.machine()  # which has asked the metadata server
+        """Show a card, or everything as JSON. Raises an error if no run is possible."""
+        here = self.machine()  # it has the metadata server's answers
         preload = ""
         if not options.no_warm:
             preload = setup.PRELOADED if self.launcher.is_warm else setup.PRELOADING
@@ -218,7 +215,7 @@ class Session:
             setup.require_xla("training")
 
     def _vm_to_stop(self, options: SetupOptions | TrainOptions, magic: str) -> TpuVm | None:
-        """The machine, if it is to be stopped; asked for and refused before anything begins."""
+        """Return the machine if it must be stopped afterwards; raise an error if it cannot be."""
         if options.idle is not None and not options.stop_when_done:
             raise UsageError(f"{magic} --idle needs --stop-when-done")
         return auto_stop.find_tpu_vm(self.environ()) if options.stop_when_done else None
@@ -238,9 +235,9 @@ class Session:
         self.auto_stop.order(order, show, live=publish is not None)
 
     def _run_ahead(self, result: ExecutionResult | None) -> None:
-        """`%tpu_setup --ahead`: what has run here runs where later runs begin.
+        """`%tpu_setup --ahead`: run the cell that the kernel has just run in the prelude as well.
 
-        What cannot be converted is not said now: the train cell will.
+        Errors of conversion are ignored: the train cell will report them.
         """
         if not self._ahead or result is None or not result.success or not self.launcher.is_warm:
             return
@@ -257,8 +254,8 @@ class Session:
     # %%tpu_train
 
     def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
-        """`%%tpu_train`: from the options and the cell's body to the result."""
-        if env_vars.SWEEP in os.environ:  # a trial is over when its runs are
+        """`%%tpu_train`: run the cell's body as a train cell and return the result."""
+        if env_vars.SWEEP in os.environ:  # a trial ends only when its runs have ended
             options = replace(options, detach=False)
         with counted_interrupts() as interrupts:
             front = front_end.current_front_end()
@@ -268,7 +265,7 @@ class Session:
                 return None
             run = self.start(request, interrupts)
             delivery = self.returned.add(
-                Delivery(
+                ReturnedRun(
                     self.history.running(),
                     run.dir,
                     options.returns,
@@ -289,12 +286,12 @@ class Session:
             if result is None:
                 delivery.detached = True
                 return None
-            return self.hand_over(result, options, delivery, told=view.tells_all)
+            return self.hand_over(result, options, delivery, told=view.shows_everything)
 
     def launch(self, options: LaunchOptions, call: LaunchCall) -> RunResult:
-        """`tpunb.launch`: the same for a call in a plain cell.
+        """`tpunb.launch`: the same as `train` for a call in a plain cell.
 
-        Raises LaunchInterrupt if the interrupt key was pressed, however the run has ended.
+        Raises LaunchInterrupt if the interrupt key was pressed, even if the run has succeeded.
         """
         with counted_interrupts() as interrupts:
             try:
@@ -306,7 +303,7 @@ class Session:
                 result = self.follow(run, view, request, interrupts)
                 assert result is not None
                 self.returned.add_launched(result)
-                self.hand_over(result, options, None, told=view.tells_all)
+                self.hand_over(result, options, None, told=view.shows_everything)
             except TpunbError as error:
                 if interrupts.count:
                     raise LaunchInterrupt(error) from None
@@ -325,10 +322,10 @@ class Session:
     ) -> RunRequest:
         """Decide everything about a run, and check what can be checked before it starts.
 
-        `front` shows what it waits for while hosts elsewhere are asked; an interrupt gives up on
-        them. `parameters`: values of a trial of `--grid`.
+        `front` shows the progress while the hosts of a place are checked; an interrupt cancels
+        the check. `parameters`: the values of one trial of `--grid`.
 
-        Raises UsageError, and TpunbError for a notebook or a machine that cannot run it.
+        Raises UsageError, and TpunbError for a notebook or a machine that cannot run the cell.
         """
         if options.detach and options.out is not None:
             raise UsageError(
@@ -339,8 +336,8 @@ class Session:
             os.getcwd()
         except FileNotFoundError:
             raise TpunbError(
-                "the working directory of this notebook's kernel was removed, and a run works in "
-                "it: change to another one with `%cd FOLDER`"
+                "the working directory of this notebook's kernel, in which a run works, was "
+                "removed: change to another one with `%cd FOLDER`"
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)
@@ -349,22 +346,18 @@ class Session:
         if options.on is not None:
             target = self._find_target(options, interrupts or Interrupts(), front)
             here = target.machine(here)
-        if (refusal := environment.refused_variables(requested, here)) is not None:
-            raise UsageError(f"{options.written('env')} {refusal}")
-        cores = self._choose_cores(here, options, target)
-        _ranks_to_show(
-            options.ranks, cores, options.written("ranks")
-        )  # what is wrong in any run is said at once
+        checks.refuse_variables(options, here)
+        cores = checks.choose_cores(options, here, target, self.defaults.cores)
+        checks.ranks_to_show(options.ranks, cores, options.written("ranks"))
         kernel = self.environ() if target is None else {}
-        env = self._run_environment(here, requested) if target is None else dict(requested)
         vm = None
         if not options.dry_run and target is None:
             vm = self._vm_to_stop(options, "%%tpu_train")
             self._ready_machine(options, here)
-            self.launcher.warm(env)  # it imports while the notebook is converted
-        # They are much, and `%load_ext` must feel instant.
+            # This imports torch_xla while the notebook is converted.
+            self.launcher.warm(self._run_environment(here, requested))
+        # Imported late: it is large, and `%load_ext` must be fast.
         from tpunb.kernel import pipeline
-        from tpunb.notebook.convert import assigned
 
         notebook = pipeline.prepare_notebook(
             self.history,
@@ -376,104 +369,42 @@ class Session:
             replay=options.replay,
             parameters=parameters,
         )
-        held = {name.name for name in notebook.values.names} if notebook.values else set()
-        if refusal := assigned.refusal(notebook.script, options.returns, held):
-            raise UsageError(f"{options.written('returns')} {refusal}")
-        changes: tuple[environment.Change, ...] = ()
-        if target is None:
-            changes = tuple(environment.environment_changes(kernel, here.device, here))
-        hosts = 1 if target is None else len(target.hosts)
-        spmd = environment.spmd_environment(
-            kernel, requested, here, cores // hosts, notebook.script.spmd
+        request = pipeline.make_request(
+            options, notebook, here, cores, runs=self.defaults.runs, kernel=kernel, target=target
         )
-        if spmd is not None:
-            env, cores, changes = dict(spmd.env), spmd.cores * hosts, spmd.changes
-        resumed = None
-        if options.resume is not None:
-            env[env_vars.RESUME], resumed = self._checkpoints(
-                options.resume, notebook.snapshot, target
-            )
-        return pipeline.RunRequest(
-            options=options,
-            notebook=notebook,
-            machine=here,
-            cores=cores,
-            spmd=spmd,
-            env=env,
-            changes=changes,
-            shown_ranks=_ranks_to_show(
-                options.ranks, cores if spmd is None else hosts, options.written("ranks")
-            ),
+        return replace(
+            request,
             vm=vm,
             lacks_tpu=target is None and device.cell_asks_for_missing_tpu(),
-            notes_told=frozenset(self._notes_told),
-            lint_told=_without_places(notebook.findings) == self._lint_told,
-            resumed_from=resumed,
+            notes_shown=frozenset(self._notes_told),
+            lint_shown=_without_places(notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
-            target=target,
         )
 
     def _find_target(
         self, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
     ) -> Target:
-        """The place that `--on` names, once it was asked whether it can take a run."""
+        """Return the place that `--on` names, after checking that it can run the cell."""
         assert options.on is not None
         if options.stop_when_done:
             raise UsageError(f"{options.written('on')}: --stop-when-done stops this machine only")
-        from tpunb.places.kinds import find_target
-
         front = front or front_end.current_front_end()
         show = partial(show_waiting, front)
         try:
-            target = find_target(options.on, Path.cwd(), show, lambda: interrupts.count > 0)
+            target = kinds.find_target(options.on, Path.cwd(), show, lambda: interrupts.count > 0)
             cost.refuse_options(target, options)
             if not options.dry_run and (told := cost.describe(target, options)):
                 show("; ".join(told))
             return target
         except BaseException:
-            if front.publish is not None:  # the error says it all
+            if front.publish is not None:  # the error replaces the progress
                 front.publish({"text/html": "", "text/plain": ""})
             raise
 
-    def _choose_cores(
-        self, here: Machine, options: TrainOptions, target: Target | None = None
-    ) -> int:
-        if target is not None:
-            try:
-                return target.choose_cores(options.cores)
-            except ValueError as error:
-                raise UsageError(f"{options.written('cores')}: {error}") from None
-        forced = os.environ.get(env_vars.CORES)
-        if forced is not None:
-            return _checked(here, "all" if forced == "all" else int(forced), "tpunb run --cores")
-        written = options.written("cores")
-        if options.cores is None:
-            return self.defaults.cores or _checked(here, "all", written)
-        return _checked(here, options.cores, written)
-
-    def _checkpoints(
-        self, resume: str, notebook: Snapshot, target: Target | None = None
-    ) -> tuple[str, str]:
-        """`--resume`: a run's checkpoints and its id, or the folder or URL of some, twice."""
-        if "://" in resume:
-            return resume, resume
-        if Path(resume).is_dir() or (target is not None and resume.startswith("/")):
-            return (str(Path(resume).absolute()),) * 2
-        if resume == LAST:
-            run = _latest_saved(self.defaults.runs, notebook)
-        else:
-            run = directory.find_run(self.defaults.runs, resume)
-        if target is not None:
-            return target.resume(run), run.id
-        if not run.checkpoints.is_dir():
-            raise TpunbError(
-                f"run {run.id} has no checkpoint to continue from: "
-                "`tpunb.save(state, step)` in its train cell writes them"
-            )
-        return str(run.checkpoints), run.id
-
     def _ready_machine(self, options: TrainOptions, here: Machine) -> None:
-        """What must be right before a run may start; `--cold` ends the preloaded process."""
+        """Raise an error unless this machine is ready for a run; with `--cold`, end the preloaded
+        process.
+        """
         setup.require_xla(options.caller)
         if here.device == "TPU":
             setup.require_free_tpu(self.environ())
@@ -481,12 +412,12 @@ class Session:
             self.launcher.retire()
 
     def start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
-        """Make the run folder, start the run, and order a shutdown after it if asked to.
+        """Create the run folder, start the run, and order a shutdown after it if requested.
 
-        Raises LintError for what would surely fail, HandoffError for arguments that cannot be
-        pickled, and TpunbError after an interrupt: nothing was started then.
+        Raises LintError for code that would certainly fail, HandoffError for arguments that cannot
+        be pickled, and TpunbError after an interrupt; nothing was started then.
         """
-        from tpunb.notebook.convert import kept
+        from tpunb.notebook.convert import redaction
 
         request.raise_for_lint()
         if interrupts.count:
@@ -494,10 +425,10 @@ class Session:
         if request.target is not None:
             runs = int(os.environ.get(env_vars.TRIALS, "1"))
             cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=runs)
-        # Cells get new numbers whenever they run.
+        # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         snapshot = request.notebook.snapshot
-        if snapshot.path is None:  # it will be no other way with the next run
+        if snapshot.path is None:  # the notes of the next run would be the same
             self._notes_told.update(snapshot.notes)
         with directory.new_run(self.defaults.runs, request.name) as folder:
             if request.call is not None:
@@ -507,9 +438,9 @@ class Session:
             spec = replace(spec, blocks=blocks)
             if request.notebook.values is not None:
                 files.write_json(folder.kernel_values, request.notebook.values.to_json())
-            script, kept_cells = request.notebook.script, kept.kept_snapshot(snapshot)
+            script, kept_cells = request.notebook.script, redaction.redacted_snapshot(snapshot)
             if request.target is not None:
-                with suppress(OSError):  # it does without
+                with suppress(OSError):  # sent to the hosts, but the run does not need it
                     _keep_notebook(snapshot, folder)
                 run: Run | Attached = self.launcher.start_at(
                     request.target,
@@ -531,37 +462,40 @@ class Session:
                     detached=request.options.detach,
                 )
         if (bucket := listing.bucket()) is not None:
-            with suppress(OSError):  # no memory for it: the folder here has everything
+            with suppress(OSError):  # too little memory: the local folder has everything
                 upload.start_upload(folder, bucket)
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, folder.path)
-        with suppress(OSError):  # the run has begun, and does without
-            _keep_notebook(snapshot, folder)
+        if request.target is None:
+            with suppress(OSError):  # the run has begun and does not need it
+                _keep_notebook(snapshot, folder)
         if env_vars.RAN in os.environ:
             files.append_text(Path(os.environ[env_vars.RAN]), f"{folder.path}\n")
         return run
 
     def leave(self, run: Run | Attached) -> None:
-        """Say how to come back to a detached run."""
+        """Print how to follow and stop a detached run."""
         name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
-        if cannot := _why_unstoppable(run.dir):
+        if cannot := kinds.reason_not_stoppable(run.dir):
             print(
                 f"run {name} continues without this notebook, on {run.spec.cores()}\n"
-                f"  follow it, and get its result: %tpu_attach {name}\n"
+                f"  follow it and get its result: %tpu_attach {name}\n"
                 f"  in a terminal: tpunb attach {name} --runs {runs}\n"
                 f"  {cannot}"
             )
             return
         print(
             f"run {name} continues without this notebook, on {run.spec.cores()}\n"
-            f"  follow it, and get its result: %tpu_attach {name}\n"
+            f"  follow it and get its result: %tpu_attach {name}\n"
             f"  stop it: %tpu_stop {name}\n"
             f"  in a terminal: tpunb logs --follow {name} --runs {runs}\n"
             f"                 tpunb stop {name} --runs {runs}"
         )
 
-    def hand_over_later(self, run: Run, request: RunRequest, delivery: Delivery) -> BackgroundRun:
-        """The handle of a run in the background."""
+    def hand_over_later(
+        self, run: Run, request: RunRequest, delivery: ReturnedRun
+    ) -> BackgroundRun:
+        """Return the handle of a background run; `--out` assigns it too."""
         script, options = request.notebook.script, request.options
 
         def bind(result: RunResult) -> None:
@@ -583,9 +517,10 @@ class Session:
     def follow(
         self, run: Run | Attached, view: RunView, request: RunRequest, interrupts: Interrupts
     ) -> RunResult | None:
-        """Show the run until it has ended. The interrupt key stops it, twice at once.
+        """Show the run until it has ended, and return its result.
 
-        What cannot be stopped says so, and is left at the second time: None.
+        The interrupt key stops the run; pressed again, it skips the grace period. If the run cannot
+        be stopped, the first press reports this, and the second one leaves the run: returns None.
         """
         for note in (
             *cost.describe(request.target, request.options),
@@ -619,14 +554,14 @@ class Session:
         self,
         result: RunResult,
         options: TrainOptions | AttachOptions,
-        delivery: Delivery | None,
+        delivery: ReturnedRun | None,
         *,
         told: bool,
     ) -> RunResult:
-        """Bind what the run returned; raise its error if it failed.
+        """Assign the run's values and result to the notebook's variables; raise the run's error.
 
-        `delivery`: None for a call, whose caller binds what it gets; `told`: a card shows
-        everything already.
+        `delivery`: None for a call, whose caller assigns the value; `told`: a card already shows
+        the error.
         """
         if delivery is not None:
             self.shell.user_ns.update(result.returns)
@@ -642,57 +577,38 @@ class Session:
                 raise
         return result
 
-    # Runs that somebody else has started
+    # Runs that this cell has not started
 
     def attach(self, options: AttachOptions) -> RunResult | None:
-        """`%tpu_attach`: everything from the run's start, then until its end, or an interrupt."""
+        """`%tpu_attach`: follow a run from its first line to its end, or until an interrupt."""
         folder = state.find_active(self.defaults.runs, options.run)
-        _see_elsewhere(folder)
+        mirror.ensure(folder)
         run = Attached(folder)
-        shown_ranks = _ranks_to_show(options.ranks, run.spec.world_size, "%tpu_attach --ranks")
+        shown_ranks = checks.ranks_to_show(
+            options.ranks, run.spec.world_size, "%tpu_attach --ranks"
+        )
         age = max(0.0, time.time() - run.dir.spec.stat().st_mtime)
         view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=html.LEAVE)
         with counted_interrupts() as interrupts:
             for _ in panel.show_run(run, view):
                 if interrupts.count:
                     view.leave("still running; this cell stopped following it")
-                    stop = _why_unstoppable(run.dir) or f"%tpu_stop {run.dir.id} stops it"
+                    stop = kinds.reason_not_stoppable(run.dir) or f"%tpu_stop {run.dir.id} stops it"
                     print(f"run {run.dir.id} is still running; {stop}")
                     return None
             result = _finish(run, view)
         delivery = self.returned.add(
-            Delivery(self.history.running(), run.dir, run.spec.returns, options.out)
+            ReturnedRun(self.history.running(), run.dir, run.spec.returns, options.out)
         )
-        return self.hand_over(result, options, delivery, told=view.tells_all)
+        return self.hand_over(result, options, delivery, told=view.shows_everything)
 
     def stop(self, wanted: str | None) -> None:
-        """`%tpu_stop`: ask, and wait until the run has ended."""
+        """`%tpu_stop`: request a stop, and wait until the run has ended."""
         run = state.find_active(self.defaults.runs, wanted)
-        _refuse_stop(run)
-        _see_elsewhere(run)
+        kinds.refuse_stop(run)
+        mirror.ensure(run)
         for line in state.stop_run(run, "stopped with %tpu_stop", StopOrigin.MAGIC):
             print(line, flush=True)
-
-
-def _see_elsewhere(run: RunDir) -> None:
-    """Have a run that goes on elsewhere followed into its folder here, if nobody does."""
-    from tpunb.places import mirror
-
-    mirror.ensure(run)
-
-
-def _why_unstoppable(run: RunDir) -> str:
-    """Why a run cannot be stopped from here, and what can be done; '' if it can be."""
-    from tpunb.places import kinds
-
-    return kinds.why_unstoppable(run)
-
-
-def _refuse_stop(run: RunDir) -> None:
-    """Raise TpunbError for an active run that cannot be stopped from here."""
-    from tpunb.places import kinds
-
-    kinds.refuse_stop(run)
 
 
 def _without_places(findings: Iterable[Finding]) -> object:
@@ -700,7 +616,7 @@ def _without_places(findings: Iterable[Finding]) -> object:
 
 
 def _save_arguments(call: LaunchCall, folder: RunDir) -> None:
-    """Write the arguments of a call into the run folder, which is removed if that fails."""
+    """Write the arguments of a call into the run folder; if this fails, remove the folder."""
     try:
         if call.arguments:
             calls.save_arguments(call.arguments, folder.arguments)
@@ -710,26 +626,6 @@ def _save_arguments(call: LaunchCall, folder: RunDir) -> None:
         raise
 
 
-def _latest_saved(runs: Path, notebook: Snapshot) -> RunDir:
-    """The latest run of a notebook that has saved a checkpoint."""
-    for run in reversed(directory.list_runs(runs)):
-        saved = any(run.path.glob("attempts/*/*/saving.txt")) and run.checkpoints.is_dir()
-        if saved and _notebook_of(run) == notebook.path:
-            return run
-    raise TpunbError(
-        f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint; "
-        "%tpu_runs lists all runs, and --resume RUN names one"
-    )
-
-
-def _notebook_of(run: RunDir) -> object:
-    """The path of the notebook that a run was made from."""
-    try:
-        return json.loads(run.snapshot.read_text(encoding="utf-8")).get("path")
-    except (OSError, ValueError):  # half written, or of something else
-        return ...
-
-
 def _describe(request: RunRequest) -> str:
     from tpunb.kernel import pipeline
 
@@ -737,7 +633,7 @@ def _describe(request: RunRequest) -> str:
 
 
 def _finish(run: Run | Attached, view: RunView) -> RunResult:
-    """The result of a run that has ended, shown in its card."""
+    """Return the result of a run that has ended, and show it in the run's card."""
     attached = isinstance(run, Attached)
     result = returns.collect_returns(run.result(), run.spec, attached=attached)
     view.finish(result)
@@ -745,41 +641,25 @@ def _finish(run: Run | Attached, view: RunView) -> RunResult:
     return result
 
 
-def _ranks_to_show(text: str, world_size: int, option: str) -> frozenset[int]:
-    """The ranks that `--ranks` names."""
-    try:
-        return parse_ranks(text, world_size)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-
-
-def _checked(here: Machine, requested: Cores, option: str) -> int:
-    """A number of cores that this machine can run."""
-    cores = here.default_cores if requested == "all" else requested
-    problem = here.check_cores(cores)
-    if problem is not None:
-        raise UsageError(f"{option}: {problem}")
-    return cores
-
-
 def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
-    """The whole notebook; `notebook.json` holds what was captured of it.
+    """Write the whole notebook to `notebook.ipynb`; `notebook.json` holds the captured cells.
 
-    As it was found but for secrets (`tpunb.notebook.convert.kept`); nothing of a file that is none.
+    Secrets are removed (`tpunb.notebook.convert.redaction`). A file that is not a notebook is
+    not kept.
     """
-    from tpunb.notebook.convert.kept import kept_notebook
+    from tpunb.notebook.convert.redaction import redacted_notebook
 
     content = snapshot.content
     if content is None and snapshot.path is not None and Path(snapshot.path).is_file():
         content = Path(snapshot.path).read_bytes().decode("utf-8", "replace")
     if content is not None:
         with suppress(ValueError):
-            text = kept_notebook(content)
+            text = redacted_notebook(content)
             files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))
 
 
 def preload() -> None:
-    """Import and read what the first train cell needs of the kernel, also if it fails."""
+    """Import and read everything that the first train cell needs in the kernel."""
     importlib.import_module("tpunb.kernel.pipeline")
     importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()

@@ -1,4 +1,4 @@
-"""`%tpu_setup` in a kernel: its report, and the checks before a run begins."""
+"""The report of `%tpu_setup`, and the checks of this machine before a run starts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tpunb.machine.doctor import Report
 from tpunb.utils.errors import INSTALL_XLA, DeviceBusyError, MissingPackageError
 
 PRELOADING, PRELOADED = "preloading in the background", "preloaded"
-_LOOK, _MOST_LOOKS = 0.5, 240
-"""Seconds between two looks whether it is; after so many, the card stays as it is."""
+_POLL, _MOST_POLLS = 0.5, 240
+"""Seconds between polls for the end of preloading, and the number of polls."""
 _LEAVING = 0.5
-"""Seconds in which ranks of a run that has just ended are gone."""
+"""Seconds within which the ranks of a run that has just ended release the TPU."""
 
 
 def show_report(
@@ -30,9 +30,10 @@ def show_report(
     json: bool,
     preloaded: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Show the environment in the cell that runs now.
+    """Show the environment in the running cell.
 
-    `preload`: how that stands, if it does. Once `preloaded` is true, the card says so.
+    `preload`: the state of preloading, '' if there is none. Once `preloaded()` is true, the card
+    is updated.
     """
     kernel = os.environ.get("PJRT_DEVICE", "CPU")
     if json:
@@ -51,8 +52,8 @@ def show_report(
         return
 
     def update() -> None:
-        for _ in range(_MOST_LOOKS):
-            time.sleep(_LOOK)
+        for _ in range(_MOST_POLLS):
+            time.sleep(_POLL)
             if preloaded():
                 publish(bundle(PRELOADED))
                 return
@@ -61,7 +62,7 @@ def show_report(
 
 
 def require_free_tpu(env: Mapping[str, str]) -> None:
-    """Raise DeviceBusyError if a process has the TPU that does not take turns with runs."""
+    """Raise DeviceBusyError if a process that does not take turns with runs holds the TPU."""
     root = machine.root_of(env)
     for wait in (_LEAVING, 0):
         holders = [holder for holder in tpu_users.find_tpu_users(root).holders if not holder.living]
@@ -77,9 +78,9 @@ def require_free_tpu(env: Mapping[str, str]) -> None:
 def require_xla(purpose: str) -> None:
     """Raise MissingPackageError if torch or torch_xla is not installed."""
     for package in missing_xla():
-        raise MissingPackageError(package, purpose, f"`{INSTALL_XLA}` brings a matching pair")
+        raise MissingPackageError(package, purpose, f"`{INSTALL_XLA}` installs a matching pair")
 
 
 def missing_xla() -> list[str]:
-    """Which of torch and torch_xla are not installed. Looks, without importing them."""
+    """Return which of torch and torch_xla are not installed, without importing them."""
     return [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]

@@ -1,4 +1,4 @@
-"""`tpunb submit` and `tpunb attach`: a notebook's train cell at a place, without a kernel."""
+"""`tpunb submit`, `attach` and `fetch`: run a train cell at a place, without a kernel."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from IPython.core.error import UsageError
+from IPython.utils.text import DollarFormatter
+
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import cost, pipeline
+from tpunb.kernel import checks, cost, pipeline
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import TRAIN, TrainOptions
-from tpunb.machine import environment, machine
-from tpunb.machine.machine import Machine
-from tpunb.notebook.convert import assigned, handed, kept
-from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.fork_safety import static_reason
+from tpunb.machine import machine
+from tpunb.notebook.convert import earlier_values, redaction
 from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
-from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import Snapshot
-from tpunb.notebook.parameters import parameter, refuse_unknown
+from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
 from tpunb.places import jobset, kinds, mirror
 from tpunb.places.config import JobSetSettings, find_place
 from tpunb.places.target import Target
@@ -33,7 +33,6 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState, StopCause, StopOrigin
-from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.text import parse_ranks
@@ -50,10 +49,9 @@ def submit(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """Run the notebook's train cell, and the prelude above it, at a place.
+    """Run the notebook's train cell, with the options of its option line, at a place.
 
-    With the options of its option line. Returns the exit status: 0 if the run has succeeded, or,
-    with `detach`, if it was started.
+    Returns the exit status: 0 if the run has succeeded, or, with `detach`, if it was started.
     """
     snapshot = _load(notebook, cell, parameters)
     options = _options(snapshot)
@@ -69,21 +67,21 @@ def submit(
         print(line)
     cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
-    # A KeyboardInterrupt would remove the folder of a run that has begun elsewhere.
+    # A KeyboardInterrupt here would remove the folder of a run that has already begun.
     with counted_interrupts() as pressed, directory.new_run(runs, request.name) as folder:
         run = launcher.start_at(
             target,
             folder,
             request.spec(folder.id),
             request.notebook.script,
-            kept.kept_snapshot(snapshot),
+            redaction.redacted_snapshot(snapshot),
             request.remote_env(folder.id),
             detached=detach,
         )
     if pressed.count:
         state.request_stop(folder, "interrupted in the terminal", origin=StopOrigin.COMMAND)
     if detach:
-        if cannot := kinds.why_unstoppable(folder):
+        if cannot := kinds.reason_not_stoppable(folder):
             print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
@@ -98,7 +96,7 @@ def submit(
 
 
 def _ask(prompt: str) -> str:
-    """`input`, where somebody can answer. Raises EOFError elsewhere."""
+    """Call `input`; raise EOFError if standard input is not a terminal."""
     if not sys.stdin.isatty():
         raise EOFError
     return input(prompt)
@@ -109,7 +107,7 @@ def print_manifest(
 ) -> int:
     """Print the Kubernetes objects that run the notebook's train cell at a place of kind "jobset".
 
-    Nothing is started, and no run folder is made here.
+    Nothing is started, and no local run folder is created.
     """
     config = find_place(place, Path.cwd())
     if not isinstance(config.settings, JobSetSettings):
@@ -121,13 +119,16 @@ def print_manifest(
     request = _prepare(snapshot, options, target, Path.cwd() / "runs")
     request.raise_for_lint()
     script = request.notebook.script
-    if earlier := handed.runs_read(script.text):
+    if earlier := earlier_values.runs_read(script.text):
         raise TpunbError(
             f"the train cell reads values of earlier runs ({', '.join(map(str, earlier))}), which "
-            "do not travel with a manifest"
+            "a manifest cannot contain"
         )
     if options.returns:
-        raise TpunbError("--returns: the values would stay in the pods; save them to a bucket")
+        raise TpunbError(
+            "--manifest with --returns: the values would stay in the pods; remove --returns, and "
+            "save the values to a bucket"
+        )
     spec = request.spec(name)
     text = jobset.write_manifest(
         target, spec, script.text, request.remote_env(name), secrets.token_hex(32)
@@ -139,7 +140,7 @@ def print_manifest(
 
 
 def attach(runs: Path, wanted: str | None, ranks: str) -> int:
-    """Follow a run, wherever it is, from its first line to its end; Ctrl-C only leaves it."""
+    """Follow a run, wherever it runs, from its first line to its end; Ctrl-C only detaches."""
     folder = state.find_active(runs, wanted)
     mirror.ensure(folder)
     run = Attached(folder)
@@ -154,15 +155,13 @@ def attach(runs: Path, wanted: str | None, ranks: str) -> int:
 
 
 def _left(run: RunDir) -> int:
-    """Say what a run does that nobody follows here any more."""
-    stop = kinds.why_unstoppable(run) or f"`tpunb stop {run.id}` stops it"
+    """Print how to follow and stop a run that this command no longer follows."""
+    stop = kinds.reason_not_stoppable(run) or f"`tpunb stop {run.id}` stops it"
     print(f"run {run.id} is still running (`tpunb attach {run.id}` follows it); {stop}")
     return 0
 
 
-def _status(result: RunResult | None) -> int:
-    if result is None:
-        return 1
+def _status(result: RunResult) -> int:
     if result.state is not RunState.SUCCEEDED:
         print(str(result), file=sys.stderr)
     return 0 if result.state is RunState.SUCCEEDED else 1
@@ -171,10 +170,11 @@ def _status(result: RunResult | None) -> int:
 def follow(
     run: Run | Attached, shown: frozenset[int], *, notes: tuple[str, ...] = (), stops: bool = False
 ) -> RunResult | None:
-    """Show a run in the terminal until its end; None if it was left before.
+    """Show a run in the terminal until it has ended; None if the user detached before.
 
-    `stops`: Ctrl-C stops it, twice at once; otherwise it leaves it. So does the second of a run
-    that somebody else keeps, which says why it cannot be stopped.
+    `stops`: Ctrl-C stops the run, and pressed again skips the grace period; otherwise Ctrl-C
+    detaches. The second Ctrl-C also detaches from a run of another process, because such a run may
+    not be stoppable (the first one reports why).
     """
     view = RunView(run.spec, run.dir, logs=shown, stop="" if stops else LEAVE)
     for note in notes:
@@ -199,7 +199,7 @@ def follow(
 
 
 def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Snapshot:
-    """The notebook with the values of `parameters`, as papermill would put them there."""
+    """Load the notebook and insert the values of `parameters` as papermill does."""
     if not parameters:
         snapshot = load_snapshot(notebook, cell)
     else:
@@ -218,20 +218,25 @@ def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Sn
             snapshot = load_snapshot(file.name, cell)
         snapshot = replace(snapshot, path=str(notebook.absolute()), name=notebook.stem)
     if snapshot.train is None:
-        raise NotebookError(f"{notebook} has no %%tpu_train cell: name a cell with --cell")
+        raise NotebookError(f"{notebook} has no %%tpu_train cell: choose a cell with --cell N|ID")
     return snapshot
 
 
 def _options(snapshot: Snapshot) -> TrainOptions:
-    """Those of the train cell's own option line."""
-    from IPython.core.error import UsageError
-
+    """Parse the train cell's own option line, in which parameters' literal values are known."""
     assert snapshot.train is not None
     first, _, _ = snapshot.cells[snapshot.train].source.lstrip().partition("\n")
     if not first.startswith("%%tpu_train"):
         return TrainOptions()
+    line, known = first.removeprefix("%%tpu_train"), literal_values(snapshot)
+    with suppress(Exception):  # IPython leaves a line as it is if a name of it is unknown
+        line = DollarFormatter().vformat(line, (), known)
+    unknown = (
+        "{name!r} is not known before the run, only parameters with a literal value are: assign "
+        "it in the cell tagged `parameters`, or give it with -p"
+    )
     try:
-        return TRAIN.parse_line(first.removeprefix("%%tpu_train"), {})
+        return TRAIN.parse_line(line, known, unknown)
     except UsageError as error:
         raise TpunbError(str(error)) from None
 
@@ -239,49 +244,18 @@ def _options(snapshot: Snapshot) -> TrainOptions:
 def _prepare(
     snapshot: Snapshot, options: TrainOptions, target: Target, runs: Path
 ) -> pipeline.RunRequest:
-    here: Machine = target.machine(machine.detect_machine(os.environ))
+    here = target.machine(machine.detect_machine(os.environ))
     try:
-        cores = target.choose_cores(options.cores)
-        shown = parse_ranks(options.ranks, cores)
-    except ValueError as error:
-        raise TpunbError(f"--cores: {error}") from None
-    script = convert(snapshot)
-    if refusal := assigned.refusal(script, options.returns, set()):
-        raise TpunbError(f"--returns {refusal}")
-    reason = pipeline.ASKED if options.replicate else static_reason(script)
-    end = None if snapshot.train is None else snapshot.train + 1
-    findings = lint(replace(snapshot, cells=snapshot.cells[:end]))
-    prepared = pipeline.PreparedNotebook(snapshot, script, reason, tuple(findings))
-    requested = dict(options.env)
-    hosts = len(target.hosts)
-    spmd = environment.spmd_environment({}, requested, here, cores // hosts, script.spmd)
-    env = requested if spmd is None else dict(spmd.env)
-    resumed = options.resume
-    if resumed is not None:
-        env[env_vars.RESUME] = _checkpoints(resumed, target, runs)
-    return pipeline.RunRequest(
-        options=options,
-        notebook=prepared,
-        machine=here,
-        cores=cores if spmd is None else spmd.cores * hosts,
-        spmd=spmd,
-        env=env,
-        changes=(),
-        shown_ranks=shown,
-        resumed_from=resumed,
-        target=target,
-    )
-
-
-def _checkpoints(resume: str, target: Target, runs: Path) -> str:
-    """Where the hosts find the checkpoints that `--resume` names."""
-    if "://" in resume or resume.startswith("/"):
-        return resume
-    return target.resume(directory.find_run(runs, resume))
+        checks.refuse_variables(options, here)
+        cores = checks.choose_cores(options, here, target)
+        notebook = pipeline.prepare_file(snapshot, replicate=options.replicate)
+        return pipeline.make_request(options, notebook, here, cores, runs=runs, target=target)
+    except UsageError as error:
+        raise TpunbError(str(error)) from None
 
 
 def fetch(runs: Path, wanted: str | None, patterns: tuple[str, ...]) -> int:
-    """Copy files of a run's folders on its hosts into the one here; prints their names."""
+    """Copy files of a run from its hosts into its local folder, and print their paths."""
     run = directory.find_run(runs, wanted)
     for path in fetch_files(run, patterns):
         print(path)
@@ -289,7 +263,10 @@ def fetch(runs: Path, wanted: str | None, patterns: tuple[str, ...]) -> int:
 
 
 def fetch_files(run: RunDir, patterns: tuple[str, ...]) -> list[Path]:
-    """The same, as paths. Raises TpunbError for a run that is here, and if that fails."""
+    """Copy files like `fetch`, and return their paths.
+
+    Raises TpunbError for a run on this machine, and if the copy fails.
+    """
     place = kinds.open_place(run)
     mirror.ensure(run)
     try:

@@ -35,24 +35,24 @@ from tpunb.utils.files import write_json
 
 _SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
 _ROUNDS = 50
-"""In which what is left behind is killed, 0.02 s each: a process may be forked in the meantime."""
+"""Rounds of killing left-over processes, 0.02 s each: another may be forked in the meantime."""
 _TAIL = 3000
-"""Bytes that are kept of what a supervisor has written before it failed."""
+"""Bytes of a failed supervisor's last output that are kept."""
 
 _ORDERS, _REPORTS, _ABOUT = "orders", "reports", "supervisor.json"
-"""In the folder of a supervisor that is lent."""
+"""Files in the folder of a lent supervisor."""
 _LENT = "tpunb-lent-"
-"""How such a folder's name begins, among temporary files."""
+"""Prefix of such a folder's name in the temporary directory."""
 
 _connected: weakref.WeakSet[SupervisorProcess] = weakref.WeakSet()
 detached: list[SupervisorProcess] = []
-"""Of detached runs: still children of this process, which has to take note of their end."""
+"""Supervisors of detached runs; as children of this process, they must be reaped by it."""
 
 
 def _close_in_child() -> None:
-    """In a process that the kernel forks: the lifeline is the kernel's alone.
+    """Close the pipes in a process that the kernel has forked: the lifeline is the kernel's alone.
 
-    A DataLoader worker of the kernel that outlives it would keep the pipe open.
+    A DataLoader worker that outlives the kernel would keep the pipe open.
     """
     for supervisor in _connected:
         supervisor.close_pipes()
@@ -62,20 +62,20 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _popen(stdin: int, stdout: int, stderr: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    return interrupts.start_apart(
+    return interrupts.start_in_own_session(
         _SUPERVISOR,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        cwd="/",  # no module of the notebook's folder may stand in for a standard one
+        cwd="/",  # modules in the notebook's folder must not replace those of the standard library
     )
 
 
 class SupervisorProcess:
-    """A supervisor with its fork server. Its standard input is the lifeline: closed, it ends all.
+    """A supervisor with its fork server. When its standard input, the lifeline, closes, all end.
 
-    `env` is the complete environment of the fork server, which begins to import torch and
-    torch_xla at once; `ready` turns True when it has.
+    `env` is the complete environment of the fork server, which starts to import torch and
+    torch_xla at once; `ready` is True when it has finished.
     """
 
     def __init__(self, env: dict[str, str]) -> None:
@@ -92,12 +92,12 @@ class SupervisorProcess:
         self._mutex = threading.RLock()  # runs in the background are followed by threads
         self.ready = False
         self.broken = ""
-        """Why no run can be started any more; empty while one can."""
+        """The reason why no further run can start; empty if one can."""
         self._runs: set[str] = set()
         self._marks = {f"{env_vars.SUPERVISOR}={self._process.pid}-{time.time_ns()}"}
-        """In the environment of all that it starts."""
+        """Entries in the environment of every process that the supervisor starts."""
         self._folders: set[Path] = set()
-        """Of preludes that run ahead, which it removes."""
+        """Folders of preludes that run ahead, which the supervisor removes."""
         _connected.add(self)
 
     @property
@@ -106,7 +106,7 @@ class SupervisorProcess:
 
     @property
     def busy(self) -> bool:
-        """True while a run goes on, or waits."""
+        """True while a run is active or waits."""
         return bool(self._runs)
 
     @property
@@ -114,11 +114,11 @@ class SupervisorProcess:
         return self._process.poll() is not None
 
     def has_finished(self, folder: Path) -> bool:
-        """Whether a run has ended, as the supervisor says, or because it has itself ended."""
+        """True if the supervisor has reported the end of a run, or has ended itself."""
         with self._mutex:
             self.poll()
             if self.has_exited:
-                self.poll()  # its last messages
+                self.poll()  # reads the last messages
                 self._runs.clear()
             return str(folder) not in self._runs
 
@@ -131,11 +131,11 @@ class SupervisorProcess:
         detached: bool = False,
         join: JoinHosts | None = None,
     ) -> None:
-        """Have what is in a run folder run, after those that were ordered before.
+        """Order the run in a run folder, to be started after the earlier orders.
 
-        `device` names what only one run of this user on this machine may use. A run that is
-        `detached` outlives this process; the supervisor ends with it, and takes no other. `join`:
-        the run is on several hosts, and this is one of them.
+        `device` names a device that only one run of this user on this machine may use at a time. A
+        `detached` run outlives this process; the supervisor ends with it and takes no other run.
+        `join`: this machine is one of several hosts of the run.
         """
         self._runs.add(str(folder))
         self._marks.add(f"{env_vars.RUN}={folder}")
@@ -144,7 +144,7 @@ class SupervisorProcess:
         self._send(StartRun(str(folder), env, device, detached))
 
     def run_ahead(self, folder: Path, env: dict[str, str]) -> None:
-        """Have only the prelude in a run folder run, and the folder removed."""
+        """Order only the prelude in a run folder; the supervisor removes the folder."""
         self._folders.add(folder)
         self._marks.add(f"{env_vars.RUN}={folder}")
         self._send(StartRun(str(folder), env, ahead=True))
@@ -158,9 +158,9 @@ class SupervisorProcess:
         origin: StopOrigin | None = None,
         now: bool = False,
     ) -> None:
-        """Begin the shutdown sequence of a run; `now` skips what is left of the grace period."""
+        """Begin the shutdown sequence of a run; `now` skips the rest of the grace period."""
         self._send(StopRun(str(folder), cause, reason, origin, now))
-        self._process.send_signal(signal.SIGCONT)  # a stopped one (SIGSTOP) would not hear it
+        self._process.send_signal(signal.SIGCONT)  # a suspended supervisor reads no messages
 
     def _send(self, message: Message) -> None:
         assert self._process.stdin is not None
@@ -172,7 +172,7 @@ class SupervisorProcess:
                 self._on_exit()
 
     def poll(self) -> None:
-        """Take in the messages since the last call; does not wait."""
+        """Handle the messages since the last call, without waiting."""
         with self._mutex:
             assert self._process.stdout is not None
             if self._process.stdout.closed:
@@ -196,9 +196,9 @@ class SupervisorProcess:
             self.broken = f"the supervisor has ended: {message.reason}"
 
     def _clean_up(self) -> None:
-        """Do what a supervisor that was killed has left undone, once.
+        """Clean up, once, after a supervisor that was killed.
 
-        Its runner and ranks end with it, but not what they have started.
+        Its runner and ranks end with it, but not the processes that they have started.
         """
         if not self._process.returncode:
             self._marks.clear()
@@ -218,25 +218,25 @@ class SupervisorProcess:
         if not self.broken:
             code = self._process.poll()
             self.broken = f"the supervisor has ended (exit code {code})"
-            if code is None or code >= 0:  # a signal came from outside: nothing explains it
+            if code is None or code >= 0:  # after a signal, its output explains nothing
                 self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
                 said = self._stderr.read().decode("utf-8", "replace").strip()
                 self.broken = f"{self.broken}\n{said}".strip()
         self._runs.clear()
 
     def close_pipes(self) -> None:
-        """Close this process's ends of the pipes, and nothing else."""
+        """Close only this process's ends of the pipes."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, with something unread
+        with contextlib.suppress(BrokenPipeError):  # the supervisor ended with unread messages
             self._process.stdin.close()
         self._process.stdout.close()
 
     def begin_close(self) -> None:
-        """What `close` begins with, which several can do at once: the end of all below it."""
+        """Begin to end all processes, without waiting: several supervisors can do so at once."""
         self.close_pipes()
 
     def detach(self) -> None:
-        """Leave a supervisor whose run is detached to itself."""
+        """Disconnect from a supervisor whose run is detached."""
         with self._mutex:
             self.close_pipes()
             self._stderr.close()
@@ -253,7 +253,7 @@ class SupervisorProcess:
         with self._mutex:
             try:
                 self._process.stdin.close()
-            except BrokenPipeError:  # it ended before, with something unread
+            except BrokenPipeError:  # the supervisor ended with unread messages
                 self.poll()
         self._process.wait(wait)
         with self._mutex:
@@ -263,11 +263,11 @@ class SupervisorProcess:
 
 
 class LentSupervisor:
-    """A supervisor that serves one kernel after the other, with what it has kept of preludes.
+    """A supervisor that serves one kernel after the other and keeps its preludes between them.
 
-    The process that lends it holds the ends of two FIFOs that its borrowers open too: so no end of
-    one of them is the supervisor's. `env` as for SupervisorProcess; `fingerprint` says what of
-    packages and variables its fork server cannot change.
+    The lending process keeps the ends of two FIFOs open that the borrowers also open, so a
+    borrower's end does not end the supervisor. `env`: as for SupervisorProcess. `fingerprint`:
+    identifies the packages and variables that its fork server cannot change.
     """
 
     def __init__(self, env: dict[str, str], fingerprint: str) -> None:
@@ -298,7 +298,7 @@ class LentSupervisor:
         return self._process.poll() is None
 
     def close(self, wait: float = 20.0) -> None:
-        """End it and all below it."""
+        """End the supervisor and all its processes."""
         os.close(self._orders)
         try:
             self._process.wait(wait)
@@ -310,16 +310,16 @@ class LentSupervisor:
 def _remove_abandoned() -> None:
     """Remove the folders of lenders that were killed: their supervisors ended with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_LENT}*"):
-        pid = records.read_dict(folder / _ABOUT).get("pid")  # none of another user's can be read
+        pid = records.read_dict(folder / _ABOUT).get("pid")  # other users' folders: unreadable
         if isinstance(pid, int) and processes.find_process(pid) is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class BorrowedSupervisor(SupervisorProcess):
-    """The other end, in a kernel. Closed, it goes on; its lender stops what is left of runs.
+    """A kernel's connection to a lent supervisor, which survives `close`.
 
-    Raises OSError if it has ended, and BlockingIOError while another kernel has borrowed it, as
-    where a notebook runs another one: each would read the other's messages.
+    Raises OSError if the supervisor has ended, and BlockingIOError while another kernel has
+    borrowed it, as when a notebook runs another one: each would read the other's messages.
     """
 
     def __init__(self, folder: Path, pid: int) -> None:
@@ -332,12 +332,12 @@ class BorrowedSupervisor(SupervisorProcess):
             raise
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self._connect(cast("subprocess.Popen[bytes]", borrowed))
-        self.ready = True  # or it will be when a run needs it, which waits
+        self.ready = True  # if it is not yet, a run waits for it
         self._closing = False
 
     @classmethod
     def find(cls, fingerprint: str) -> BorrowedSupervisor | None:
-        """The one that this kernel was lent, if it fits and lives."""
+        """Connect to the supervisor lent to this kernel; None if it does not fit or has ended."""
         folder = Path(os.environ.get(env_vars.LENT, ""))
         about = records.read_dict(folder / _ABOUT) if folder.name else {}
         if about.get("fingerprint") != fingerprint:
@@ -348,18 +348,18 @@ class BorrowedSupervisor(SupervisorProcess):
             return None
 
     def close_pipes(self) -> None:
-        """Close this process's ends of the pipes, and let another borrow it."""
+        """Close this process's ends of the pipes, so that another kernel can borrow it."""
         super().close_pipes()
         self._lock.close()
 
     def begin_close(self) -> None:
-        """Stop the runs of this kernel, once: a second time would leave them no time to save."""
+        """Stop the runs of this kernel, once: a second stop would leave them no time to save."""
         closing, self._closing = self._closing, True
         for run in [] if closing else list(self._runs):
             self.stop(Path(run), StopCause.KERNEL_GONE, "the kernel has ended")
 
     def close(self, wait: float = 60.0) -> None:
-        """Let go of it, once the runs of this kernel have ended."""
+        """Disconnect from the supervisor once the runs of this kernel have ended."""
         self.begin_close()
         until = time.monotonic() + wait
         while self._runs and time.monotonic() < until:
@@ -370,7 +370,7 @@ class BorrowedSupervisor(SupervisorProcess):
 
 
 class _Borrowed:
-    """What SupervisorProcess uses of subprocess.Popen, for a process of another's."""
+    """The part of subprocess.Popen that SupervisorProcess uses, for another process's child."""
 
     returncode: int | None = None
 
@@ -383,7 +383,7 @@ class _Borrowed:
         self._process = processes.find_process(pid)
 
     def poll(self) -> int | None:
-        """None while it lives; how it has ended only its parent knows."""
+        """Return None while the process lives, then 1: only its parent knows its exit status."""
         if self.returncode is None and (
             self._process is None or processes.process_state(self._process) in ("", "Z")
         ):
@@ -391,10 +391,10 @@ class _Borrowed:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """It is waited for by its lender."""
+        """Return at once: only the lender can wait for the process."""
         return self.poll() or 0
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it lives."""
+        """Send a signal if the process lives."""
         if self._process is not None:
             processes.send_signal(self._process, number)

@@ -1,12 +1,12 @@
-"""The process in which a sweep's trials run, one after the other (tpunb.sweeps.worker).
+"""The worker process that runs a sweep's trials one after the other (tpunb.sweeps.worker).
 
     worker    imports papermill, ipykernel and tpunb once; has one thread, and runs nothing else
       ├─ supervisor   lent to one kernel after the other, with its fork server and kept preludes
-      ├─ papermill    a fork for each trial: runs the notebook, says how it ended
-      └─ kernel       another, which begins where `python -m ipykernel_launcher` has imported all
+      ├─ papermill    a fork for each trial: runs the notebook and reports the end
+      └─ kernel       a second fork: `python -m ipykernel_launcher` from after its imports on
 
 An order is a JSON line on standard input, the reply one on standard output: {"failed", "error"}.
-What a trial has taken of memory goes with its processes.
+A trial's memory is released when its processes end.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tpunb.utils.errors import TpunbError
 
 _LAUNCHER = ["-m", "ipykernel_launcher"]
 _MOST = 1 << 20
-"""Bytes of a request for a kernel: its command and environment."""
+"""Maximum bytes of a request for a kernel: its command and environment."""
 _LONGEST = 10_000
-"""Characters of an error: a message to the worker has to fit a socket."""
+"""Maximum characters of an error, which must fit into one message of a socket."""
 _PATIENCE = 30.0
-"""Seconds in which a kernel ends whose papermill has ended."""
+"""Seconds that a kernel has to end after its papermill process has ended."""
 
 
 def main() -> None:
-    """Run what is ordered until standard input closes."""
+    """Carry out orders until standard input closes."""
     processes.die_with_parent(int(sys.argv.pop(1)))
     worker = os.getpid()
     replies = os.dup(1)
-    os.dup2(2, 1)  # what papermill prints is no reply
-    del sys.path[0]  # the folder of this very tpunb, which is no kernel's
-    lent = _lend()  # it imports torch meanwhile
+    os.dup2(2, 1)  # keeps papermill's output apart from the replies
+    del sys.path[0]  # the folder of this tpunb, which a kernel would not have
+    lent = _lend()  # imports torch in the background
     _import_all()
     try:
         for line in sys.stdin:
-            if not lent.alive:  # nobody has needed it for an hour
+            if not lent.alive:  # it ends after an hour without a run
                 lent.close()
                 lent = _lend()
             order = json.loads(line)
@@ -68,14 +68,14 @@ def main() -> None:
 
 
 def _lend() -> LentSupervisor:
-    """A supervisor for the kernels of trials, which have this environment too."""
+    """Start a supervisor for the kernels of trials, which have this process's environment."""
     here = machine.detect_machine(os.environ)
     env = environment.run_environment(os.environ, here.device, machine=here)
     return LentSupervisor(environment.fork_server_environment(env), fingerprint_of(env))
 
 
 def _end_runs(ran: Path) -> None:
-    """Stop what a notebook has left: its runs in the background, and all if its kernel died."""
+    """Stop the runs that a notebook has left: background runs, and all runs if its kernel died."""
     for run in map(RunDir, ran.read_text(encoding="utf-8").splitlines()):
         if state.run_state(run).active and not run.place.exists():
             state.request_stop(run, "its kernel has ended")
@@ -83,7 +83,7 @@ def _end_runs(ran: Path) -> None:
 
 
 def _import_all() -> None:
-    """What papermill and a kernel need; none of it starts a thread or opens a socket."""
+    """Import modules for papermill and the kernels; none starts a thread or opens a socket."""
     papermill.warm_up()
     for name in ("ipykernel.kernelapp", "ipykernel.ipkernel", "tpunb.kernel.magics"):
         importlib.import_module(name)
@@ -92,7 +92,7 @@ def _import_all() -> None:
 
 
 def _run(order: Mapping[str, Any], lent: LentSupervisor) -> dict[str, Any]:
-    """Run a notebook; how it ended."""
+    """Run a notebook and return the reply."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker = os.getpid()
     pid = os.fork()
@@ -121,7 +121,7 @@ def _run(order: Mapping[str, Any], lent: LentSupervisor) -> dict[str, Any]:
 
 
 def _end(kernel: int) -> None:
-    """Wait for a kernel that papermill has asked to end, or was killed before it could."""
+    """Wait until a kernel whose papermill process has ended ends too; kill it after a while."""
     until = time.monotonic() + _PATIENCE
     while os.waitpid(kernel, os.WNOHANG) == (0, 0):
         if time.monotonic() > until:
@@ -161,7 +161,7 @@ def _become_papermill(
             error = "" if failure is None else failure.headline
         except TpunbError as refused:
             error = str(refused).partition("\n")[0]
-        except Exception as problem:  # a full disk, say; else nobody would hear of it
+        except Exception as problem:  # such as a full disk; not reported in any other way
             traceback.print_exc()
             error = f"{type(problem).__name__}: {problem}".partition("\n")[0]
         reply = {"failed": bool(error), "error": error[:_LONGEST]}
@@ -172,11 +172,11 @@ def _become_papermill(
 
 
 def _kernel_manager(worker: socket.socket, pid: int) -> type[Any]:
-    """jupyter_client's manager, with kernels that are forks of the worker where they can be."""
+    """Return a class of jupyter_client kernel managers that fork the worker if they can."""
     from jupyter_client.manager import AsyncKernelManager
 
     class ForkedKernels(AsyncKernelManager):
-        """Another interpreter's kernels are started as usual."""
+        """A kernel manager that forks the worker; kernels of other interpreters start as usual."""
 
         async def _async_launch_kernel(self, kernel_cmd: list[str], **kw: Any) -> None:
             if not _is_ours(kernel_cmd):
@@ -199,12 +199,12 @@ def _kernel_manager(worker: socket.socket, pid: int) -> type[Any]:
 
 
 def _is_ours(command: Sequence[str]) -> bool:
-    """Whether a kernel is IPython's in this very environment."""
+    """True for the command of an IPython kernel of this environment."""
     return command[:1] == [sys.executable] and list(command[1:3]) == _LAUNCHER
 
 
 class _Forked:
-    """A kernel, as jupyter_client's provisioner has a subprocess.Popen."""
+    """A forked kernel with the methods of subprocess.Popen that jupyter_client uses."""
 
     stdin = stdout = stderr = None
 
@@ -213,19 +213,19 @@ class _Forked:
         self._process = processes.find_process(pid)
 
     def poll(self) -> int | None:
-        """None while it lives. How it ended, only its parent knows."""
+        """Return None while the kernel lives, then 0: only its parent knows its exit status."""
         if self._process is None or processes.process_state(self._process) in ("", "Z"):
             return 0
         return None
 
     def wait(self) -> int:
-        """Return once it has ended."""
+        """Wait until the kernel has ended."""
         while self.poll() is None:
             time.sleep(0.01)
         return 0
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it lives."""
+        """Send a signal if the kernel lives."""
         if self._process is not None:
             processes.send_signal(self._process, number)
 
@@ -240,24 +240,24 @@ class _Forked:
 
 
 def _become_kernel(request: Mapping[str, Any], worker: int) -> NoReturn:
-    """Be what `python -m ipykernel_launcher` is after its imports, and end as it does."""
+    """Become a process like `python -m ipykernel_launcher` after its imports; never return."""
     os.setsid()
     processes.die_with_parent(worker)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for name in os.listdir("/proc/self/fd"):  # the limit may be a thousand million
+    for name in os.listdir("/proc/self/fd"):  # the limit of descriptors may be 1,000,000,000
         if int(name) > 2:
-            with suppress(OSError):  # that of the listing itself
+            with suppress(OSError):  # the descriptor of listdir itself is closed already
                 os.close(int(name))
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     if (random := sys.modules.get("numpy.random")) is not None:
-        random.seed()  # Python's own is, after every fork
-    # After the own exit handlers: to clear away what the worker has imported takes seconds.
+        random.seed()  # Python reseeds its own generator after every fork
+    # Runs after the kernel's exit handlers, and skips Python's clean-up, which takes seconds.
     atexit.register(os._exit, 0)
     sys.argv = ["ipykernel_launcher", *request["argv"]]
     from ipykernel.kernelapp import IPKernelApp
 
-    handle = f"--IPKernelApp.parent_handle={worker}"  # its default was read at the import
+    handle = f"--IPKernelApp.parent_handle={worker}"  # the default was set at the import
     IPKernelApp.launch_instance([*request["argv"], handle])
     sys.exit()

@@ -1,18 +1,18 @@
-"""`--stop-when-done`: stops this TPU VM when nothing uses it any more.
+"""`--stop-when-done`: stops this TPU VM once nothing uses it any more.
 
-`AutoStop.order` writes an order and starts a process for it, the watcher, because the kernel may
-be gone by then. Once a second it looks again:
+`AutoStop.order` writes an order and starts a separate process for it, the watcher, because the
+kernel may be gone by then. The watcher checks the machine once a second:
 
     waiting ── nothing uses the machine ──> counting ── the countdown is over ──> stopped | failed
        ^                                       │
        └── a run, a cell, a process with the TPU
-    waiting, counting ── the order is gone, or a person has stopped the run ──> kept
+    waiting, counting ── the order was removed, or the user has stopped the run ──> kept
 
-Kernels and watcher meet in a folder of the user's:
+Kernels and watcher communicate through a folder of the user:
 
-    order.json      what is to be stopped, and when; removing or replacing it ends its watcher
+    order.json      what to stop, and when; removing or replacing it ends its watcher
     status.json     what the watcher waits for, or how many seconds are left
-    kernels/<pid>   of each kernel in which tpunb is loaded; locked while a cell runs
+    kernels/<pid>   one file for each kernel with tpunb; locked while a cell runs
     watcher.log     the output of watchers
 """
 
@@ -42,18 +42,20 @@ from tpunb.utils.errors import SetupError
 from tpunb.utils.files import write_json
 
 COUNTDOWN = 60.0
-"""Seconds in which everybody can see it coming, and cancel."""
+"""Seconds of warning, in which the user can cancel."""
 INTERVAL = 1.0
-"""Seconds between two looks of the watcher."""
+"""Seconds between two checks of the watcher."""
 TRIES = 3
-"""How often gcloud is asked to stop the machine."""
+"""Attempts to stop the machine with gcloud."""
 KEEP = "Keep it: %tpu_setup --keep-running (in a terminal: tpunb keep)"
-_ELSEWHERE = {
-    "kaggle": "a Kaggle session: it costs quota, and ends with «Stop session», or with a batch run",
+_OTHER_PLATFORMS = {
+    "kaggle": "a Kaggle session, which costs quota: «Stop session» ends it; a batch run ends by "
+    "itself",
     "colab": "a Colab runtime: `from google.colab import runtime; runtime.unassign()` ends it",
-    "gke": "a container of GKE: its machine goes when the job or node pool does",
-    "vertex": "a machine of Vertex AI: a job ends by itself, a workbench is stopped on its page",
+    "gke": "a container of GKE: its machine ends with the job or the node pool",
+    "vertex": "a machine of Vertex AI: a job ends by itself; stop a workbench on its page",
 }
+"""Platforms where `--stop-when-done` cannot stop the machine, and how each one ends."""
 
 # --- The machine ---
 
@@ -67,42 +69,42 @@ class TpuVm:
     project: str
     accelerator_type: str
     address: str
-    """In its network, where no other machine has it."""
+    """The machine's address, unique in its network."""
 
     def check(self) -> None:
         """Raise SetupError unless Google Cloud has this machine under this name and can stop it.
 
-        `projects.locations.nodes.stop` «is only available with single TPU nodes» (Cloud TPU API,
+        `projects.locations.nodes.stop` "is only available with single TPU nodes" (Cloud TPU API,
         reference), and a spot VM cannot be started again (Cloud TPU, Manage TPU Spot VMs).
         """
         node: dict[str, Any] = json.loads(self._gcloud("describe", "--format=json"))
         addresses = [endpoint.get("ipAddress") for endpoint in node.get("networkEndpoints", [])]
         accelerator_type, scheduling = node.get("acceleratorType"), node.get("schedulingConfig", {})
         delete = (
-            "Send results away (`%tpu_data DIR --upload gs://…`), then `gcloud compute tpus tpu-vm "
-            f"delete {self.name} --zone={self.zone} --project={self.project}` from elsewhere"
+            "Upload results (`%tpu_data DIR --upload gs://…`), then `gcloud compute tpus tpu-vm "
+            f"delete {self.name} --zone={self.zone} --project={self.project}` on another machine"
         )
         if len(addresses) > 1:
             raise _refused(
-                f"this is one of {len(addresses)} hosts of a TPU slice, and Google Cloud can only "
-                f"delete those, disks and all, not stop them. {delete}"
+                f"this is one of {len(addresses)} hosts of a TPU slice, which Google Cloud cannot "
+                f"stop, only delete, together with their disks. {delete}"
             )
         if addresses != [self.address] or accelerator_type != self.accelerator_type:
             raise _refused(
-                f"Google Cloud has another machine under the name {self.name} in {self.zone}: "
-                f"{accelerator_type} at {', '.join(map(str, addresses))}, and not this "
+                f"the TPU VM that Google Cloud lists as {self.name} in {self.zone} is another "
+                f"machine: {accelerator_type} at {', '.join(map(str, addresses))}, not this "
                 f"{self.accelerator_type} at {self.address}"
             )
         if scheduling.get("spot") or scheduling.get("preemptible"):
             raise _refused(
-                "this is a spot VM, which cannot be started again once it is stopped: results on "
-                f"its disk would be lost. {delete}"
+                "this is a spot VM, which cannot be started again after a stop: results on its "
+                f"disk would be lost. {delete}"
             )
         if node.get("state") != "READY":
-            raise _refused(f"{self.name} is {node.get('state')}, and not READY")
+            raise _refused(f"the state of {self.name} is {node.get('state')}, not READY")
 
     def stop(self) -> None:
-        """Stop it; its disks stay. Raises SetupError if gcloud cannot."""
+        """Stop the machine; its disks stay. Raises SetupError if gcloud fails."""
         self._gcloud("stop", "--async")
 
     def _gcloud(self, verb: str, *options: str) -> str:
@@ -117,7 +119,7 @@ class TpuVm:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=120,  # it is slow to start
+                timeout=120,  # gcloud is slow to start
                 check=True,
             )
         except subprocess.SubprocessError as error:
@@ -130,26 +132,27 @@ class TpuVm:
 
 
 def find_tpu_vm(env: Mapping[str, str]) -> TpuVm:
-    """The TPU VM that this process runs on, as its own metadata server names it.
+    """The TPU VM that this process runs on, identified by its metadata server.
 
-    Raises SetupError if it is none, or none that can be stopped. Asks Google Cloud: some seconds.
+    Raises SetupError if this is not a TPU VM, or if it cannot be stopped. Calls gcloud, which takes
+    some seconds.
     """
-    here = machine.detect_machine(env, patience=metadata.PATIENT)
-    if here.platform in _ELSEWHERE:
-        raise _refused(f"this is {_ELSEWHERE[here.platform]}")
+    here = machine.detect_machine(env, patience=metadata.PATIENCE)
+    if here.platform in _OTHER_PLATFORMS:
+        raise _refused(f"this is {_OTHER_PLATFORMS[here.platform]}")
     if here.platform != "gcp-tpu-vm":
         raise _refused(
-            "this is not known to be a TPU VM of Google Cloud "
+            "this machine is not recognised as a TPU VM of Google Cloud "
             f"({here.kind}; metadata server: {here.metadata.state})"
         )
     keys = ("NODE_ID", "ZONE", "CONSUMER_PROJECT_ID", "ACCELERATOR_TYPE")
     values = [here.metadata.tpu_env.get(key, "") for key in keys]
     values.append(here.metadata.values.get("ip", ""))
-    # A machine of Compute Engine has a tpu-env too, with the number 0 for a name.
+    # A Compute Engine machine has a tpu-env too, with the number 0 as its name.
     if not all(values) or values[0] == "0":
         raise _refused(
-            "its metadata server does not name it as a TPU VM. If Compute Engine made this "
-            "machine, `gcloud compute instances stop` stops it"
+            "this machine's metadata server does not name it as a TPU VM. If it was created with "
+            "Compute Engine, `gcloud compute instances stop` stops it"
         )
     vm = TpuVm(*values)
     vm.check()
@@ -157,14 +160,14 @@ def find_tpu_vm(env: Mapping[str, str]) -> TpuVm:
 
 
 def _refused(reason: str) -> SetupError:
-    return SetupError(f"--stop-when-done stops nothing here: {reason}")
+    return SetupError(f"--stop-when-done cannot stop this machine: {reason}")
 
 
 # --- The order ---
 
 
 class StopPhase(str, Enum):
-    """What the watcher does."""
+    """The watcher's state."""
 
     WAITING = "waiting"
     COUNTING = "counting"
@@ -175,21 +178,21 @@ class StopPhase(str, Enum):
 
 @dataclass(frozen=True)
 class StopStatus:
-    """What the watcher does, and why."""
+    """The watcher's state, and the reason for it."""
 
     phase: StopPhase
     reason: str = ""
-    """What it waits for, why the machine is kept, or what has failed."""
+    """What the watcher waits for, why the machine is kept running, or what has failed."""
     seconds_left: float = 0.0
-    """Of the countdown."""
+    """Rest of the countdown."""
 
     @property
     def ended(self) -> bool:
-        """The watcher has ended."""
+        """True if the watcher has ended."""
         return self.phase not in (StopPhase.WAITING, StopPhase.COUNTING)
 
     def describe(self, vm: TpuVm) -> str:
-        """The line that the cell shows."""
+        """The line that the cell displays."""
         minutes, seconds = divmod(round(self.seconds_left), 60)
         left = f"{minutes}:{seconds:02d}"
         return (
@@ -198,7 +201,7 @@ class StopStatus:
                 StopPhase.WAITING: f"will be stopped; waiting: {self.reason}. {KEEP}",
                 StopPhase.COUNTING: f"will be stopped in {left}, unless a cell runs. {KEEP}",
                 StopPhase.STOPPED: "is being stopped; its disks stay, and cost a little",
-                StopPhase.FAILED: f"IS STILL RUNNING, AND COSTS: {self.reason}",
+                StopPhase.FAILED: f"IS STILL RUNNING, and costs money: {self.reason}",
                 StopPhase.KEPT: "is kept running" + (f": {self.reason}" if self.reason else ""),
             }[self.phase]
         )
@@ -206,29 +209,29 @@ class StopStatus:
 
 @dataclass(frozen=True)
 class StopOrder:
-    """What is to be stopped, and when."""
+    """The order to stop a machine, and its conditions."""
 
     vm: TpuVm
     runs: str
-    """The folder of runs: while any of them is active, nothing is stopped."""
+    """The folder of runs: while any of them is active, the machine is not stopped."""
     since: float
-    """When it was given, in seconds since the epoch."""
+    """Time of the order, in seconds since the epoch."""
     run: str | None = None
-    """The folder of the run that it waits for; None: any that ends after it was given."""
+    """The folder of the run to wait for; None: any run that ends after the order."""
     idle: float | None = None
-    """Seconds for which nothing may have happened; None: a run has ended, and a countdown."""
+    """Seconds without any use before the stop; None: stop after the run's end and a countdown."""
     countdown: float = COUNTDOWN
 
 
 def order_stop(order: StopOrder) -> subprocess.Popen[bytes]:
-    """Write the order, in the place of an earlier one, and start its watcher."""
+    """Write the order, replacing an earlier one, and start its watcher."""
     folder = _folder()
     (folder / "kernels").mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # fails if it is another user's
+    folder.chmod(0o700)  # fails if the folder belongs to another user
     (folder / "status.json").unlink(missing_ok=True)
     write_json(folder / "order.json", asdict(order))
     with open(folder / "watcher.log", "ab") as log:
-        return interrupts.start_apart(  # it outlives the kernel
+        return interrupts.start_in_own_session(  # the watcher outlives the kernel
             "from tpunb.machine import auto_stop; auto_stop.main()",
             json.dumps(asdict(order)),
             stdin=subprocess.DEVNULL,
@@ -239,7 +242,7 @@ def order_stop(order: StopOrder) -> subprocess.Popen[bytes]:
 
 
 def keep_running() -> str:
-    """Cancel the order; what to tell the user."""
+    """Cancel the order; return a message for the user."""
     try:
         (_folder() / "order.json").unlink()
     except FileNotFoundError:
@@ -251,7 +254,7 @@ def read_order() -> StopOrder | None:
     """The order, if there is one."""
     try:
         return _parse_order((_folder() / "order.json").read_bytes())
-    except (FileNotFoundError, TypeError):  # TypeError: of another version of tpunb
+    except (FileNotFoundError, TypeError):  # TypeError: written by another version of tpunb
         return None
 
 
@@ -261,7 +264,7 @@ def _parse_order(text: str | bytes) -> StopOrder:
 
 
 def read_status() -> StopStatus | None:
-    """What the watcher has seen; None if it has not looked yet."""
+    """The watcher's latest status; None before its first."""
     try:
         values = json.loads((_folder() / "status.json").read_bytes())
     except FileNotFoundError:
@@ -277,34 +280,34 @@ def _folder() -> Path:
 
 
 class AutoStop:
-    """One kernel's part: shows the watcher when a cell runs, and the cell what the watcher does."""
+    """A kernel's part: shows the watcher when a cell runs, and the user the watcher's status."""
 
     def __init__(self) -> None:
         self._file: IO[str] | None = None
 
     def begin_cell(self, info: Any = None) -> None:
-        """Lock this kernel's file, if there is an order. A lock ends with the kernel."""
-        if self._file is None and read_order() is not None:  # another notebook's, perhaps
+        """Lock this kernel's file, if there is an order. The lock ends with the kernel."""
+        if self._file is None and read_order() is not None:  # perhaps from another notebook
             self._file = open(_folder() / "kernels" / str(os.getpid()), "w")  # noqa: SIM115
         if self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def end_cell(self, result: Any = None) -> None:
-        """Unlock it."""
+        """Unlock this kernel's file."""
         if self._file is not None:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """This kernel does not count any more. Its order stays, for when the kernel is gone."""
+        """Remove this kernel's file. Its order stays in force when the kernel is gone."""
         if self._file is not None:
             Path(self._file.name).unlink(missing_ok=True)
             self._file.close()
 
     def order(self, order: StopOrder, show: Callable[[str], None], *, live: bool) -> None:
-        """Give an order in a running cell, and `show` there what comes of it.
+        """Give an order in a running cell, and `show` the watcher's status in the cell.
 
-        `live`: a line that is shown takes the place of the one before. Else it is two lines: that
-        the machine will be stopped, and what has become of that.
+        `live`: each line shown replaces the one before. Otherwise two lines are shown: that the
+        machine will be stopped, and the outcome.
         """
         watcher = order_stop(order)
         self.begin_cell()
@@ -327,16 +330,16 @@ class AutoStop:
 
 
 def watch(order: StopOrder, clock: Callable[[], float] = time.monotonic) -> Iterator[StopStatus]:
-    """Look at the machine each time the next status is asked for; stop it when it is time.
+    """Check the machine before each status that is yielded; stop it when the time has come.
 
-    Ends when the order is gone, with the status after which there is nothing more to do.
+    Ends after the final status, or when the order was removed or replaced.
     """
     stop_at, failures = None, 0
     while read_order() == order:
         result = state.read_result(RunDir(order.run)) if order.run else None
         if result is not None and result.stop and result.stop.cause is StopCause.USER:
-            by_hand = f"run {result.dir.name} was {result.reason}: whoever did that decides"
-            yield StopStatus(StopPhase.KEPT, by_hand)
+            reason = f"a user ended run {result.dir.name} ({result.reason})"
+            yield StopStatus(StopPhase.KEPT, reason)
             return
         if reason := reason_to_wait(order):
             stop_at = None
@@ -363,7 +366,7 @@ def watch(order: StopOrder, clock: Callable[[], float] = time.monotonic) -> Iter
 
 
 def carry_out(order: StopOrder) -> None:
-    """Watch until the end; write what is seen."""
+    """Watch until the final status, writing each one to `status.json`."""
     for status in watch(order):
         if status.ended:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -376,7 +379,7 @@ def carry_out(order: StopOrder) -> None:
 
 
 def reason_to_wait(order: StopOrder) -> str:
-    """What still uses the machine, in words; '' if nothing does."""
+    """A phrase for what still uses the machine; '' if nothing does."""
     runs = directory.list_runs(Path(order.runs)) + ([RunDir(order.run)] if order.run else [])
     ended = False
     for run in runs:
@@ -387,19 +390,19 @@ def reason_to_wait(order: StopOrder) -> str:
         result = state.read_result(run)
         ended |= result is not None and result.ended >= order.since
     if order.idle is None and order.run is None and not ended:
-        return "no run has ended since"
+        return "no run has ended since the order"
     kernels = dict(_kernels())
     if busy := [pid for pid in kernels if kernels[pid]]:
         return f"a cell runs in a notebook (process {busy[0]})"
     for user in tpu_users.find_tpu_users(machine.root_of(os.environ)).holders:
-        # Kernels that show their cells are idle; a rank that was left behind is no use.
+        # Kernels with a file are idle; a rank left over from an ended run does not count.
         if user.pid not in kernels and (user.kind != "run" or user.living):
             return f"{user.describe()} has the TPU"
     return ""
 
 
 def _kernels() -> Iterator[tuple[int, bool]]:
-    """Living kernels, and whether a cell runs in each."""
+    """Yield the pid of each living kernel, and whether a cell runs in it."""
     for path in (_folder() / "kernels").iterdir():
         with contextlib.suppress(FileNotFoundError), open(path) as file:
             try:
@@ -414,5 +417,5 @@ def _kernels() -> Iterator[tuple[int, bool]]:
 
 
 def main() -> None:
-    """The watcher's process; its last argument is the order."""
+    """Entry point of the watcher; its last argument is the order."""
     carry_out(_parse_order(sys.argv[-1]))

@@ -1,11 +1,11 @@
-"""Reads what the chips of this host do from libtpu's metrics servers, for one run.
+"""Measures memory and load of this host's chips during a run, from libtpu's metrics servers.
 
     python -c … RUN PORTS PARENT
 
-A process of its own, which the supervisor starts and ends: gRPC has threads and may wait, and a
+A separate process, which the supervisor starts and ends: gRPC starts threads and may block, and a
 supervisor must do neither. libtpu serves the numbers on ports of this machine, one for each process
-that has chips (TPU_RUNTIME_METRICS_PORTS, else 8431); they are asked for with tpu-info's library
-(0.14). What is written is in `tpunb.runs.chips`. Without a server, nothing is.
+that has chips (TPU_RUNTIME_METRICS_PORTS, by default 8431); they are read with tpu-info's library
+(0.14) and written as `tpunb.runs.chips` describes. Without a server nothing is written.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tpunb.runs.directory import RunDir
 from tpunb.utils import patience, processes
 
 EVERY = 2.0
-"""Seconds between two looks. libtpu's own duty cycle is of the last seconds."""
+"""Seconds between two measurements. libtpu's duty cycle covers the last seconds."""
 _UNHEARD = 10.0
-"""Seconds between two looks while no port has answered yet."""
+"""Seconds between two measurements while no port has answered yet."""
 PATIENCE = 5.0
 """Seconds that all ports together have to answer: tpu-info's library sets gRPC no deadline."""
 
 
 class Usage(NamedTuple):
-    """What a server says of one device."""
+    """Memory in bytes and duty cycle in per cent of one device."""
 
     memory: int
     total: int
@@ -43,34 +43,34 @@ class Usage(NamedTuple):
 
 
 Ask = Callable[[int], Iterable[Usage]]
-"""What the server at a port says; raises ConnectionError if none answers."""
+"""Returns the usage of a port's devices; raises ConnectionError if no server answers."""
 
 
 class ChipMeter:
-    """The chips of one host, over the time of a run."""
+    """Measures the chips of one host over the time of a run."""
 
     def __init__(self, ports: Sequence[int], ask: Ask, within: float = PATIENCE) -> None:
         self._ports = ports
         self._ask = ask
         self._within = within
         self._calls: dict[int, futures.Future[list[Usage]]] = {}
-        """Questions that have no answer yet, by process."""
+        """Unanswered queries, keyed by process: the index of its port."""
         self._peaks: dict[tuple[int, int], int] = {}
-        """By process, in the order of their ports, and place there."""
+        """Peak memory, keyed by process and the device's index in it."""
         self._busy: dict[tuple[int, int], tuple[float, int]] = {}
-        """Sums of duty cycles while the train cell ran, and of how many looks."""
+        """Sum and number of the duty cycles measured while the train cell ran."""
         self._newest: dict[tuple[int, int], Usage] = {}
 
     def look(self, *, training: bool) -> list[Chip]:
-        """What the chips do now, with what they have done; none before a port has answered.
+        """Measure; return the chips' current and past usage, [] before a port has answered.
 
-        One that answers no more, or not in time, has those of no process: 0.
+        Devices of a port that stops answering, or does not answer in time, have usage 0.
         """
-        for process, told in enumerate(self._answers()):
+        for process, usages in enumerate(self._answers()):
             for key in [key for key in self._newest if key[0] == process]:
                 self._newest[key] = Usage(0, self._newest[key].total, 0.0)
-            for place, usage in enumerate(told):
-                key = process, place
+            for index, usage in enumerate(usages):
+                key = process, index
                 self._newest[key] = usage
                 self._peaks[key] = max(self._peaks.get(key, 0), usage.memory)
                 if training:
@@ -82,7 +82,7 @@ class ChipMeter:
         ]
 
     def _answers(self) -> list[list[Usage]]:
-        """What each port says; [] of one that does not. One that hangs is not asked once more."""
+        """The answer of each port, [] if it gives none. A port that hangs gets no second query."""
         for process, port in enumerate(self._ports):
             if process not in self._calls:
                 self._calls[process] = patience.start(partial(self._ask_port, port))
@@ -103,34 +103,34 @@ class ChipMeter:
 
 
 def ask_libtpu(port: int) -> list[Usage]:
-    """What libtpu says of the devices of the process that serves this port of this machine."""
+    """Usage of the devices of the process whose libtpu serves this port of this machine."""
     import grpc
     from tpu_info import device, metrics
 
-    # On v2, v3 and v7x memory is told for each of a chip's two devices.
+    # On v2, v3 and v7x libtpu reports memory for each of a chip's two devices.
     kind = device.get_local_chips()[0] or device.TpuChip.V5E
     try:
-        told = metrics.get_chip_usage(kind, f"localhost:{port}")
-    except (grpc.RpcError, AssertionError) as error:  # the second: not of all chips yet
-        raise ConnectionError(f"port {port} does not tell") from error
-    return [Usage(each.memory_usage, each.total_memory, each.duty_cycle_pct) for each in told]
+        usages = metrics.get_chip_usage(kind, f"localhost:{port}")
+    except (grpc.RpcError, AssertionError) as error:  # AssertionError: not all chips have values
+        raise ConnectionError(f"port {port} does not answer") from error
+    return [Usage(each.memory_usage, each.total_memory, each.duty_cycle_pct) for each in usages]
 
 
 def parse_ports(text: str) -> list[int]:
-    """Those of TPU_RUNTIME_METRICS_PORTS: '8431,8432'; libtpu's own default without any."""
+    """The ports of TPU_RUNTIME_METRICS_PORTS ('8431,8432'); libtpu's default if it has none."""
     ports = [int(part) for part in text.split(",") if part.strip().isdecimal()]
     return ports or [8431]
 
 
 def is_training(run: RunDir) -> bool:
-    """Whether a rank of this host is in its train cell."""
+    """True if a rank of this host is in its train cell."""
     attempts = sorted((run.path / "attempts").glob("[0-9]*"), key=lambda path: int(path.name))
     pulses = attempts[-1].glob("*/pulse") if attempts else ()
     return any(last.train for pulse in pulses if (last := heartbeat.read_heartbeat(pulse)))
 
 
 def main() -> None:
-    """Until standard input closes, which is the supervisor's."""
+    """Measure until standard input, the supervisor's end of a pipe, closes."""
     folder, ports, parent = sys.argv[1:]
     processes.die_with_parent(int(parent))
     os.nice(10)
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def measure(run: RunDir, meter: ChipMeter, wait: Callable[[float], bool]) -> None:
-    """Look and write until `wait`, which gets seconds, says that the run is over."""
+    """Measure and write until `wait`, called with seconds, returns False: the run is over."""
     while True:
         began = time.monotonic()
         if found := meter.look(training=is_training(run)):

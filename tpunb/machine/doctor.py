@@ -1,7 +1,7 @@
 """The report of `tpunb doctor` and `%tpu_setup`: all facts about a set-up, and its problems.
 
-Takes no TPU, imports neither torch nor torch_xla, and waits for nobody longer than
-`metadata.QUICK`.
+Making it opens no TPU, imports neither torch nor torch_xla, and waits `metadata.QUICK` seconds at
+most for the metadata server.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tpunb.machine.machine import Machine
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.packages import InstalledPackages
 from tpunb.machine.problem import Problem
-from tpunb.machine.resources import Room
+from tpunb.machine.resources import Resources
 from tpunb.machine.tpu_users import TpuUsers
 from tpunb.runs.spec import Price
 
-# In the order in which each library looks: kaggle 2.2.5, google-auth, huggingface_hub, wandb.
+# In the order in which each library checks them: kaggle 2.2.5, google-auth, huggingface_hub, wandb.
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "Kaggle": ("KAGGLE_API_V1_TOKEN", "KAGGLE_API_TOKEN", "KAGGLE_KEY"),
     "Google Cloud": ("GOOGLE_APPLICATION_CREDENTIALS",),
@@ -52,35 +52,35 @@ _FILES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Credential:
-    """One that was found."""
+    """A credential that was found; its value is not read."""
 
     service: str
     place: str
-    """The variable's name, or the file's path."""
+    """Name of the variable, or path of the file."""
     open_to_others: bool = False
-    """A file that other users of this machine can read."""
+    """True for a file that other users of this machine can read."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found."""
+    """Facts about a set-up, and its problems."""
 
     machine: Machine
     cores: int
-    """Ranks of a run that does not say how many."""
+    """Ranks of a run without `--cores`."""
     holding: TpuUsers
     packages: InstalledPackages
-    room: Room
+    room: Resources
     credentials: tuple[Credential, ...]
     problems: tuple[Problem, ...]
-    """The problems that must be fixed, in order."""
+    """Problems that must be fixed, the most severe first."""
     advice: tuple[Problem, ...]
-    """What is good to know."""
+    """Problems that are good to know."""
     price: Price | None = None
-    """What this machine costs an hour, where it is known."""
+    """Price of this machine per hour, if known."""
 
     def with_problem(self, problem: Problem | None) -> Report:
-        """The same with one more problem, if there is one."""
+        """Return the report with `problem` added, if it is not None."""
         return self if problem is None else replace(self, problems=(*self.problems, problem))
 
     def to_json(self) -> dict[str, Any]:
@@ -130,20 +130,20 @@ def inspect_machine(
     imported: Mapping[str, Any] | None = None,
     answers: Metadata | None = None,
 ) -> Report:
-    """Look at everything. `cores`: what was chosen, if it was. `imported`: the kernel's modules.
-    `answers`: of the metadata server, if it was asked before.
+    """Inspect the whole set-up. `cores`: the user's choice, if any. `imported`: the kernel's
+    modules. `answers`: the metadata server's, if it was queried before.
 
-    `root`, `path` and `python` are those of another machine and interpreter, for tests.
+    `root`, `path` and `python` describe another machine and interpreter, for tests.
     """
     root = machine.root_of(env) if root is None else root
-    asked = None
-    if answers is None:  # it answers while the rest is looked at
-        asked = metadata.MetadataRequest(env, root, tpu.on_the_bus(root)[0])
+    request = None
+    if answers is None:  # the server answers while the rest is inspected
+        request = metadata.MetadataRequest(env, root, tpu.count_chips(root)[0])
     have = packages.read_installed(path, python)
     holding = tpu_users.find_tpu_users(root)
     credentials = find_credentials(env)
-    if asked is not None:
-        answers = asked.answers()
+    if request is not None:
+        answers = request.answers()
     here = machine.machine_from_metadata(env, root, answers or Metadata())
     chosen = cores or here.default_cores
     began = resources.session_began(root)
@@ -172,7 +172,7 @@ def inspect_machine(
 
 
 def find_credentials(env: Mapping[str, str]) -> list[Credential]:
-    """Those that libraries would use, the first of each service."""
+    """The credentials that libraries would use: the first of each service."""
     home = Path(env.get("HOME", "~")).expanduser()
     credentials = (_credential(service, env, home) for service in _VARIABLES)
     return [credential for credential in credentials if credential is not None]
@@ -190,7 +190,7 @@ def _credential(service: str, env: Mapping[str, str], home: Path) -> Credential 
 
 
 def credential_problems(credentials: list[Credential]) -> Iterator[Problem]:
-    """Files that others can read."""
+    """Yield a problem for each file that other users can read."""
     for credential in credentials:
         place = credential.place
         if credential.open_to_others:

@@ -1,4 +1,4 @@
-"""The environment of a run: the kernel's, with what must be added or removed, and why."""
+"""The environment of a run: the kernel's, with variables added and removed, each with a reason."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _RANK_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "WORLD_SIZE",
 )
-# Of one process and its chip: torch_xla keeps what is set (os.environ.setdefault), so every
-# rank would have the same one. 2.9, _internal/tpu.py.
+# They choose the chip of one process. torch_xla keeps variables that are set (os.environ.setdefault
+# in 2.9, _internal/tpu.py), so every rank would get the same chip.
 _CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
-"""Beside a chip: what torch_xla has set in a kernel that used the TPU itself."""
+"""Set by torch_xla together with a chip, in a kernel that used the TPU itself."""
 _KEPT = "torch_xla would keep it in every rank"
 _METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
-"""Of libtpu; without it, all processes of a host would serve 8431."""
+"""Read by libtpu; without it, all processes of a host would serve port 8431."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Each process would pin its threads to the same processors, the first ones."""
+"""With these, each process would pin its threads to the same processors, the first ones."""
 RETIRED = (
     "COLAB_TPU_ADDR",
     "TPU_IP_ADDRESS",
@@ -55,45 +55,45 @@ RETIRED = (
     "XRT_TPU_CONFIG",
     "XRT_WORKERS",
 )
-"""Variables of XRT and of TPU nodes, which torch_xla has not read since 2.0 or so."""
+"""Variables of XRT and of TPU nodes, which torch_xla has not read since about 2.0."""
 
 _AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_")
 """Prefixes of variables that are read when the interpreter starts or torch is imported.
 
-Not those of XLA, PJRT and libtpu: they are read when a rank starts the runtime. Importing
-torch_xla or scikit-learn in the kernel sets some (XLA_FLAGS, KMP_INIT_AT_FORK), which must not
-cost a warm fork server.
+Variables of XLA, PJRT and libtpu are not among them: they are read when a rank starts the runtime.
+Importing torch_xla or scikit-learn in the kernel sets some (XLA_FLAGS, KMP_INIT_AT_FORK), which
+must not cost a warm fork server.
 """
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between the kernel's environment and that of a run."""
+    """A variable in which a run's environment differs from the kernel's."""
 
     name: str
     value: str | None
-    """None: removed."""
+    """None if the variable is removed."""
     reason: str
 
 
 def environment_changes(
     env: Mapping[str, str], device: Device, machine: Machine | None = None
 ) -> list[Change]:
-    """What a run's environment must have, or must not have, on this device.
+    """Changes that turn the kernel's environment into that of a run on this device.
 
-    `machine`: the one that the run is on; what a TPU needs besides is only known of one.
+    `machine`: the machine of the run; without it, changes that depend on its TPU are left out.
     """
     changes = [
         Change("PJRT_DEVICE", device, "the device of the ranks"),
-        Change("PYTHONUNBUFFERED", "1", "what child processes print is seen at once"),
+        Change("PYTHONUNBUFFERED", "1", "output of child processes appears at once"),
     ]
     changes += [
-        Change(name, None, "left from another launcher; every rank gets its own")
+        Change(name, None, "set by another launcher; every rank gets its own")
         for name in _RANK_VARIABLES
         if name in env
     ]
     changes += [
-        Change(name, None, "of TPU nodes and XRT, which are gone")
+        Change(name, None, "for TPU nodes and XRT, which no longer exist")
         for name in RETIRED
         if name in env
     ]
@@ -104,12 +104,12 @@ def environment_changes(
     ]
     of_one = _of_one_chip(env) if device == "TPU" else []
     changes += [
-        Change(name, None, "of one process; every rank gets its own chip") for name in of_one
+        Change(name, None, "for a single process; every rank gets its own chip") for name in of_one
     ]
     left = {name: value for name, value in env.items() if name not in of_one}
     if device == "TPU" or env.get("TPU_PROCESS_ADDRESSES") == "local":
         changes += [
-            Change(name, value, _KEPT if value is None else "of the host, for all of its ranks")
+            Change(name, value, _KEPT if value is None else "the host's, for all of its ranks")
             for name, value in topology.changes(left).items()
         ]
     if device == "TPU" and machine is not None:
@@ -127,21 +127,21 @@ def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[Change]:
     named = machine.accelerator_type
     label = env.get("TPU_ACCELERATOR_TYPE", "")
     if "TPU_TOPOLOGY" in env and tpu.parse_accelerator_type(named) and label != named:
-        why = "the name that torch_xla knows, of GKE's label and TPU_TOPOLOGY"
+        why = "the name that torch_xla knows, derived from GKE's label and TPU_TOPOLOGY"
         yield Change("TPU_ACCELERATOR_TYPE", named, why)
         env = {**env, "TPU_ACCELERATOR_TYPE": named}
     for name, value in tpu_topology(env, machine).items():
-        yield Change(name, value, "no metadata server says how the chips lie; from the PCI bus")
+        yield Change(name, value, "from the PCI bus; no metadata server gives the topology")
     if machine.chips > 1 and _METRICS_PORTS not in env:
         ports = ",".join(str(8431 + chip) for chip in range(machine.chips))
-        why = "each chip's process says there how busy and how full it is, as GKE has it"
+        why = "each chip's process serves its load and memory on its own port, as on GKE"
         yield Change(_METRICS_PORTS, ports, why)
     if env_vars.XLA_CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
         folder = cache_folder(env, machine)
         yield Change(
             env_vars.XLA_CACHE,
             str(folder),
-            "what was compiled once is not compiled again (off: =off)",
+            "cache of compiled programs (to disable it: =off)",
         )
 
 
@@ -149,11 +149,11 @@ def _of_libraries(env: Mapping[str, str]) -> Iterator[Change]:
     if "inline" in env.get("MPLBACKEND", "") or "ipympl" in env.get("MPLBACKEND", ""):
         yield Change("MPLBACKEND", "Agg", "a rank has no notebook to draw into")
     if "TQDM_MININTERVAL" not in env:  # tqdm reads it since 4.66; its own default is 0.1
-        yield Change("TQDM_MININTERVAL", "0.5", "ranks' bars are shown so often, and logged")
+        yield Change("TQDM_MININTERVAL", "0.5", "seconds between updates of ranks' progress bars")
 
 
 def needs_topology(env: Mapping[str, str], machine: Machine) -> bool:
-    """Whether torch_xla would ask a metadata server that cannot tell it how the chips lie."""
+    """True if torch_xla gets the topology neither from `env` nor from the metadata server."""
     if not machine.chips:
         return False
     if env.get("TPU_SKIP_MDS_QUERY"):
@@ -170,7 +170,7 @@ def needs_topology(env: Mapping[str, str], machine: Machine) -> bool:
 
 
 def tpu_topology(env: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    """The variables to add where torch_xla cannot know how the chips lie; {} if it can."""
+    """Variables to add because torch_xla cannot find out the topology; {} if it can."""
     if not needs_topology(env, machine) or machine.workers > 1:
         return {}
     known = tpu.topology_variables(machine.accelerator_type, machine.chips)
@@ -178,7 +178,7 @@ def tpu_topology(env: Mapping[str, str], machine: Machine) -> dict[str, str]:
 
 
 def cache_folder(env: Mapping[str, str], machine: Machine) -> Path:
-    """Where compiled programs are kept: they fit one generation of TPU, and are the user's."""
+    """The user's folder of compiled programs for this generation of TPU."""
     base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
     return Path(base) / "tpunb" / "xla" / machine.generation.replace(" ", "-")
 
@@ -189,7 +189,7 @@ def run_environment(
     extra: Mapping[str, str] | None = None,
     machine: Machine | None = None,
 ) -> dict[str, str]:
-    """A new dict: the environment of a run. `extra` is what the person asked for (`--env`)."""
+    """Return the environment of a run. `extra`: the user's variables (`--env`)."""
     made = dict(env)
     for change in environment_changes(env, device, machine):
         if change.value is None:
@@ -201,42 +201,42 @@ def run_environment(
 
 
 def fork_server_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """A run's environment for the fork server: with all processors for OpenMP and BLAS libraries.
+    """A run's environment without the numbers of threads, for the fork server.
 
-    Its own run's numbers are given to them in the run's processes, so that a later run of the
-    same fork server may have others.
+    OpenMP and BLAS libraries use all processors in it. The run's processes set their own numbers,
+    so that a later run of the same fork server can have others.
     """
     return {name: value for name, value in env.items() if name not in THREAD_VARIABLES}
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a warm fork server cannot change any more."""
+    """The variables that a warm fork server can no longer change."""
     return {name: value for name, value in env.items() if name.startswith(_AT_IMPORT)}
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """For `env.json`: what may be a secret is left out."""
+    """The environment for `env.json`: without values that may be secret."""
     return {name: secrets.kept_value(name, value) for name, value in sorted(env.items())}
 
 
 # --- One process that drives all cores, in torch_xla's SPMD mode ---
 
 _DEVICES = "CPU_NUM_DEVICES"
-"""How many devices a process has on CPU: read by torch_xla when its runtime starts."""
+"""Number of devices of a process on CPU; torch_xla reads it when its runtime starts."""
 
 
 @dataclass(frozen=True)
 class SpmdEnvironment:
-    """How such a run is started."""
+    """Cores and environment of an SPMD run."""
 
     why: str
-    """What shows that it is one: 'cell [3] calls use_spmd()'."""
+    """Why the run is an SPMD run: 'cell [3] calls use_spmd()'."""
     cores: int
-    """How many the process drives."""
+    """Cores that the process drives."""
     changes: tuple[Change, ...]
-    """What its environment must have, or must not have, beside the kernel's."""
+    """Differences from the kernel's environment."""
     env: Mapping[str, str]
-    """Its environment."""
+    """The run's environment."""
 
 
 def spmd_environment(
@@ -246,27 +246,26 @@ def spmd_environment(
     cores: int,
     cells: str | None,
 ) -> SpmdEnvironment | None:
-    """How a run is started that is one of SPMD; None for one with a process for each core.
+    """The environment of an SPMD run; None if the run has one process for each core.
 
-    `kernel` is the kernel's environment, `asked` what `--env` gives, which decides where it
-    names XLA_USE_SPMD; `cells`: what the run's cells show.
+    `kernel`: the kernel's environment. `asked`: variables of `--env`; XLA_USE_SPMD among them
+    decides. `cells`: the reason for SPMD found in the run's cells.
     """
     why = _why(kernel, asked, cells)
     if why is None:
         return None
     if machine.device == "TPU" and machine.devices_per_chip > 1:
-        cores = (
-            machine.chips * machine.devices_per_chip
-        )  # --cores counts ranks, of which it has one
+        # --cores counts ranks, and an SPMD run has one rank.
+        cores = machine.chips * machine.devices_per_chip
     found = {change.name: change for change in environment_changes(kernel, machine.device, machine)}
     if machine.device == "CPU":
         found[_DEVICES] = Change(_DEVICES, str(cores), "SPMD: the cores that one process drives")
     elif cores > 1:
-        # Platforms set them for one process with all chips of a host.
+        # Keep them: platforms set them for one process with all chips of a host.
         for name in topology.changes(kernel).keys() - set(_of_one_chip(kernel)):
             found.pop(name, None)
-    if why == cells:  # those cells shall find it off, as they did in the kernel
-        found[spmd.VARIABLE] = Change(spmd.VARIABLE, None, "the cells of the run set it themselves")
+    if why == cells:  # SPMD is off before these cells run, as it was in the kernel
+        found[spmd.VARIABLE] = Change(spmd.VARIABLE, None, "the run's cells switch SPMD on")
     changes = [change for change in found.values() if kernel.get(change.name) != change.value]
     values = {**kernel, **{change.name: change.value for change in changes}, **asked}
     env = {name: value for name, value in values.items() if value is not None}
@@ -283,7 +282,7 @@ def _why(kernel: Mapping[str, str], asked: Mapping[str, str], cells: str | None)
 
 
 def refused_variables(asked: Mapping[str, str], machine: Machine) -> str | None:
-    """Why variables of `--env` cannot be had; None if they can."""
+    """Explain why variables of `--env` cannot be used; None if they can."""
     if asked.get("PJRT_DEVICE") == "TPU" and not machine.chips:
         return (
             "PJRT_DEVICE=TPU: there is no TPU on this machine's PCI bus. Without it, the run is a "
@@ -291,8 +290,8 @@ def refused_variables(asked: Mapping[str, str], machine: Machine) -> str | None:
         )
     if machine.device == "CPU" and asked.get(_DEVICES, "1") != "1":
         return (
-            f"{_DEVICES}={asked[_DEVICES]}: a rank of a rehearsal has one device, and the process "
-            "of a notebook that uses SPMD as many as --cores says. Several devices in a rank, "
-            "which torch_xla drives from threads as on a TPU v2 or v3, are not rehearsed"
+            f"{_DEVICES}={asked[_DEVICES]}: a rehearsal rank has one device, and the process of an "
+            "SPMD run has --cores devices. Several devices in one rank, which torch_xla drives "
+            "from threads as on a TPU v2 or v3, cannot be rehearsed"
         )
     return None

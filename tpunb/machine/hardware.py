@@ -1,4 +1,4 @@
-"""Problems with the device: a TPU that is missing, incomplete or in use by somebody else."""
+"""Finds problems with the device: a TPU that is missing, incomplete or in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 def hardware_problems(
     machine: Machine, holding: TpuUsers, env: Mapping[str, str], root: Path, cores: int
 ) -> Iterator[Problem]:
-    """All of them, those first without which nothing runs. `cores`: ranks of a run."""
+    """Yield all problems with the device, the most severe first. `cores`: ranks of a run."""
     yield from _device(machine, env)
     if machine.device == "TPU" and machine.chips:
         yield from _files(machine, root)
@@ -32,27 +32,27 @@ def _device(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
     if wanted not in ("", "CPU", "TPU"):
         yield Problem(
             "pjrt-device",
-            f"PJRT_DEVICE is {wanted}; runs of tpunb use a TPU, or the CPU for rehearsals.",
-            "unset it, or set it to TPU or CPU",
+            f"PJRT_DEVICE is {wanted}, but runs of tpunb use a TPU, or the CPU for rehearsals.",
+            "unset PJRT_DEVICE, or set it to TPU or CPU",
             must=False,
         )
     if wanted == "TPU" and not machine.chips:
         yield Problem(
             "no-tpu",
-            "PJRT_DEVICE is TPU, and there is no TPU on this machine's PCI bus.",
-            _get_a_tpu(machine) or "unset PJRT_DEVICE: then runs are rehearsals on the CPU",
+            "PJRT_DEVICE is TPU, but there is no TPU on this machine's PCI bus.",
+            _get_a_tpu(machine) or "unset PJRT_DEVICE: runs are then rehearsals on the CPU",
         )
     elif wanted == "CPU" and machine.chips:
         yield Problem(
             "tpu-not-used",
-            f"this machine has {machine.chips} TPU chips, and PJRT_DEVICE=CPU keeps runs off them.",
+            f"this machine has {machine.chips} TPU chips, but PJRT_DEVICE=CPU keeps runs off them.",
             "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU",
             must=False,
         )
     elif not machine.chips and (how := _get_a_tpu(machine)):
         yield Problem(
             "no-tpu-runtime",
-            f"{machine.kind}: there is no TPU here, so runs are rehearsals on the CPU.",
+            f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU.",
             how,
             must=False,
         )
@@ -66,13 +66,13 @@ def _get_a_tpu(machine: Machine) -> str:
 
 
 def _files(machine: Machine, root: Path) -> Iterator[Problem]:
-    """Chips on the bus need device files, which a container may not have been given."""
+    """Check the chips' device files, which a container may lack."""
     files = tpu.device_files(root)
     if not files:
         yield Problem(
             "no-device-files",
-            f"{machine.chips} TPU chips are on the PCI bus, and neither /dev/accel* nor "
-            "/dev/vfio/* is here: this container was not given them.",
+            f"{machine.chips} TPU chips are on the PCI bus, but their device files (/dev/accel* "
+            "or /dev/vfio/*) are missing: this container was started without them.",
             "start the container with `--privileged --net=host` (GKE: request `google.com/tpu` "
             "in the pod's resources)",
         )
@@ -81,8 +81,9 @@ def _files(machine: Machine, root: Path) -> Iterator[Problem]:
     if closed:
         yield Problem(
             "device-files-closed",
-            f"{closed[0]} and {len(closed) - 1} more cannot be opened by this user.",
-            f"`sudo chmod a+rw {' '.join(map(str, closed))}`, or run as a user who may",
+            f"this user cannot open {len(closed)} of the TPU's {len(files)} device files: "
+            f"{closed[0]}{', …' if len(closed) > 1 else ''}.",
+            f"`sudo chmod a+rw {' '.join(map(str, closed))}`, or work as a user who can open them",
         )
 
 
@@ -101,16 +102,16 @@ def _held(holding: TpuUsers) -> Iterator[Problem]:
         )
     if holding.lock == "forbidden" and not holding.holders:
         unseen = (
-            f" ({holding.unreadable} processes of other users cannot be looked into from here)"
+            f" (the open files of {holding.unreadable} processes of other users cannot be read)"
             if holding.unreadable
             else ""
         )
         yield Problem(
             "lock-file",
             f"{holding.lock_file} belongs to {holding.lock_user} and cannot be opened, so libtpu "
-            f"takes the TPU for in use, whether or not it is{unseen}.",
-            f"see who has it, `sudo lsof -w /dev/accel* /dev/vfio/*`; if nobody has, `sudo rm "
-            f"{holding.lock_file}`",
+            f"takes the TPU to be in use, whether or not it is{unseen}.",
+            "look for processes that use the TPU with `sudo lsof -w /dev/accel* /dev/vfio/*`; if "
+            f"there is none, `sudo rm {holding.lock_file}`",
         )
 
 
@@ -121,8 +122,9 @@ def _slice(machine: Machine, cores: int) -> Iterator[Problem]:
     if machine.generation == "v7x":
         yield Problem(
             "v7x",
-            "torch_xla 2.9 knows TPU v7x by name only; Google's own PyTorch for it is torch_tpu.",
-            "expect trouble, or use a TPU v4, v5e, v5p or v6e",
+            "torch_xla 2.9 knows TPU v7x by name only, so runs may fail; Google's own PyTorch for "
+            "it is torch_tpu.",
+            "use a TPU v4, v5e, v5p or v6e",
             must=False,
         )
     if machine.workers > 1 and cores > 1:
@@ -130,16 +132,16 @@ def _slice(machine: Machine, cores: int) -> Iterator[Problem]:
     elif machine.workers == 1 and parsed is not None and parsed[1] > machine.chips:
         yield Problem(
             "chips-missing",
-            f"a {machine.accelerator_type} has {parsed[1]} chips, and this machine shows "
-            f"{machine.chips}: this is one host of several, and the names of the others are not "
-            "set, or a container with only some of the chips.",
+            f"a {machine.accelerator_type} has {parsed[1]} chips, but this machine shows "
+            f"{machine.chips}: it is either one host of several, without the variables that name "
+            "the others, or a container with only some of the chips.",
             "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID on every host, or give the container "
             "all chips",
         )
 
 
 def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
-    """The metadata server does not give the topology: runs get it from tpunb, if it is known."""
+    """Check whether torch_xla can find out the topology without the metadata server's answer."""
     if not environment.needs_topology(env, machine):
         return
     state = machine.metadata.state
@@ -149,25 +151,26 @@ def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
         else {
             "stalls": "does not answer in time",
             "refuses": "refuses connections",
-            "unknown name": "has no address here",
-            "not Google's": "is something else",
-        }.get(state, "was not asked")
+            "unknown name": "has no address on this machine",
+            "not Google's": "is not Google's",
+        }.get(state, "was not queried")
     )
     if environment.tpu_topology(env, machine):
         yield Problem(
             "metadata",
-            f"the metadata server, which torch_xla asks for the TPU's topology, {why}. Runs "
+            f"the metadata server, which torch_xla queries for the TPU's topology, {why}. Runs "
             f"get it from their environment instead ({machine.accelerator_type}, one host).",
-            "nothing, for runs; for other programs set TPU_SKIP_MDS_QUERY=1 and the variables "
-            "that `%%tpu_train --dry-run` lists",
+            "nothing to do for runs; for other programs set TPU_SKIP_MDS_QUERY=1 and the "
+            "variables that `%%tpu_train --dry-run` lists",
             must=False,
         )
     else:
         yield Problem(
             "topology",
-            f"the metadata server {why}, and the variables TPU_ACCELERATOR_TYPE, TPU_HOST_BOUNDS, "
-            "TPU_CHIPS_PER_HOST_BOUNDS and TPU_WORKER_ID do not say how the chips lie: torch_xla "
-            "fails with 'Failed to get TPU metadata', or waits.",
+            "the TPU's topology is not known: the metadata server "
+            f"{why}, and not all of the variables TPU_ACCELERATOR_TYPE, TPU_HOST_BOUNDS, "
+            "TPU_CHIPS_PER_HOST_BOUNDS and TPU_WORKER_ID are set. torch_xla fails with 'Failed to "
+            "get TPU metadata', or waits.",
             "start the container with --net=host, or set TPU_SKIP_MDS_QUERY=1 and those variables",
         )
 
@@ -177,18 +180,20 @@ def _variables(env: Mapping[str, str]) -> Iterator[Problem]:
         if env.get(name, "0") not in ("", "0"):
             yield Problem(
                 "downcast",
-                f"{name} is set: torch_xla computes in bfloat16 where the types still say "
-                "float32, and will stop doing so in a later release.",
-                "unset it; `model.to(torch.bfloat16)` or torch.autocast('xla', "
-                "dtype=torch.bfloat16) say what is meant",
+                f"{name} is set: torch_xla computes in bfloat16 although the tensors' types still "
+                "read float32, and will stop doing so in a later release.",
+                f"unset {name}, and use `model.to(torch.bfloat16)` or "
+                "`torch.autocast('xla', dtype=torch.bfloat16)`",
                 must=False,
             )
     retired = sorted(name for name in environment.RETIRED if name in env)
     if retired:
         yield Problem(
             "retired-variables",
-            f"{', '.join(retired)}: read by torch_xla before 2.0 only. Runs do not get "
+            f"{', '.join(retired)}: only torch_xla before 2.0 reads "
+            f"{'them' if len(retired) > 1 else 'it'}, and runs do not get "
             f"{'them' if len(retired) > 1 else 'it'}.",
-            "take them out of the notebook; PJRT_DEVICE=TPU is what counts, and it is set for runs",
+            "remove the lines that set them from the notebook; PJRT_DEVICE=TPU has replaced them, "
+            "and tpunb sets it for runs",
             must=False,
         )

@@ -1,4 +1,4 @@
-"""Which of several hosts this machine is: from what platforms set, or the metadata server.
+"""Determines which of several hosts this machine is, from the first source that knows.
 
     flags                                     `tpunb node --nnodes … --node-rank … --rendezvous …`
     TPU_WORKER_ID, TPU_WORKER_HOSTNAMES       GKE, KubeRay's webhook, Cloud TPU in env mode
@@ -6,10 +6,10 @@
     SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS     SkyPilot
     CLUSTER_SPEC                              Vertex AI, with several worker pools
     the metadata server                       Cloud TPU VMs, managed instance groups
-    else                                      one host
+    none of them                              one host
 
-The first that says which host this is counts; flags fill in what it does not say. No name of this
-machine is looked up: it may not resolve, or to 127.0.1.1.
+The first source with this host's number is used; flags add what it lacks. This machine's own name
+is never looked up: it may not resolve, or resolve to 127.0.1.1.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tpunb.machine.metadata import Metadata
 from tpunb.utils.errors import SetupError
 
 PORT = 29477
-"""At which host 0 listens for the supervisors of the others, where none is given."""
+"""Default port at which host 0 listens for the supervisors of the other hosts."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this host is."""
+    """This host's number among the hosts of a run, and how to reach host 0."""
 
     nnodes: int
     node_rank: int
@@ -37,11 +37,11 @@ class Identity:
     """Address or name of host 0."""
     port: int
     source: str
-    """What says so: 'flags', 'TPU_WORKER_ID and TPU_WORKER_HOSTNAMES', …"""
+    """Where this was found: 'flags', 'TPU_WORKER_ID and TPU_WORKER_HOSTNAMES', …"""
     hosts: tuple[str, ...] = ()
-    """Names or addresses of all hosts, in order of node rank; () if nobody says them."""
+    """Names or addresses of all hosts, in order of node rank; () if unknown."""
     address: str = ""
-    """By which the other hosts reach this one; found by `with_addresses`."""
+    """Address at which the other hosts reach this one; found by `with_addresses`."""
 
 
 @dataclass(frozen=True)
@@ -61,33 +61,38 @@ def identify(
     rendezvous: str | None = None,
     address: str | None = None,
 ) -> Identity:
-    """Who this host is; `ask` asks the metadata server, and is called only if nothing else says it.
+    """Determine this host's identity. `ask` queries the metadata server, if no other source helps.
 
-    The others are what flags give. Raises SetupError where they do not fit together, or something
-    is missing.
+    The other arguments are flags. Raises SetupError if the sources contradict each other, or if
+    something is missing.
     """
     found = _Found("flags", node_rank, nnodes)
     if node_rank is None and nnodes != 1:
         found = _find(env, ask)
     if nnodes is not None and found.nnodes not in (None, nnodes):
-        raise SetupError(f"--nnodes {nnodes}, but {found.source} names {found.nnodes} hosts")
+        raise SetupError(
+            f"--nnodes {nnodes} contradicts the number of hosts from {found.source}: {found.nnodes}"
+        )
     count = nnodes if nnodes is not None else found.nnodes
     rank = found.node_rank if node_rank is None else node_rank
     if count == 1 and rank is None:
         rank = 0
     if count is None or rank is None:
         missing = "--nnodes" if count is None else "--node-rank"
-        known = f"{found.source} says " if found.source != "flags" else ""
-        which = f"that this is host {rank}" if rank is not None else f"that there are {count} hosts"
-        raise SetupError(f"{known}{which}: give {missing} as well")
+        known = f"this is host {rank}" if rank is not None else f"there are {count} hosts"
+        raise SetupError(f"{known} (from {found.source}): give {missing} as well")
     if not 0 <= rank < count:
-        raise SetupError(f"node rank {rank} of {count} hosts: it is from 0 to {count - 1}")
+        raise SetupError(
+            f"node rank {rank} (from {found.source}): with {count} hosts it must be from 0 to "
+            f"{count - 1}"
+        )
     leader, port = found.hosts[0] if found.hosts else "", PORT
     if rendezvous is not None:
         leader, port = split_port(rendezvous)
     if not leader and count > 1:
         raise SetupError(
-            f"{found.source} does not say where host 0 is: give --rendezvous HOST[:PORT]"
+            f"the address of host 0 is not known (from {found.source}): give --rendezvous "
+            "HOST[:PORT]"
         )
     return Identity(
         count, rank, leader or "127.0.0.1", port, found.source, found.hosts, address or ""
@@ -95,13 +100,13 @@ def identify(
 
 
 def split_port(text: str) -> tuple[str, int]:
-    """'10.0.0.2:29400' in two; without a port the usual one. Raises SetupError."""
+    """Split '10.0.0.2:29400' into host and port, by default `PORT`. Raises SetupError."""
     host, colon, port = text.rpartition(":")
     if not colon or (host.count(":") and not host.startswith("[")):  # a bare IPv6 address
         host, port = text, str(PORT)
     host = host.strip("[]")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise SetupError(f"--rendezvous {text}: not HOST or HOST:PORT")
+        raise SetupError(f"--rendezvous {text}: it must be HOST or HOST:PORT")
     return host, int(port)
 
 
@@ -115,9 +120,12 @@ def _find(env: Mapping[str, str], ask: Callable[[], Metadata]) -> _Found:
     number = answers.values.get("agent-worker-number") or answers.tpu_env.get("WORKER_ID", "")
     if len(addresses) > 1:
         if not number.isdecimal():
-            raise SetupError("the metadata server does not say which host this is: --node-rank")
+            raise SetupError(
+                f"the metadata server names {len(addresses)} hosts, but not which of them this "
+                "is: give --node-rank"
+            )
         return _Found("the metadata server", int(number), len(addresses), addresses)
-    return _Found("nothing that names others: one host", 0, 1)
+    return _Found("the default: no source names other hosts", 0, 1)
 
 
 def _tpu_worker(env: Mapping[str, str]) -> _Found | None:
@@ -153,7 +161,7 @@ def _cluster_spec(env: Mapping[str, str]) -> _Found | None:
         hosts = [host for pool in pools.values() for host in pool]
         rank = len(before) + index
         if kind not in pools or not 0 <= index < len(pools[kind]):
-            raise ValueError(f"there is no {kind} {index}")
+            raise ValueError(f"its task is {kind} {index}, which is not in its cluster")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SetupError(f"CLUSTER_SPEC cannot be read: {error}") from None
     return _Found("CLUSTER_SPEC", rank, len(hosts), tuple(host.split(":")[0] for host in hosts))
@@ -165,15 +173,15 @@ def _names(entries: list[str]) -> tuple[str, ...]:
 
 def _number(source: str, text: str) -> int:
     if not text.strip().isdecimal():
-        raise SetupError(f"{source}: {text!r} is not the number of a host")
+        raise SetupError(f"{source}: {text!r} is not a host number")
     return int(text)
 
 
 def with_addresses(identity: Identity, resolve: Callable[[str], str] | None = None) -> Identity:
-    """The same with addresses: host 0's, and this host's own if it was not given.
+    """Return `identity` with the addresses of host 0 and of this host, unless they are given.
 
-    `resolve` looks a name up. Raises SetupError if host 0's name cannot be, or if other hosts could
-    not reach this one at what is found.
+    `resolve` looks up a name. Raises SetupError if host 0's name does not resolve, or if other
+    hosts cannot reach this one at the address found.
     """
     look_up = resolve or _look_up
     own = identity.address or _own_entry(identity)
@@ -187,14 +195,14 @@ def with_addresses(identity: Identity, resolve: Callable[[str], str] | None = No
     given = identity.address or is_address(identity.leader)
     if identity.nnodes > 1 and ipaddress.ip_address(own).is_loopback and not given:
         raise SetupError(
-            f"{identity.leader} is {own} on this machine, at which no other host can reach it: "
-            "give --rendezvous or --address with an address of its network"
+            f"{identity.leader} is {own} on this machine, where no other host can reach it: "
+            "give --rendezvous or --address with its address in the hosts' network"
         )
     return replace(identity, leader=leader, address=own)
 
 
 def _own_entry(identity: Identity) -> str:
-    """What the list of hosts says of this one, if that is an address."""
+    """This host's entry in the list of hosts, if that is an address; otherwise ''."""
     if len(identity.hosts) != identity.nnodes:
         return ""
     entry = identity.hosts[identity.node_rank]
@@ -202,7 +210,7 @@ def _own_entry(identity: Identity) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an address, not a name."""
+    """True for an IP address, False for a name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -217,16 +225,19 @@ def _look_up(name: str) -> str:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise SetupError(f"host 0, {name}, cannot be looked up: {error.strerror}") from None
+        raise SetupError(
+            f"the name of host 0, {name}, does not resolve on this host: {error.strerror}. Give "
+            "--rendezvous with its address"
+        ) from None
     return str(found[0][4][0])
 
 
 def route_to(address: str) -> str:
-    """This machine's address on the way to another one. Nothing is sent."""
+    """This machine's address on the route to another one. Nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
         except OSError as error:
-            raise SetupError(f"there is no way to {address}: {error.strerror}") from None
+            raise SetupError(f"no route to {address}: {error.strerror}") from None
         return str(probe.getsockname()[0])

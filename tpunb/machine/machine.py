@@ -1,4 +1,4 @@
-"""`Machine`: platform, device and cores, from files and variables; nothing here touches a TPU."""
+"""`Machine`: platform, device and cores, read from files and variables without opening a TPU."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from tpunb.machine.metadata import Metadata
 from tpunb.machine.platform import find_platform
 from tpunb.machine.tpu import GENERATIONS, Generation
 from tpunb.runs.spec import Device
-from tpunb.utils import cpus, env_vars
+from tpunb.utils import cpus, env_vars, memory
 
 REHEARSAL_CORES = 4
 RANK_MEMORY = 250 * 2**20
-"""Bytes that a rehearsal rank needs at least, with torch_xla's runtime started (measured)."""
+"""Least bytes that a rehearsal rank needs once torch_xla's runtime has started (measured)."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What was found."""
+    """Facts about this machine, or about one host of a slice."""
 
     platform: str
     """See `platform.Platform.name`."""
     device: Device
-    """What ranks will run on."""
+    """The device of ranks."""
     chips: int
     """TPU chips of this host; 0 without a TPU."""
     generation: str
     """'v5e', …; empty without a TPU."""
     processors: int
     memory: int
-    """Bytes that are free for new processes."""
+    """Free bytes for new processes."""
     kind: str = "this machine"
-    """The platform more exactly, for people."""
+    """See `platform.Platform.kind`."""
     signs: tuple[str, ...] = ()
-    """What says where we are."""
+    """See `platform.Platform.signs`."""
     accelerator_type: str = ""
-    """'v5litepod-16': the whole slice that this host is a part of; empty if nobody says it."""
+    """'v5litepod-16': that of the whole slice to which this host belongs; empty if unknown."""
     workers: int = 1
     """Hosts of the slice."""
     worker: int = 0
     """This host's number among them."""
     spot: bool | None = None
-    """Whether the machine may be taken away at any time; None: nobody says."""
+    """Whether the machine can be preempted at any time; None if unknown."""
     metadata: Metadata = field(default_factory=Metadata)
-    """What the metadata server has said."""
+    """The metadata server's answers."""
 
     @property
     def made(self) -> Generation | None:
-        """What is known of this generation; None without a TPU, or where two are possible."""
+        """The properties of this generation; None without a TPU, or if it may be v2 or v3."""
         return GENERATIONS.get(self.generation)
 
     @property
@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def default_cores(self) -> int:
-        """Ranks of a run that does not say how many."""
+        """Ranks of a run without `--cores`."""
         if self.device == "CPU":
             return REHEARSAL_CORES
         return max(1, self.chips) if self.devices_per_chip == 1 else 1
@@ -73,7 +73,7 @@ class Machine:
         return max(REHEARSAL_CORES, min(256, self.memory // RANK_MEMORY))
 
     def check_cores(self, cores: int) -> str | None:
-        """Why this many ranks cannot run here and what can; None if they can."""
+        """Explain why this many ranks cannot run, and how many can; None if they can."""
         if cores < 1:
             return f"{cores} cores: at least 1 is needed"
         if self.device == "TPU" and cores > 1 and self.devices_per_chip > 1:
@@ -89,55 +89,55 @@ class Machine:
             free = self.memory / 2**30
             return (
                 f"{cores} cores: at most {self.most_rehearsal_cores} rehearsal ranks fit into "
-                f"the {free:.0f} GiB that are free here (each needs at least "
+                f"the {free:.0f} GiB of free memory (each needs at least "
                 f"{RANK_MEMORY / 2**30:.2f} GiB). A TPU host has 1, 4 or 8 cores."
             )
         return None
 
     def why_one_rank(self) -> str:
-        """Why a run on this generation of TPU has one rank only."""
+        """Explain why a run on this generation of TPU can have one rank only."""
         return (
             f"a TPU {self.generation} gives each process {self.devices_per_chip} devices, which "
             "torch_xla drives from threads of one process. A rank of tpunb is a process with one "
-            "device, as under torchrun, which torch_xla does not support here either. Use "
+            "device, as under torchrun, which torch_xla does not support on this TPU either. Use "
             "--cores 1 (one core of the TPU), a rehearsal on CPU (PJRT_DEVICE=CPU), or a TPU v4, "
             "v5e, v5p or v6e"
         )
 
     def why_this_host_alone(self) -> str:
-        """Why ranks on all chips of a host of several would never meet."""
+        """Explain why ranks on all chips of one host of a larger slice cannot start."""
         return (
             f"this is host {self.worker} of the {self.workers} of a {self.accelerator_type}. Its "
-            "chips start together with those of the other hosts only, and tpunb starts ranks on "
-            "this one. Use --cores 1 (one chip), or a slice of one host"
+            "chips start only together with those of the other hosts, and tpunb starts ranks on "
+            "this host only. Use --cores 1 (one chip), or a slice of one host"
         )
 
 
 def root_of(env: Mapping[str, str]) -> Path:
-    """Where this machine's files are: / unless the environment names another platform."""
+    """Root folder of this machine's files: /, or TPUNB_ROOT."""
     return Path(env.get(env_vars.ROOT, "/"))
 
 
 def detect_machine(
     env: Mapping[str, str], root: Path | None = None, patience: float = metadata.QUICK
 ) -> Machine:
-    """Look at this machine. `env` is the environment of the person's session.
+    """Detect this machine's platform, device and cores. `env`: the environment of the session.
 
-    PJRT_DEVICE, where a person has set it, decides between TPU and CPU. A metadata server, if
-    there can be one, is waited for `patience` seconds.
+    If the user has set PJRT_DEVICE, it decides between TPU and CPU. A metadata server, where one
+    is possible, is waited for `patience` seconds.
     """
     root = root_of(env) if root is None else root
     return machine_from_metadata(env, root, metadata.read_all(env, root, patience))
 
 
 def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata) -> Machine:
-    """What this machine is, with the `answers` of its metadata server."""
-    count, generation = tpu.on_the_bus(root)
+    """This machine, given the answers of its metadata server."""
+    count, generation = tpu.count_chips(root)
     wanted = env.get("PJRT_DEVICE", "")
     device: Device = "TPU" if wanted == "TPU" or (count and wanted != "CPU") else "CPU"
     named = _accelerator_type(env, answers, generation)
     if (parsed := tpu.parse_accelerator_type(named)) is not None and count:
-        generation = parsed[0].name  # of v2 and v3 the bus cannot say which
+        generation = parsed[0].name  # the bus cannot distinguish v2 from v3
     platform = find_platform(env, root, answers, count)
     hosts = [host for host in _hosts(env, answers) if host]
     number = env.get("TPU_WORKER_ID") or answers.values.get("agent-worker-number", "0")
@@ -148,7 +148,7 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
         chips=count,
         generation=generation,
         processors=len(cpus.allowed_cpus()),
-        memory=_free_memory(root),
+        memory=memory.available_memory(root) or 0,
         kind=platform.kind,
         signs=platform.signs,
         accelerator_type=named or tpu.type_of(generation, count),
@@ -160,7 +160,7 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
 
 
 def _accelerator_type(env: Mapping[str, str], answers: Metadata, generation: str) -> str:
-    """`generation`: as the PCI bus says, for a container on GKE that is told the topology only."""
+    """`generation`: from the PCI bus, for GKE containers whose variables give the topology only."""
     named = env.get("TPU_ACCELERATOR_TYPE", "")
     if tpu.parse_accelerator_type(named) is None:
         named = tpu.type_of_slice(named or generation, env.get("TPU_TOPOLOGY", "")) or named
@@ -175,17 +175,3 @@ def _hosts(env: Mapping[str, str], answers: Metadata) -> list[str]:
     if "TPU_WORKER_HOSTNAMES" in env:
         return env["TPU_WORKER_HOSTNAMES"].split(",")
     return answers.values.get("worker-network-endpoints", "").split(",")
-
-
-def _free_memory(root: Path) -> int:
-    """MemAvailable, or what a container's limit leaves of it."""
-    free = 0
-    for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    group = root / "sys/fs/cgroup"
-    try:
-        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-        return min(free, max(0, int(limit) - int(used)))
-    except (OSError, ValueError):  # no cgroup of version 2 here, or no limit ('max')
-        return free

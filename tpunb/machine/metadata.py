@@ -1,7 +1,7 @@
-"""`Metadata`: what the metadata server of Google's machines answers about this one.
+"""Client of the metadata server that describes a Google Cloud machine to itself.
 
-All questions are asked at once, and none is waited for longer than `patience`: there are
-machines on which the server's name is known and nobody answers.
+All keys are requested at once, and the answers are waited for `patience` seconds at most: on some
+machines the server's name resolves, but no server answers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tpunb.machine import tpu
 from tpunb.utils.metadata_server import NAME, metadata_host, read_metadata
 
 QUICK = 0.25
-"""Seconds. The server is on the same host, and answers in a few thousandths."""
-PATIENT = 1.0
-"""Seconds that a run waits before it is told to do without."""
+"""Default time-out in seconds. The server is on the same host, and answers in a few ms."""
+PATIENCE = 1.0
+"""Time-out in seconds for a run, which continues without the answers after it."""
 KEYS = (
     "instance/attributes/accelerator-type",
     "instance/attributes/agent-worker-number",
@@ -37,31 +37,31 @@ State = Literal["not asked", "answers", "stalls", "refuses", "unknown name", "no
 
 @dataclass(frozen=True)
 class Metadata:
-    """What was answered."""
+    """The metadata server's answers."""
 
     state: State = "not asked"
     values: Mapping[str, str] = field(default_factory=dict)
-    """By the last part of the key; what the server does not have (404) is left out."""
+    """Values, keyed by the last part of their key; without keys that the server lacks (404)."""
 
     @property
     def tpu_env(self) -> dict[str, str]:
-        """The attribute `tpu-env`: lines of KEY: 'value'. {} where there is none."""
+        """The attribute `tpu-env`, parsed from lines of KEY: 'value'; {} without the attribute."""
         pairs = (line.partition(":") for line in self.values.get("tpu-env", "").splitlines())
         return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs if value.strip()}
 
 
 def read_all(env: Mapping[str, str], root: Path, patience: float = QUICK) -> Metadata:
-    """Ask, and wait `patience` seconds for the answers."""
-    return MetadataRequest(env, root, tpu.on_the_bus(root)[0]).answers(patience)
+    """Query the server, and wait up to `patience` seconds for its answers."""
+    return MetadataRequest(env, root, tpu.count_chips(root)[0]).answers(patience)
 
 
 class MetadataRequest:
-    """Asked from now on, in the background."""
+    """A query of all `KEYS`, made in background threads from its construction on."""
 
     def __init__(self, env: Mapping[str, str], root: Path, count: int) -> None:
-        """`count`: TPU chips on the PCI bus.
+        """Start the query. `count`: TPU chips on the PCI bus.
 
-        Nobody is asked on a machine that has nothing of Google's: no name is looked up.
+        On a machine without any sign of Google Cloud nothing is queried, and no name looked up.
         """
         self._host = metadata_host(env, root) or (NAME if count else "")
         self._began = time.monotonic()
@@ -71,13 +71,13 @@ class MetadataRequest:
         self._done = threading.Condition()
         if self._host:
             for key in KEYS:
-                # A name that is looked up in vain can take longer than any time-out.
+                # In a thread: a failing name look-up can take longer than any time-out.
                 threading.Thread(
                     target=self._ask, args=[key], name="tpunb-metadata", daemon=True
                 ).start()
 
     def answers(self, patience: float = QUICK) -> Metadata:
-        """What has been answered `patience` seconds after the questions were asked."""
+        """Wait until `patience` seconds after the start of the query; return the answers so far."""
         if not self._host:
             return Metadata()
         with self._done:
@@ -91,7 +91,7 @@ class MetadataRequest:
     def _ask(self, key: str) -> None:
         value, failed = None, None
         try:
-            value = read_metadata(self._host, key, PATIENT)
+            value = read_metadata(self._host, key, PATIENCE)
         except (OSError, ValueError) as error:
             failed = error
         with self._done:

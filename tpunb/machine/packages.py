@@ -1,6 +1,6 @@
-"""Checks the installed packages: which versions belong together, and the command that fixes them.
+"""Checks that the installed packages fit together, and names the command that repairs them.
 
-Read from the packages' metadata. Only `import_problem` imports them, in a process of its own.
+Reads the packages' metadata. Only `import_problem` imports packages, in a separate process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpunb.utils.errors import UV_INSTALL
 
 @dataclass(frozen=True)
 class Pair:
-    """A torch_xla, and the releases that it works with."""
+    """A release of torch_xla, and the releases of other packages that work with it."""
 
     torch_xla: str
     torch: str
@@ -31,7 +31,7 @@ class Pair:
     jax: str
     """For Pallas kernels."""
     pythons: tuple[tuple[int, int], tuple[int, int]]
-    """The first and the last for which there are wheels."""
+    """First and last Python with wheels."""
 
 
 # torch_xla and libtpu, jax, Python: the metadata and the wheels of torch_xla on PyPI (extras
@@ -61,24 +61,24 @@ WATCHED = (
     "torchvision",
     "transformers",
 )
-"""What can be in each other's way."""
+"""Packages that are checked."""
 
 
 @dataclass(frozen=True)
 class InstalledPackages:
-    """The packages of an interpreter, as far as they matter here."""
+    """Versions and requirements of an interpreter's packages, of those in `WATCHED`."""
 
     python: tuple[int, ...]
     versions: dict[str, str]
     requires: dict[str, tuple[str, ...]]
-    """What those that are there say they need."""
+    """Requirements that the packages declare, keyed by package."""
 
     def release(self, name: str) -> tuple[int, ...] | None:
-        """The numbers of a version, '2.9.0+cpu' as (2, 9, 0); None if it is not there."""
+        """Release numbers of a package, (2, 9, 0) for '2.9.0+cpu'; None if not installed."""
         return release_numbers(self.versions[name]) if name in self.versions else None
 
     def main_versions(self) -> dict[str, str]:
-        """For people: what a run depends on most."""
+        """Versions of Python and of the packages in `SHOWN`, for display."""
         python = {"python": ".".join(map(str, self.python))}
         return python | {name: self.versions[name] for name in SHOWN if name in self.versions}
 
@@ -86,12 +86,12 @@ class InstalledPackages:
 def read_installed(
     path: Sequence[str] | None = None, python: tuple[int, ...] = ()
 ) -> InstalledPackages:
-    """Look at the packages of this interpreter, or at those in the folders of `path`."""
+    """Read the packages of this interpreter, or those in the folders of `path`."""
     versions: dict[str, str] = {}
     requires: dict[str, tuple[str, ...]] = {}
     folders = list(sys.path if path is None else path)
     for name in WATCHED:
-        # The first on the path is the one that is imported.
+        # Python imports the first one on the path.
         for distribution in metadata.distributions(name=name, path=folders):
             versions[name] = distribution.version
             requires[name] = tuple(distribution.requires or ())
@@ -100,7 +100,7 @@ def read_installed(
 
 
 def release_numbers(version: str) -> tuple[int, ...]:
-    """The release of a version: '2.9.0+cpu' and '2.9.0rc1' are (2, 9, 0); () for no version."""
+    """Release numbers of a version: (2, 9, 0) for '2.9.0+cpu' and '2.9.0rc1'; () if invalid."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -110,7 +110,7 @@ def release_numbers(version: str) -> tuple[int, ...]:
 
 
 def pair_of(torch_xla: tuple[int, ...] | None) -> Pair | None:
-    """The row of the table for a release of torch_xla, whatever its last number is."""
+    """The pair for a release of torch_xla, ignoring its last number; None if not known."""
     for pair in PAIRS:
         if torch_xla is not None and torch_xla[:2] == release_numbers(pair.torch_xla)[:2]:
             return pair
@@ -118,7 +118,7 @@ def pair_of(torch_xla: tuple[int, ...] | None) -> Pair | None:
 
 
 def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
-    """The pair to install: Kaggle's own there, elsewhere the newest for this Python."""
+    """The pair to install: on Kaggle the image's own, elsewhere the newest for this Python."""
     for pair in (OF_KAGGLE,) if platform == "kaggle" else PAIRS:
         if pair.pythons[0] <= python[:2] <= pair.pythons[1]:
             return pair
@@ -126,7 +126,7 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
 
 
 def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPackages) -> str:
-    """The command that installs a pair here, all of it at once, with what depends on it."""
+    """The single command that installs a pair, and the packages that depend on torch's release."""
     wanted = [f"torch=={pair.torch}"]
     for name, version in (("torchvision", pair.torchvision), ("torchaudio", pair.torchaudio)):
         if name in have.versions:
@@ -140,7 +140,7 @@ def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPack
 
 
 def restart_step(platform: str) -> str:
-    """How to restart, on this platform, the kernel that has imported the old packages."""
+    """How to restart the kernel on this platform."""
     return {
         "colab": "Runtime > Restart session",
         "kaggle": "Run > Restart & clear cell outputs",
@@ -148,14 +148,14 @@ def restart_step(platform: str) -> str:
 
 
 def restart_hint(platform: str) -> str:
-    """The same as the end of a list of steps."""
+    """`restart_step` as the last of several steps."""
     return f"then {restart_step(platform)}"
 
 
 def unmet_requirement(requirement: str, have: InstalledPackages) -> str | None:
-    """The part of a requirement that what is installed does not meet; None if all is well.
+    """The part of a requirement that the installed package does not meet; None if it is met.
 
-    Requirements of extras, of other machines, and of packages that are not watched are skipped.
+    Requirements of extras, for other machines, and of unwatched packages are skipped.
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -174,7 +174,7 @@ def unmet_requirement(requirement: str, have: InstalledPackages) -> str | None:
     return f"{parsed.name}{failed}"
 
 
-# --- What is wrong with them ---
+# --- Problems with versions ---
 
 
 def package_problems(
@@ -183,9 +183,9 @@ def package_problems(
     env: Mapping[str, str],
     imported: Mapping[str, Any] | None = None,
 ) -> Iterator[Problem]:
-    """What is wrong with the installed packages.
+    """Yield the problems of the installed packages.
 
-    `imported`: the modules of the kernel, which may be older than the files.
+    `imported`: the kernel's modules, which may be older than the installed files.
     """
     pair = best_pair(machine.platform, have.python)
     if pair is None:
@@ -203,19 +203,19 @@ def package_problems(
 
 
 def half_installed(machine: Machine, have: InstalledPackages) -> Iterator[Problem]:
-    """Packages of which pip knows and that are not there: an upgrade was cut short."""
+    """Yield packages that pip lists but that cannot be found: an installation was cut short."""
     for name in ("torch", "torch_xla"):
         if name in have.versions and importlib.util.find_spec(name) is None:
             yield Problem(
                 "half-installed",
-                f"pip lists {name} {have.versions[name]}, and there is no module {name}: an "
-                "installation was cut short, or removed by hand.",
+                f"pip lists {name} {have.versions[name]}, but there is no module {name}: its "
+                "installation was interrupted, or its files were deleted.",
                 reinstall_hint(machine, have),
             )
 
 
 def reinstall_hint(machine: Machine, have: InstalledPackages) -> str:
-    """The fix for packages whose files are broken."""
+    """The fix for packages with missing or broken files."""
     return f"`{_command(have, machine)} --force-reinstall`, {restart_hint(machine.platform)}"
 
 
@@ -224,15 +224,15 @@ def _python(have: InstalledPackages, machine: Machine) -> Problem:
     first, last = (".".join(map(str, python)) for python in pair.pythons)
     return Problem(
         "python",
-        f"this is Python {'.'.join(map(str, have.python[:2]))}; torch_xla {pair.torch_xla} has "
-        f"wheels for Python {first} to {last}.",
-        f"make an environment with one of those, e.g. `python{last} -m venv`, and in it "
-        f"`{_command(have, machine)}`",
+        f"this is Python {'.'.join(map(str, have.python[:2]))}, but torch_xla {pair.torch_xla} has "
+        f"wheels for Python {first} to {last} only.",
+        f"create an environment with such a Python, e.g. `python{last} -m venv DIR`, and run in "
+        f"it `{_command(have, machine)}`",
     )
 
 
 def _pair(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
-    """The releases of torch and torch_xla must be the same: they are compiled together."""
+    """Check that torch and torch_xla have the same release: torch_xla is compiled against it."""
     fix = f"`{_command(have, machine)}`, {restart_hint(machine.platform)}"
     torch, xla = have.release("torch"), have.release("torch_xla")
     if torch is None or xla is None:
@@ -246,41 +246,42 @@ def _pair(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
         yield Problem(
             "torch-pair",
             f"torch {have.versions['torch']} and torch_xla {have.versions['torch_xla']} do not "
-            "belong together: torch_xla is compiled against one release of torch, and importing "
-            "it fails with 'undefined symbol'.",
+            "belong together: torch_xla is compiled for one release of torch, and importing it "
+            "with another fails with 'undefined symbol'.",
             fix,
         )
     elif pair_of(xla) is None:
         yield Problem(
             "torch-xla-release",
-            f"torch_xla {have.versions['torch_xla']} is not one of those that tpunb knows "
-            f"({', '.join(pair.torch_xla for pair in PAIRS)}).",
+            f"tpunb does not support torch_xla {have.versions['torch_xla']}, only "
+            f"{', '.join(pair.torch_xla for pair in PAIRS)}.",
             fix,
             must=xla < release_numbers(PAIRS[-1].torch_xla),
         )
 
 
 def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
-    """The TPU's own library speaks one version of PJRT, torch_xla another or the same."""
+    """Check that libtpu and torch_xla use the same version of the PJRT interface."""
     pair = pair_of(have.release("torch_xla"))
     if not machine.chips or pair is None:
         return
-    path = env.get("TPU_LIBRARY_PATH") or env.get("PTXLA_TPU_LIBRARY_PATH")
+    # Not PTXLA_TPU_LIBRARY_PATH, which importing torch_xla sets to the installed libtpu.
+    path = env.get("TPU_LIBRARY_PATH")
     if path and not Path(path).is_file():
         yield Problem(
             "libtpu-path",
-            f"TPU_LIBRARY_PATH names {path}, which is not there.",
-            "unset it (`%env -u TPU_LIBRARY_PATH`, or in the shell that started this): "
-            "torch_xla finds the installed libtpu by itself",
+            f"TPU_LIBRARY_PATH names {path}, and there is no such file.",
+            "unset it (`del os.environ['TPU_LIBRARY_PATH']`, or in the shell that started "
+            "Jupyter): torch_xla finds the installed libtpu by itself",
         )
     if path:
-        return  # the person has chosen another than the installed one
+        return  # the user has chosen another libtpu than the installed one
     command = install_command(pair, machine.platform, tpu=True, have=have)
     fix = f"`{command}`, {restart_hint(machine.platform)}"
     if "libtpu-nightly" in have.versions and "libtpu" in have.versions:
         yield Problem(
             "libtpu-twice",
-            "libtpu and libtpu-nightly are installed, into the same folder.",
+            "libtpu and libtpu-nightly are both installed, and overwrite each other's files.",
             f"`pip uninstall -y libtpu libtpu-nightly`, then {fix}",
         )
     elif "libtpu" not in have.versions:
@@ -291,12 +292,12 @@ def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -
             fix,
         )
     elif (have.release("libtpu") or ())[:3] != release_numbers(pair.libtpu):
-        alone = " Never move libtpu or jax alone." if machine.platform == "kaggle" else ""
+        alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
         yield Problem(
             "libtpu-release",
-            f"libtpu {have.versions['libtpu']} is not the one that torch_xla "
-            f"{have.versions['torch_xla']} works with ({pair.libtpu}): the TPU does not start, "
-            f"with a PJRT error. jax[tpu] brings its own libtpu.{alone}",
+            f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
+            f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
+            f"jax[tpu] installs its own libtpu.{alone}",
             fix,
         )
 
@@ -304,11 +305,11 @@ def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -
 def _plugins(
     have: InstalledPackages, machine: Machine, env: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Other libraries that bring a device to torch, or drive the TPU."""
+    """Check for other libraries that add a device to torch, or drive the TPU."""
     if "torch_tpu" in have.versions and machine.chips:
         yield Problem(
             "torch-tpu",
-            f"torch_tpu {have.versions['torch_tpu']} is installed beside torch_xla: "
+            f"torch_tpu {have.versions['torch_tpu']} is installed as well as torch_xla: "
             "`import torch` loads it, and it needs another torch and another libtpu.",
             "`pip uninstall -y torch_tpu`, then "
             f"`{_command(have, machine)}`, {restart_hint(machine.platform)}",
@@ -324,34 +325,35 @@ def _plugins(
 
 
 def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
-    """TensorFlow for TPU or GPU and torch_xla register the same things twice in one process."""
+    """Check for a TensorFlow that conflicts with torch_xla in one process."""
     on_tpu = bool(machine.chips)
     for name in ("tensorflow", "tensorflow-tpu"):
         if name not in have.versions or "torch_xla" not in have.versions:
             continue
         what = (
-            "takes the TPU's library for itself, or aborts"
+            "loses the TPU to TensorFlow, or aborts"
             if on_tpu
             else "can abort: both register the same protobuf messages"
         )
         yield Problem(
             "tensorflow",
-            f"{name} {have.versions[name]} is installed: a process that imports it beside "
-            f"torch_xla (transformers and tensorboard do) {what}.",
-            f"`pip uninstall -y {name}` and, where it is needed, `pip install tensorflow-cpu`, "
+            f"{name} {have.versions[name]} is installed: a process that imports both it and "
+            f"torch_xla (transformers and tensorboard import it) {what}.",
+            f"`pip uninstall -y {name}` and, if you need TensorFlow, `pip install tensorflow-cpu`, "
             f"{restart_hint(machine.platform)}; or set USE_TF=0 for transformers",
             must=on_tpu,
         )
 
 
 def _requirements(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
-    """What one watched package says of another."""
+    """Check the requirements that watched packages declare of each other, and numpy's release."""
     torch, numpy = have.release("torch"), have.release("numpy")
     if torch is not None and numpy is not None and numpy >= (2,) and torch < (2, 3):
         yield Problem(
             "numpy",
-            f"torch {have.versions['torch']} was built for numpy 1; numpy {have.versions['numpy']}"
-            " is installed, so `tensor.numpy()` raises 'Numpy is not available'.",
+            f"torch {have.versions['torch']} was built for numpy 1, but numpy "
+            f"{have.versions['numpy']} is installed: `tensor.numpy()` raises 'Numpy is not "
+            "available'.",
             f"`pip install 'numpy<2'`, {restart_hint(machine.platform)}",
         )
     for name, needs in have.requires.items():
@@ -364,13 +366,13 @@ def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> P
     other = part.partition("=")[0].rstrip("<>!~")
     installed = have.versions.get(other) or have.versions.get(other.replace("-", "_"), "")
     if name in ("torchvision", "torchaudio") and other == "torch":
-        # Together, so that all are built alike: for the CPU, or with CUDA.
+        # Reinstall all three together, so that all are built for the CPU, or all with CUDA.
         fix = f"`pip uninstall -y torch torchvision torchaudio`, then `{_command(have, machine)}`"
     else:
         fix = f"`pip install '{part}'`, if nothing else needs {other} {installed} (`pip check`)"
     return Problem(
         f"needs-{other.lower().replace('_', '-')}",
-        f"{name} {have.versions[name]} needs {part}, and {other} {installed} is installed: "
+        f"{name} {have.versions[name]} needs {part}, but {other} {installed} is installed: "
         f"importing {name} may fail.",
         f"{fix}, {restart_hint(machine.platform)}",
         must=False,
@@ -380,7 +382,7 @@ def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> P
 def _imported(
     have: InstalledPackages, machine: Machine, imported: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Packages that were replaced after this kernel had imported them."""
+    """Check for packages that were replaced after this kernel had imported them."""
     for name in ("torch", "torch_xla", "numpy"):
         loaded = getattr(imported.get(name), "__version__", None)
         if loaded is None or name not in have.versions:
@@ -388,9 +390,9 @@ def _imported(
         if release_numbers(str(loaded)) != have.release(name):
             yield Problem(
                 "restart",
-                f"this kernel has imported {name} {loaded}, and {name} {have.versions[name]} was "
+                f"this kernel has imported {name} {loaded}, but {name} {have.versions[name]} was "
                 "installed since.",
-                f"{restart_step(machine.platform)}: what is imported stays until then",
+                f"{restart_step(machine.platform)}: the kernel uses the old version until then",
                 must=False,
             )
 
@@ -402,19 +404,19 @@ def _command(have: InstalledPackages, machine: Machine) -> str:
     return install_command(pair, machine.platform, tpu=bool(machine.chips), have=have)
 
 
-# --- Whether they can be imported ---
+# --- Importing them ---
 
 IMPORT_TIMEOUT = 120.0
-"""Seconds. It takes 7 on two idle processors, and starts no device."""
+"""Seconds. The import takes 7 s on two idle processors, and starts no device."""
 _TRY = "import torch, torch_xla"
 
 
 def import_problem(
     env: Mapping[str, str], machine: Machine, have: InstalledPackages, sys_path: Sequence[str] = ()
 ) -> Problem | None:
-    """Import the pair in a subprocess with the environment of a run; what is wrong, if it fails.
+    """Import the pair in a subprocess with a run's environment; return the problem if it fails.
 
-    `sys_path`: further folders in which it looks first.
+    `sys_path`: folders to put in front of the subprocess's `sys.path`.
     """
     code = f"import sys; sys.path[:0] = {list(sys_path)!r}; {_TRY}"
     try:
@@ -432,8 +434,8 @@ def import_problem(
     except subprocess.TimeoutExpired:
         return Problem(
             "import-hangs",
-            f"`{_TRY}` has not come back after {IMPORT_TIMEOUT:.0f} s.",
-            "see where it waits: `python -X faulthandler -X importtime -c '" + _TRY + "'`",
+            f"`{_TRY}` has not finished after {IMPORT_TIMEOUT:.0f} s.",
+            "find out where it waits: `python -X faulthandler -X importtime -c '" + _TRY + "'`",
         )
     if done.returncode == 0:
         return None

@@ -1,4 +1,4 @@
-"""The platform that this process runs on, from every sign that can be read."""
+"""Recognises the platform that this process runs on by its variables, files and metadata server."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.tpu import device_files
 
-# A variable that only this platform sets is enough by itself. Kaggle comes first: its images
-# are built on Colab's. Colab and Kaggle before Kubernetes, which they may run on.
+# A variable that only one platform sets is enough by itself. Kaggle comes first: its images
+# are built on Colab's. Colab and Kaggle come before Kubernetes, which they may run on.
 # Kaggle/docker-python 78aaa43 (patches/) and kagglesdk 0.1.38; googlecolab/colabtools 3c07d77;
 # Vertex AI's environment variables for custom training; GKE's TPU device plugin and JobSet.
 _VARIABLES: dict[str, tuple[str, ...]] = {
@@ -24,7 +24,7 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "vertex": ("CLOUD_ML_PROJECT_ID", "CLOUD_ML_JOB", "AIP_MODEL_DIR", "VERTEX_PRODUCT"),
     "gke": ("KUBERNETES_SERVICE_HOST", "JOBSET_NAME", "JOB_COMPLETION_INDEX"),
 }
-# Folders that somebody may have elsewhere too: two of them say as much as a variable.
+# Folders that may exist on other machines too: two of them count as much as a variable.
 _FOLDERS: dict[str, tuple[str, ...]] = {
     "kaggle": ("kaggle/input", "kaggle/working"),
     "colab": ("content", "opt/google/drive", "datalab"),
@@ -36,14 +36,14 @@ _ENOUGH = 2
 
 @dataclass(frozen=True)
 class Platform:
-    """Where this process runs."""
+    """The platform that this process runs on."""
 
     name: str
     """'colab', 'kaggle', 'vertex', 'gke', 'gcp-tpu-vm' or 'local' (any other machine)."""
     kind: str
-    """More exactly, for people: 'Kaggle, batch run', 'Colab Enterprise'."""
+    """More precise description for people: 'Kaggle, batch run', 'Colab Enterprise'."""
     signs: tuple[str, ...]
-    """What says so, for each platform that anything speaks for: 'colab: COLAB_GPU is set'."""
+    """All signs found, also of other platforms: 'colab: COLAB_GPU is set'."""
 
 
 def find_platform(env: Mapping[str, str], root: Path, metadata: Metadata, chips: int) -> Platform:
@@ -54,7 +54,7 @@ def find_platform(env: Mapping[str, str], root: Path, metadata: Metadata, chips:
         seen = [f"{variable} is set" for variable in variables if variable in env]
         weight = _ENOUGH * len(seen)
         folders = [folder for folder in _FOLDERS[platform] if (root / folder).is_dir()]
-        seen += [f"/{folder} is there" for folder in folders]
+        seen += [f"/{folder} exists" for folder in folders]
         weight += len(folders)
         if weight >= _ENOUGH and not name:
             name = platform
@@ -68,11 +68,11 @@ def find_platform(env: Mapping[str, str], root: Path, metadata: Metadata, chips:
 
 
 def _vm_signs(env: Mapping[str, str], root: Path, metadata: Metadata, chips: int) -> Iterator[str]:
-    """Signs of a virtual machine of Google's that has a TPU, or a container on one."""
+    """Yield the signs of a Google Cloud VM with a TPU, or of a container on one."""
     if chips:
         yield f"{chips} TPU chips on the PCI bus"
     if files := device_files(root):
-        yield f"/{files[0].relative_to(root)} is there"
+        yield f"/{files[0].relative_to(root)} exists"
     for key in ("accelerator-type", "tpu-env"):
         if key in metadata.values:
             yield f"the metadata server has {key}"
@@ -100,7 +100,7 @@ def _kind(platform: str, env: Mapping[str, str], root: Path, metadata: Metadata,
         return "GKE, a container" if cluster else "Kubernetes, a container"
     contained = (root / ".dockerenv").exists() or (root / "run/.containerenv").exists()
     if platform == "gcp-tpu-vm":
-        return "Google Cloud TPU VM" + (", a container on it" if contained else "")
+        return "Google Cloud TPU VM" + (", in a container" if contained else "")
     if metadata.state == "answers":
         return "Google Cloud VM without a TPU"
     return "a container" if contained else "this machine"

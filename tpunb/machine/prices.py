@@ -1,9 +1,9 @@
-"""Prices of TPU machines per hour, where they are known.
+"""Known prices of TPU machines per hour.
 
-Dollars for each chip and hour, by generation and region, on demand and spot: from the catalogue
-that SkyPilot makes of Google's price list (`SOURCE`), read on `DATE`. The price page itself was
-not read; discounts, commitments and reservations are not known here. What the catalogue marks as
-unknown (700.0) is left out. Kaggle and Colab do not bill machines by the hour.
+Dollars per chip and hour, by generation and region, on demand and spot: from the catalogue that
+SkyPilot makes of Google's price list (`SOURCE`), read on `DATE`. The price page itself was not
+read; discounts, commitments and reservations are not included. Prices that the catalogue marks as
+unknown (700.0) are left out. Kaggle and Colab do not bill machines by the hour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DATE = "2026-11-21"
 
 _Rates = dict[str, tuple[float, float | None]]
 _SINGLE: dict[str, _Rates] = {
-    # Only the machines of one host; slices of more have rates of their own.
+    # Only slices of one host; larger ones have other rates.
     "v2": {
         "asia-east1": (1.305, 0.3915),
         "europe-west4": (1.2375, 0.3155625),
@@ -74,7 +74,7 @@ _ANY: dict[str, _Rates] = {
 
 
 def price(accelerator_type: str, zone: str, spot: bool) -> Price | None:
-    """The price of a whole slice in a zone; None where it is not known."""
+    """The price of a whole slice in a zone; None if it is not known."""
     parsed = tpu.parse_accelerator_type(accelerator_type)
     if parsed is None:
         return None
@@ -90,7 +90,7 @@ def price(accelerator_type: str, zone: str, spot: bool) -> Price | None:
 
 
 def price_of(machine: Machine) -> Price | None:
-    """The price of this machine; None where nobody says what it is, or what it costs."""
+    """The price of this machine; None if its type or its price is not known."""
     if machine.platform not in ("gcp-tpu-vm", "gke"):
         return None
     metadata = machine.metadata

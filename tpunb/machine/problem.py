@@ -1,4 +1,4 @@
-"""One thing that is wrong with a set-up, and its fix."""
+"""`Problem`: something that is wrong with a set-up, and its fix."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """Something to fix, or to know."""
+    """A problem to fix, or a fact that is good to know."""
 
     id: str
-    """A name that stays, for programs: 'torch-pair'."""
+    """Stable name, for programs: 'torch-pair'."""
     message: str
     """What is wrong, in one or two sentences."""
     fix: str
-    """What to do, with the exact command where there is one."""
+    """What to do, with the exact command if there is one."""
     must: bool = True
-    """Whether runs fail, or not use the TPU, until it is fixed. False: good to know."""
+    """True if runs fail, or do not use the TPU, until it is fixed; False if good to know."""
 
     def to_json(self) -> dict[str, str]:
         return {"id": self.id, "message": self.message, "fix": self.fix}

@@ -1,4 +1,4 @@
-"""Free disk, shared memory and memory, and the time left of a session, for `tpunb doctor`."""
+"""Free disk, shared memory and memory, and the session's remaining time, for `tpunb doctor`."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from tpunb.utils.text import memory_size
 
 _GIB = 2**30
 LITTLE_DISK = 2 * _GIB
-"""Bytes below which a few checkpoints fill the disk."""
+"""Bytes. With less free, a few checkpoints fill the disk."""
 LITTLE_SHM = 256 * 2**20
-"""Bytes below which DataLoader workers die with a bus error: batches go through /dev/shm."""
+"""Bytes. With less, DataLoader workers die with a bus error: batches go through /dev/shm."""
 TPU_RANK_MEMORY = 3 * _GIB
-"""Bytes of the host's memory that a rank on a TPU is reckoned with: torch, torch_xla, libtpu's
-own buffers, a compilation. An estimate: it was not measured."""
-# The longest session: Kaggle's client 2.2.5 waits that long, "the maximum notebook runtime".
+"""Bytes of host memory assumed for each rank on a TPU: torch, torch_xla, libtpu's own buffers,
+a compilation. An estimate, not measured."""
+# Hours of the longest session: Kaggle's client 2.2.5 waits 12 h, "the maximum notebook runtime".
 _HOURS = {"kaggle": 12.0}
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a run can use up. Bytes and seconds."""
+class Resources:
+    """Resources that a run can exhaust, in bytes and seconds."""
 
     runs: str
-    """Where run folders go."""
+    """Folder of the run folders."""
     disk: int
-    """Free where run folders go."""
+    """Free bytes on the disk of the run folders."""
     shm: int | None
-    """Size of /dev/shm; None where there is none."""
+    """Size of /dev/shm; None if the machine has no /dev/shm."""
     memory: int
-    """Free for new processes."""
+    """Free memory for new processes."""
     needed: int
-    """What the ranks of a run need at least."""
+    """Least memory that the ranks of a run need."""
     cache: str = ""
-    """Where compiled programs are kept; empty where they are not."""
+    """Folder of compiled programs; empty if they are not cached."""
     cached: int = 0
-    """Bytes in it."""
+    """Bytes in `cache`."""
     left: float | None = None
-    """Until the platform ends the session, at the latest; None: no limit is known."""
+    """Seconds until the platform ends the session at the latest; None if no limit is known."""
 
 
 def measure_resources(
     machine: Machine, env: Mapping[str, str], root: Path, runs: Path, cores: int, since: float
-) -> Room:
-    """Look. `since`: when the session began, in seconds since the epoch."""
+) -> Resources:
+    """Measure the resources. `since`: the session's start, in seconds since the epoch."""
     shm = root / "dev/shm"
     cache = ""
     if machine.device == "TPU":
@@ -60,7 +60,7 @@ def measure_resources(
         cache = "" if cache == "off" else cache
     hours = _HOURS.get(machine.platform)
     rank = TPU_RANK_MEMORY if machine.device == "TPU" else RANK_MEMORY
-    return Room(
+    return Resources(
         runs=str(runs),
         disk=_free(runs),
         shm=shutil.disk_usage(shm).total if shm.is_dir() else None,
@@ -73,33 +73,34 @@ def measure_resources(
 
 
 def session_began(root: Path) -> float:
-    """When the first process of this machine or container began, in seconds since the epoch."""
+    """Start of the first process of this machine or container, in seconds since the epoch."""
     return (root / "proc/1").stat().st_mtime if (root / "proc/1").exists() else time.time()
 
 
-def resource_problems(room: Room, cores: int) -> Iterator[Problem]:
-    """What there is too little of."""
+def resource_problems(room: Resources, cores: int) -> Iterator[Problem]:
+    """Yield a problem for each resource that is running out."""
     if room.disk < LITTLE_DISK:
         yield Problem(
             "disk",
-            f"{memory_size(room.disk)} are free where runs are kept ({room.runs}).",
-            "`tpunb clean` removes old runs; `%tpu_setup --runs DIR` keeps them elsewhere",
+            f"only {memory_size(room.disk)} are free on the disk of the runs ({room.runs}).",
+            "remove old runs with `tpunb clean`, or keep runs on another disk with "
+            "`%tpu_setup --runs DIR`",
             must=room.disk < LITTLE_DISK / 20,
         )
     if room.shm is not None and room.shm < LITTLE_SHM:
         yield Problem(
             "shm",
-            f"/dev/shm has {memory_size(room.shm)}: DataLoader workers send their batches "
+            f"/dev/shm has only {memory_size(room.shm)}: DataLoader workers send their batches "
             "through it, and die with a bus error when it is full.",
             "start the container with `--shm-size=8g` (Kubernetes: mount an emptyDir with medium "
-            "Memory there), or use num_workers=0",
+            "Memory at /dev/shm), or use num_workers=0",
             must=False,
         )
     if room.memory < room.needed:
         yield Problem(
             "memory",
-            f"{memory_size(room.memory)} of memory are free, and {cores} ranks need about "
-            f"{memory_size(room.needed)} before any data or model.",
+            f"only {memory_size(room.memory)} of memory are free; {cores} ranks need about "
+            f"{memory_size(room.needed)}, without data and model.",
             "end other processes, or use fewer cores (`%tpu_setup --cores N`)",
             must=False,
         )
@@ -107,13 +108,14 @@ def resource_problems(room: Room, cores: int) -> Iterator[Problem]:
         yield Problem(
             "time",
             f"this session ends in {room.left / 60:.0f} min at the latest.",
-            "save often (`tpunb.save(state, step)`); a later run continues with --resume",
+            "save often (`tpunb.save(state, step)`); a later run continues from there with "
+            "--resume",
             must=False,
         )
 
 
 def _free(folder: Path) -> int:
-    """Bytes free in the nearest folder that is there."""
+    """Bytes free on the disk of `folder`, or of its nearest parent that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -1,6 +1,6 @@
 """TPU generations: their chips and cores, and the names of accelerator types.
 
-Nothing here touches a TPU: chips are counted on the PCI bus.
+Nothing in this module opens a TPU: chips are counted on the PCI bus.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GOOGLE = "0x1ae0"
+"""Google's PCI vendor id."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation."""
+    """A TPU generation."""
 
     name: str
-    """'v5e', as people say."""
+    """Common name: 'v5e'."""
     prefix: str
-    """How names of accelerator types begin: 'v5litepod'."""
+    """Prefix of accelerator types: 'v5litepod'."""
     counts: int
-    """What the number of an accelerator type counts, for each chip: v4-8 has 4 chips."""
+    """How much each chip adds to the number of an accelerator type: v4-8 has 4 chips."""
     cores: int
-    """Cores of a chip."""
+    """Cores per chip."""
     devices: int
     """Devices that torch_xla 2.9 counts in a process that has one chip."""
     hbm: int
-    """GiB of memory of a chip."""
+    """Memory per chip in GiB."""
     teraflops: int
-    """The most of a chip, in bfloat16."""
+    """Peak TFLOP/s per chip in bfloat16."""
 
 
 # Names, counts, cores, memory and teraflops: Google's pages on each generation
@@ -49,7 +50,7 @@ GENERATIONS = {
     )
 }
 V2_OR_V3 = "v2 or v3"
-"""What the PCI bus says of both."""
+"""The generation of PCI device id 0x0027, which both share."""
 # PCI device ids: torch_xla 2.9 (_internal/tpu.py) and tpu-info. v2 and v3 share one.
 _IDS = {
     "0x0027": V2_OR_V3,
@@ -66,8 +67,8 @@ _LABEL = re.compile(r"(?:tpu-)?(v\d+(?:-lite|[a-z])?)-(?:pod)?(?:slice|device)|(
 """GKE's label cloud.google.com/gke-tpu-accelerator: 'tpu-v5-lite-podslice', 'tpu7x'."""
 
 
-def on_the_bus(root: Path) -> tuple[int, str]:
-    """TPU chips on the PCI bus and their generation. Reading these files takes no chip."""
+def count_chips(root: Path) -> tuple[int, str]:
+    """Number and generation of the TPU chips on the PCI bus. Reading its files opens no chip."""
     generations = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:
@@ -81,13 +82,13 @@ def on_the_bus(root: Path) -> tuple[int, str]:
 
 
 def device_files(root: Path) -> list[Path]:
-    """What a process opens to use a TPU: /dev/vfio/N since v5e, /dev/accelN before."""
+    """Files that a process opens to use a TPU: /dev/vfio/N since v5e, /dev/accelN before."""
     files = [*root.glob("dev/accel[0-9]*"), *root.glob("dev/vfio/[0-9]*")]
     return sorted(path for path in files if path.name.removeprefix("accel").isdecimal())
 
 
 def parse_accelerator_type(accelerator_type: str) -> tuple[Generation, int] | None:
-    """The generation and the chips of a whole slice: 'v5litepod-16' has 16, 'v4-8' has 4."""
+    """Generation and chips of a whole slice: 16 for 'v5litepod-16', 4 for 'v4-8'."""
     match = _TYPE.fullmatch(accelerator_type)
     if match is None:
         return None
@@ -99,9 +100,9 @@ def parse_accelerator_type(accelerator_type: str) -> tuple[Generation, int] | No
 
 
 def type_of_slice(label: str, topology: str) -> str:
-    """The accelerator type of GKE's name for a TPU and its chips along x, y and z.
+    """The accelerator type for GKE's name of a TPU and its topology (chips along x, y and z).
 
-    'v6e-16' for 'tpu-v6e-slice' (or the generation, 'v6e') and '4x4'; '' if that is not known.
+    'v6e-16' for 'tpu-v6e-slice' (or the generation, 'v6e') and '4x4'; '' if either is unknown.
     """
     match = _LABEL.fullmatch(label)
     short = (match[1] or match[2]).replace("-lite", "e") if match else label
@@ -115,15 +116,15 @@ def type_of_slice(label: str, topology: str) -> str:
 
 
 def type_of(generation: str, chips: int) -> str:
-    """The accelerator type of one host with so many chips; '' if that is not known."""
+    """The accelerator type of a slice of one host with that many chips; '' if not known."""
     one = GENERATIONS.get(generation)
     return f"{one.prefix}-{chips * one.counts}" if one is not None and chips in _BOUNDS else ""
 
 
 def topology_variables(accelerator_type: str, chips: int) -> dict[str, str]:
-    """The variables that torch_xla reads in the place of the metadata server's `tpu-env`.
+    """Variables that torch_xla reads instead of the metadata server's `tpu-env`.
 
-    For a slice of one host, where nobody else can say it; {} where the chips are not that.
+    Only for slices of one host whose topology no other source gives; {} for any other chips.
     """
     parsed = parse_accelerator_type(accelerator_type)
     if parsed is None or parsed[1] != chips or chips not in _BOUNDS:

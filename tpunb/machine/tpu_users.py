@@ -1,4 +1,7 @@
-"""Processes that use the TPU: they hold its device files open, or its lock. Opens none of them."""
+"""Finds processes that use the TPU: they have its device files open, or hold its lock.
+
+Opens no device file itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tpunb.runs.directory import RunDir
 
 _PROC = Path("/proc")
 LOCK = "tmp/libtpu_lockfile"
-"""The file that libtpu locks for as long as it has the chips, and leaves there (libtpu 0.0.21)."""
+"""The file that libtpu locks while it uses the chips, and does not remove (libtpu 0.0.21)."""
 _OF_A_RUN = re.compile(r"(.+)/attempts/\d+/[^/]+/[^/]+")
 _KERNELS = ("ipykernel", "colab_kernel_launcher")
 
@@ -26,20 +29,20 @@ Lock = Literal["absent", "free", "held", "forbidden"]
 
 @dataclass(frozen=True)
 class TpuUser:
-    """A process that has the TPU."""
+    """A process that uses the TPU."""
 
     pid: int
     kind: Kind
     user: str
     command: str
-    """Its command line; empty where it cannot be read."""
+    """Its command line; empty if it cannot be read."""
     name: str = ""
-    """The run's folder, or the kernel's notebook, where they are known."""
+    """The run's folder, or the kernel's notebook, if known."""
     living: bool = False
     """True for a rank of an active run: other runs wait for it."""
 
     def describe(self) -> str:
-        """'process 12 of alice (python train.py)'."""
+        """A noun phrase: 'process 12 of alice (python train.py)'."""
         who = f"process {self.pid} of {self.user}"
         if self.kind == "own_kernel":
             return f"this notebook's kernel (process {self.pid})"
@@ -51,15 +54,15 @@ class TpuUser:
         return f"{who} ({_short(self.command) or 'its command cannot be read'})"
 
     def fix(self) -> str:
-        """What ends it."""
+        """How to end the process, or to wait for it."""
         kill = f"{'' if self._ours() else 'sudo '}kill {self.pid}"
         if self.kind == "own_kernel":
             return (
-                "restart this kernel; from then on its own device is the CPU, unless "
-                "`%tpu_setup --kernel tpu` asks for the TPU"
+                "restart this kernel; its own device is then the CPU, unless "
+                "`%tpu_setup --kernel tpu` requests the TPU"
             )
         if self.kind == "kernel":
-            return f"shut that kernel down (in the list of running kernels), or `{kill}`"
+            return f"shut down that kernel (in the list of running kernels), or `{kill}`"
         if self.kind == "run" and self.living:
             run = Path(self.name)
             place = shlex.quote(str(run.parent))
@@ -72,19 +75,20 @@ class TpuUser:
 
 @dataclass(frozen=True)
 class TpuUsers:
-    """Who holds the TPU of this machine."""
+    """The processes that hold this machine's TPU, and the state of its lock."""
 
     holders: tuple[TpuUser, ...] = ()
     unreadable: int = 0
-    """Processes of other users whose open files cannot be read from here."""
+    """Number of other users' processes whose open files cannot be read."""
     lock: Lock = "absent"
-    """Of libtpu's lock file: 'free' is harmless, 'forbidden' is another user's, who has gone."""
+    """State of libtpu's lock file: 'free' is harmless; 'forbidden' belongs to another user, and no
+    process holds it."""
     lock_file: str = f"/{LOCK}"
     lock_user: str = ""
 
 
 def find_tpu_users(root: Path) -> TpuUsers:
-    """Look at all processes of the machine. Without device files of a TPU there is nothing."""
+    """Search all processes of the machine, if it has device files or the lock file of a TPU."""
     files = tpu.device_files(root)
     lock_file = root / LOCK
     if not files and not lock_file.exists():
@@ -99,7 +103,7 @@ def find_tpu_users(root: Path) -> TpuUsers:
         except PermissionError:
             unreadable += 1
             continue
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if wanted.intersection(held):
             users[pid] = _describe(pid, held, above)
@@ -128,7 +132,7 @@ def _open_files(pid: int) -> Iterator[str]:
     for number in os.listdir(folder):
         try:
             yield os.readlink(folder / number)
-        except FileNotFoundError:  # it was closed meanwhile
+        except FileNotFoundError:  # closed in the meantime
             continue
 
 
@@ -147,7 +151,7 @@ def _describe(pid: int, held: list[str], above: set[int]) -> TpuUser:
 
 
 def _notebook(pid: int) -> str:
-    """The notebook of a kernel: what Jupyter tells it in its environment."""
+    """The notebook's name in the environment that Jupyter or VS Code gave the kernel; or ''."""
     for entry in _read(pid, "environ").split("\0"):
         name, _, value = entry.partition("=")
         if name in ("JPY_SESSION_NAME", "__vsc_ipynb_file__") and value:
@@ -156,7 +160,7 @@ def _notebook(pid: int) -> str:
 
 
 def _lockers(path: Path) -> list[int]:
-    """Processes that have locked a file. The machine's list says it of all users' processes."""
+    """Processes of all users that have locked a file, from /proc/locks."""
     inode = str(path.stat().st_ino)
     pids = []
     for line in _lines(_PROC / "locks"):
@@ -167,11 +171,11 @@ def _lockers(path: Path) -> list[int]:
 
 
 def _ancestors(pid: int) -> set[int]:
-    """A process and those above it."""
+    """A process and its ancestors."""
     found = set()
     while pid > 0 and pid not in found:
         found.add(pid)
-        # The name, in brackets, may hold spaces: fields count from its end.
+        # The name, in parentheses, may contain spaces: count the fields from its end.
         fields = _read(pid, "stat").rpartition(")")[2].split()
         pid = int(fields[1]) if len(fields) > 1 else 0
     return found
@@ -180,14 +184,14 @@ def _ancestors(pid: int) -> set[int]:
 def _read(pid: int, name: str) -> str:
     try:
         return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return ""
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # some sandboxes have no such list
+    except OSError:  # some sandboxes have no /proc/locks
         return []
 
 

@@ -1,11 +1,11 @@
-"""Errors of reading and converting a notebook."""
+"""Errors raised while a notebook is read or converted."""
 
 from __future__ import annotations
 
 from tpunb.utils.errors import TpunbError
 
 COMMAND = "the command"
-"""Where a path comes from that somebody has just typed."""
+"""Origin of a path that the user typed on the command line."""
 
 
 class NotebookError(TpunbError):
@@ -13,7 +13,7 @@ class NotebookError(TpunbError):
 
 
 class NotebookNotFoundError(NotebookError):
-    """No file was found behind a name that was given."""
+    """The notebook file that was named does not exist."""
 
     def __init__(self, path: str, origin: str) -> None:
         super().__init__(path, origin)
@@ -32,7 +32,7 @@ class NotebookNotFoundError(NotebookError):
 class ConversionError(TpunbError):
     """A cell cannot become part of a Python script.
 
-    `cell` is the number a person sees beside the cell, `line` the line within it (from 1).
+    `cell` is the number shown next to the cell, `line` the line within it (from 1).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Notebook files: their cells, and a snapshot of a file alone."""
+"""Read notebook files, as cells or as a snapshot made without a kernel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KINDS = ("code", "markdown", "raw")
 
 
 def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
-    """The cells of a notebook file of any nbformat, in order.
+    """Return the cells of a notebook file of any nbformat, in order.
 
-    `number` is the execution count in the file, which may be of an earlier kernel. Outputs
-    are not looked at. Raises NotebookNotFoundError, and NotebookError for a file that cannot
+    `number` is the execution count in the file, which may be from an earlier kernel. Outputs
+    are ignored. Raises NotebookNotFoundError, and NotebookError for a file that cannot
     be read or is not a notebook.
     """
     try:
@@ -38,12 +38,12 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
 
 
 def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
-    """The cells of a notebook that was decoded from JSON, in order, as `load_cells` gives them.
+    """Return the cells of a notebook decoded from JSON, in order, as `load_cells` does.
 
-    Raises NotebookError, with `name` for the notebook, if it is none.
+    Raises NotebookError, which calls the notebook `name`, if it is not a notebook.
     """
-    # Not by nbformat, which goes through all outputs, takes a while to import, and warns about
-    # what does not matter here: missing cell ids, malformed outputs.
+    # Without nbformat, which validates all outputs, takes a while to import, and warns about
+    # problems that do not matter for this purpose: missing cell ids, malformed outputs.
     try:
         version = notebook.get("nbformat", 1)
         if version in (1, 2, 3):
@@ -60,7 +60,7 @@ def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
 
 
 def _upgraded(notebook: Any) -> Any:
-    """A notebook of nbformat 1 to 3 (before 2015) as one of nbformat 4."""
+    """Upgrade a notebook of nbformat 1 to 3 (before 2015) to nbformat 4."""
     import nbformat
     from nbformat import reader
 
@@ -84,20 +84,20 @@ def _cell(index: int, node: Any) -> Cell:
         index,
         kind,
         source,
-        # Colab saves a 0 for cells that did not run in its last session.
+        # Colab saves 0 for cells that did not run in its last session.
         number=node.get("execution_count") or None if kind == "code" else None,
-        id=node.get("id") or metadata.get("id"),  # Colab writes the second
+        id=node.get("id") or metadata.get("id"),  # Colab writes the id to the metadata
         tags=tuple(str(tag) for tag in metadata.get("tags", ())),
     )
 
 
 def cell_magics(source: str) -> list[str]:
-    """The names of the cell magics at the head of a cell, the outermost first.
+    """Names of the cell magics at the top of a cell, outermost first: ['time', 'tpu_train'].
 
-    Blank lines and comments above and between them do not count: ['time', 'tpu_train'].
+    Blank lines and comments above and between them are skipped.
     """
     names = []
-    for line in source.splitlines():
+    for line in source.split("\n"):  # only "\n" ends a line of Python, not U+2028 or a form feed
         if line.startswith("%%"):
             names.append(line[2:].split(maxsplit=1)[0] if line[2:].strip() else "")
         elif line.strip() and not line.lstrip().startswith("#"):
@@ -106,16 +106,16 @@ def cell_magics(source: str) -> list[str]:
 
 
 def code_position(cells: tuple[Cell, ...], cell: Cell) -> int:
-    """Where a code cell stands among the code cells, from 1."""
+    """Position of a code cell among the code cells, from 1."""
     return sum(other.kind == "code" for other in cells[: cell.index + 1])
 
 
 def load_snapshot(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
-    """A notebook as it is in its file, without a kernel.
+    """Return a snapshot of a notebook file, made without a kernel.
 
-    The train cell is the one that `cell` names: by its id, else by the number shown beside
-    it, else by its position among the code cells (from 1). Without `cell` it is the last
-    `%%tpu_train` cell, or none. Raises NotebookNotFoundError and NotebookError.
+    `cell` names the train cell: by its id, otherwise by the number shown next to it, otherwise
+    by its position among the code cells (from 1). Without `cell` the train cell is the last
+    `%%tpu_train` cell, if there is one. Raises NotebookNotFoundError and NotebookError.
     """
     cells = load_cells(path)
     trains = [c.index for c in cells if c.kind == "code" and "tpu_train" in cell_magics(c.source)]

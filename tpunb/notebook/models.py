@@ -1,4 +1,4 @@
-"""A captured notebook and the script made of it."""
+"""Data classes for a captured notebook and the script made from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CellKind = Literal["code", "markdown", "raw"]
 
 
 class LeftOut(str, Enum):
-    """Why a cell, or a piece of one, is not part of a run; the values are for people."""
+    """Why a cell, or a part of a cell, is not part of a run; the values are shown to users."""
 
     NEVER_RAN = "it never ran in this kernel"
     FAILED = "it failed"
@@ -54,33 +54,33 @@ class Cell:
     """One cell of a captured notebook."""
 
     index: int
-    """Position in the captured notebook, from 0, all kinds of cells counted."""
+    """Position in the captured notebook, from 0, counting cells of all kinds."""
     kind: CellKind
     source: str
-    """What was executed, where it differs from the file."""
+    """The text; if the text that was executed differs from the file, the executed text."""
     number: int | None = None
-    """What a person sees beside the cell: its execution count, or None if it never ran."""
+    """The execution count shown next to the cell; None if it never ran."""
     id: str | None = None
-    """nbformat's cell id, where there is one."""
+    """nbformat's cell id, if the cell has one."""
     tags: tuple[str, ...] = ()
     seconds: float | None = None
-    """How long its last execution took; None if that is not known."""
+    """Duration of its last execution; None if unknown."""
     executions: tuple[int, ...] = field(default=(), compare=False)
-    """The numbers of all its executions in this kernel, whatever its text was then."""
+    """Numbers of all its executions in this kernel, including those of earlier texts."""
 
 
 @dataclass(frozen=True)
 class LaunchCall:
-    """A call of `tpunb.launch` in the cell that is running, which takes the train cell's place."""
+    """A call of `tpunb.launch` in the running cell, which takes the place of a train cell."""
 
     line: int
-    """Of the cell, from 1."""
+    """Line of the call in the cell, from 1."""
     source: str
-    """What each rank runs: one line of Python."""
+    """The code that each rank runs: one line of Python."""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """What that takes from a file (`tpunb.runs.arguments`)."""
+    """Arguments that ranks read from a file (`tpunb.runs.arguments`)."""
     plain: Mapping[str, object] = field(default_factory=dict)
-    """The other arguments by their names, as JSON values."""
+    """All other arguments by name, as JSON values."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,23 +89,22 @@ class Snapshot(Printable):
 
     cells: tuple[Cell, ...]
     train: int | None
-    """Index of the train cell, or None (`tpunb convert` of a notebook without one)."""
+    """Index of the train cell; None if there is none (`tpunb convert` of such a notebook)."""
     path: str | None
     """The notebook file, if one was found."""
     origin: str
-    """Where the cells come from, in words: 'JPY_SESSION_NAME', 'executed cells', …"""
+    """Source of the cells, as shown to users: 'JPY_SESSION_NAME', 'executed cells', …"""
     notes: tuple[str, ...] = ()
-    """One line each: what a person should know about differences to the file."""
+    """Differences from the file that the user should know about, one line each."""
     left_out: tuple[tuple[Cell, LeftOut], ...] = ()
-    """Code cells that ran or stand above the train cell and are not in `cells`, in order, and
-    why (`NEVER_RAN`, `FAILED` or `DELETED`). The `index` of such a cell is that of the cell in
-    `cells` which it stood before; one that never ran has the number None.
+    """Code cells that ran or are above the train cell but are not in `cells`, in order, with the
+    reason (`NEVER_RAN`, `FAILED` or `DELETED`). The `index` of such a cell is the index of the
+    cell in `cells` that followed it; the number of a cell that never ran is None.
     """
     name: str = "notebook"
-    """What the notebook is called: as its file, without the ending, or as the front end says."""
+    """Name of the notebook: its file's name without the suffix, or the front end's name for it."""
     content: str | None = field(default=None, repr=False)
-    """The notebook as JSON text, without outputs, where a front end sent it and no file holds
-    it."""
+    """The notebook as JSON text, without outputs, if a front end sent it and it is in no file."""
 
     def __str__(self) -> str:
         code = sum(cell.kind == "code" for cell in self.cells)
@@ -118,13 +117,13 @@ class Snapshot(Printable):
         return join("\n", [*lines, *self.notes])
 
     def label(self, cell: Cell) -> str:
-        """'cell [7]', or 'code cell 3' (from 1, of all code cells) for a cell without a number.
+        """Return 'cell [7]', or, for a cell without a number, 'code cell 3' (its position, from 1).
 
-        `cell` is one of `cells` or `left_out`.
+        `cell` must be in `cells` or `left_out`.
         """
         if cell.number is not None:
             return f"cell [{cell.number}]"
-        # A left-out cell stands before the cell that has its index.
+        # A left-out cell comes before the cell that has the same index.
         code = [(other.index, 1, other) for other in self.cells if other.kind == "code"]
         code += [(other.index, 0, other) for other, _ in self.left_out]
         code.sort(key=lambda place: place[:2])
@@ -133,22 +132,22 @@ class Snapshot(Printable):
 
 
 @dataclass(frozen=True)
-class HandedRun:
-    """What the kernel has got from one run that has ended."""
+class EarlierRun:
+    """The values that the kernel has from one finished run."""
 
     folder: str
     names: tuple[str, ...] = ()
-    """Of `--returns`, that are bound in the kernel."""
+    """Names given to `--returns` that are bound in the kernel."""
     out: str | None = None
-    """What `--out` has bound: its RunResult, or with `handle` its BackgroundRun."""
+    """Name that `--out` bound to the RunResult or, with `handle`, to the BackgroundRun."""
     handle: bool = False
     raises: bool = True
-    """Whether the handle's `wait` raises the error of a run that has failed."""
+    """True if the handle's `wait` raises the error of a failed run."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """Why the kernel has not got what a train cell is to return, and what to do about it."""
+    """Why a value that a train cell should return is not in the kernel, and what to do about it."""
 
     why: str
     """'which is still running in the background'."""
@@ -157,43 +156,43 @@ class Absent:
 
 
 @dataclass(frozen=True)
-class Handed:
-    """What the kernel has got from one cell: a train cell, or one with `%tpu_attach`."""
+class EarlierValues:
+    """The values that the kernel has from one cell: a train cell, or a cell with `%tpu_attach`."""
 
-    runs: tuple[HandedRun, ...] = ()
-    """In order; what a later one has bound replaces what an earlier one has."""
+    runs: tuple[EarlierRun, ...] = ()
+    """In order; names that a later run bound replace those of an earlier run."""
     absent: Mapping[str, Absent] = field(default_factory=dict)
-    """By name: what the last execution was to bring and has not brought."""
+    """By name: values that the last execution should have returned but did not."""
 
     @property
     def names(self) -> set[str]:
-        """All that is bound."""
+        """All names that are bound."""
         out = {run.out for run in self.runs if run.out is not None}
         return out.union(*(run.names for run in self.runs))
 
 
 @dataclass(frozen=True)
 class Omission:
-    """A piece of a cell that does not run in the script, and why."""
+    """A part of a cell that does not run in the script, and why."""
 
     cell: int | None
-    """The number to show for the cell."""
+    """The cell's number as shown to users."""
     line: int
     text: str
     reason: LeftOut
 
 
 class Export(Enum):
-    """What becomes of setup lines (shell lines, %env, %%writefile, …) in an exported script."""
+    """How an exported script treats setup lines (shell lines, %env, %%writefile, …)."""
 
     WITH_SETUP = "with setup"
-    """It does them itself."""
+    """The script performs them itself."""
     WITHOUT_SETUP = "without setup"
-    """They are left out, as in a run, which the kernel starts where they were done."""
+    """They are left out, as in a run, which starts on the machine where they were performed."""
 
 
 class Need(str, Enum):
-    """What an exported script needs and does not hold; the values are for people."""
+    """Kinds of things that an exported script needs but does not contain; shown to users."""
 
     MODULE = "imports {}, a file of this machine: copy it along"
     FILE = "reads {}, a file of this machine: copy it along"
@@ -207,30 +206,30 @@ class Need(str, Enum):
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that an exported script needs and does not hold."""
+    """Something that an exported script needs but does not contain."""
 
     cell: int
-    """The number to show for the cell."""
+    """The cell's number as shown to users."""
     line: int
     need: Need
     name: str
-    """Of the module, the file, the variable, …"""
+    """Name of the module, the file, the variable, …"""
 
     def __str__(self) -> str:
         return f"cell [{self.cell}], line {self.line}: {self.need.format(self.name)}"
 
 
 @dataclass(frozen=True)
-class Lacking:
-    """A name that a run reads as it was before a cell that is left out of the run."""
+class MissingChange:
+    """A name whose change by a left-out cell is missing in the run, which reads the older value."""
 
     name: str
     cell: str
-    """'cell [4]': the one that is left out."""
+    """'cell [4]': the left-out cell."""
     reader: str
     """'the train cell', or 'cell [6]'."""
     absent: Absent | None = None
-    """Why a train cell's value is not there; None: the cell is skipped, and changes the name."""
+    """Why a train cell's value is missing; None: a skipped cell changes the name."""
 
     def __str__(self) -> str:
         if self.absent is None:
@@ -246,20 +245,20 @@ class Lacking:
 
 @dataclass(frozen=True)
 class Script:
-    """A plain `py:percent` Python file and the way back from its lines to cells."""
+    """A plain `py:percent` Python file, with a mapping from its lines back to cells."""
 
     text: str
     blocks: tuple[Block, ...]
     omissions: tuple[Omission, ...] = ()
     spmd: str | None = None
-    """What shows that it uses torch_xla's SPMD mode, where one process drives all cores."""
-    lacking: tuple[Lacking, ...] = ()
-    """What cells that are left out do to names that the script has and reads."""
+    """Why it is known to use torch_xla's SPMD mode, in which one process drives all cores."""
+    missing_changes: tuple[MissingChange, ...] = ()
+    """Changes by left-out cells to names that the script defines and reads."""
     requirements: tuple[Requirement, ...] = ()
-    """Of a script that is exported."""
+    """What an exported script needs but does not contain."""
 
     def locate(self, line: int) -> tuple[Block, int] | None:
-        """The block and the line within its cell (from 1) of a script line (from 1)."""
+        """Return the block of a script line (from 1), and the line within its cell (from 1)."""
         for block in self.blocks:
             if block.cell is not None and block.first <= line <= block.last:
                 return block, line - block.first + 1

@@ -1,4 +1,4 @@
-"""Parameters of a notebook, as papermill has them: their names, defaults and types."""
+"""Papermill parameters of a notebook: their names, defaults and types."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tpunb.utils.errors import TpunbError
 
 
 def parameter(text: str) -> Any:
-    """A parameter: a Python literal (3, 1e-3, True, [1, 2]), else the text itself."""
+    """Parse a parameter as a Python literal (3, 1e-3, True, [1, 2]), otherwise as text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -25,10 +26,10 @@ def parameter(text: str) -> Any:
 
 
 def refuse_unknown(notebook: Path, names: Iterable[str], option: str = "-p") -> None:
-    """Raise TpunbError for a parameter that changes nothing: no cell would use its value.
+    """Raise TpunbError for a parameter without effect, whose value no cell would use.
 
     papermill puts the values below the cell tagged `parameters`, or above all cells. A name that
-    another cell reads and none assigns is one, too.
+    a cell reads and no cell assigns is a parameter, too.
     """
     cells = load_cells(notebook)
     tagged = {cell.index for cell in cells if "parameters" in cell.tags}
@@ -55,18 +56,33 @@ def refuse_unknown(notebook: Path, names: Iterable[str], option: str = "-p") -> 
         raise TpunbError(f"{option} {name}: {notebook} has no such parameter{hint}")
 
 
-def defaults(cells: Iterable[Cell]) -> dict[str, Any]:
-    """Values that cells tagged `parameters` assign as literals at their top level, by name.
+def literal_values(snapshot: Snapshot) -> dict[str, Any]:
+    """Values of parameters where the train cell runs, by name: literals, maybe of papermill's cell.
 
-    Others, expressions say, are left out: of what type they are is known only when they run.
+    Parameters that other cells above assign too are left out: their value is known only in a run.
+    """
+    above = snapshot.cells[: snapshot.train]
+    tags = ("parameters", "injected-parameters")
+    known = defaults(above, tags)
+    for cell in parse_cells(replace(snapshot, cells=above, train=None)):
+        if not set(tags) & set(above[cell.index].tags):
+            for name in statements.bound_names(cell.tree):
+                known.pop(name, None)
+    return known
+
+
+def defaults(cells: Iterable[Cell], tags: Iterable[str] = ("parameters",)) -> dict[str, Any]:
+    """Literals that cells tagged `parameters` assign at their top level, by name.
+
+    Other values, such as expressions, are left out: their type is known only when they run.
     """
     found: dict[str, Any] = {}
     for cell in cells:
-        if "parameters" not in cell.tags:
+        if not set(tags) & set(cell.tags):
             continue
         try:
             body = ast.parse(cell.source).body
-        except (SyntaxError, ValueError):  # a magic of IPython's
+        except (SyntaxError, ValueError):  # an IPython magic
             continue
         for node in body:
             if isinstance(node, ast.Assign):
@@ -85,10 +101,10 @@ def defaults(cells: Iterable[Cell]) -> dict[str, Any]:
 
 
 def typed(name: str, value: Any, known: Mapping[str, Any], option: str) -> Any:
-    """The value as the notebook's parameter has it: its type is that of the default.
+    """Return the value, checked against (and converted to) the type of the notebook's default.
 
-    An int does for a float, and a list for a tuple: papermill writes a list. Raises TpunbError for
-    a value of another type. Without a default, or with None for one, every value does.
+    An int is accepted for a float, and a list for a tuple: papermill writes a list. Raises
+    TpunbError for a value of another type. Any value is accepted if the default is missing or None.
     """
     default = known.get(name)
     if default is None or value is None:
@@ -105,7 +121,7 @@ def typed(name: str, value: Any, known: Mapping[str, Any], option: str) -> Any:
 
 
 def typed_text(name: str, text: str, known: Mapping[str, Any], option: str) -> Any:
-    """The same for a value from a command line: a text needs no quotes."""
+    """Do the same for a value from a command line, where text needs no quotes."""
     if isinstance(known.get(name), str):
         value = parameter(text)
         return value if isinstance(value, str) else text

@@ -1,7 +1,7 @@
-"""Names, modules, variables and commands of older torch_xla, and what replaced them.
+"""Names, modules, variables and commands of older torch_xla releases, and their replacements.
 
-Data only: `tpunb lint` warns by it, `tpunb migrate` rewrites by it. Each row is checked
-against the installed torch_xla 2.9 by a test.
+The tables behind the warnings of `tpunb lint` and the rewrites of `tpunb migrate`. A test checks
+each row against the installed torch_xla 2.9.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ ApiState = Literal["missing", "deprecated", "refused", "ignored", "legacy"]
 
 @dataclass(frozen=True)
 class RemovedApi:
-    """One thing that notebooks of 2019 to 2024 use and torch_xla 2.9 has left behind."""
+    """An API that notebooks from 2019 to 2024 use and that torch_xla 2.9 removed or replaced."""
 
     old: str
-    """A full dotted name; of VARIABLES the variable, of COMMANDS a piece of a shell line."""
+    """A full dotted name; in VARIABLES the variable, in COMMANDS a part of a shell line."""
     new: str | None
-    """The full dotted name of what does the same now; None: there is no direct successor."""
+    """The full dotted name of the replacement; None if there is no direct successor."""
     state: ApiState
-    """In torch_xla 2.9: `missing`: gone, using it fails. `deprecated`: works and warns (of the
-    variables: still has its effect). `refused`: there, but raises for this use. `ignored`: has
+    """State in torch_xla 2.9. `missing`: removed, using it fails. `deprecated`: works and warns (a
+    variable still has its effect). `refused`: exists, but raises for this use. `ignored`: has
     no effect. `legacy`: works without a warning; there is a better way."""
     advice: str
     """What to do, in one sentence."""
     since: str = ""
-    """The release in which it came to this state, where that is known."""
+    """The release that brought it into this state, if known."""
 
 
 XM = "torch_xla.core.xla_model"
@@ -107,6 +107,7 @@ NAMES: tuple[RemovedApi, ...] = (
         None,
         "missing",
         "Leave it out: bfloat16 has the range of float32, so that losses need no scaling.",
+        since="2.9",
     ),
     RemovedApi(
         "torch_xla.experimental.compile",
@@ -139,7 +140,7 @@ NAMES: tuple[RemovedApi, ...] = (
         "Write `torch_xla.launch(fn, args=(...))`.",
     ),
 )
-"""Single names. A name that is not here may still be in a module of MODULES: see `lookup_name`."""
+"""Single names. Names in the modules of MODULES count as well: see `lookup_name`."""
 
 ARGUMENTS: tuple[RemovedApi, ...] = (
     RemovedApi(
@@ -164,7 +165,7 @@ ARGUMENTS: tuple[RemovedApi, ...] = (
         "Leave it out: the device is that of PJRT_DEVICE.",
     ),
 )
-"""Arguments of functions that are there: the function's full name, a dot, the argument."""
+"""Arguments of functions that still exist: the function's full name, a dot, the argument."""
 
 MODULES: tuple[RemovedApi, ...] = (
     *(
@@ -232,7 +233,7 @@ MODULES: tuple[RemovedApi, ...] = (
     RemovedApi("torch_xla.utils.gcsfs", None, "missing", "Use the package gcsfs."),
     RemovedApi("torch_xla.utils.cached_dataset", None, "missing", "Cache the data set yourself."),
 )
-"""Modules, and with them every name in them that NAMES does not have."""
+"""Modules; a row also stands for every name in the module that is not in NAMES."""
 
 VARIABLES: tuple[RemovedApi, ...] = (
     RemovedApi(
@@ -257,7 +258,7 @@ VARIABLES: tuple[RemovedApi, ...] = (
     ),
     RemovedApi("XLA_TENSOR_ALLOCATOR_MAXSIZE", None, "ignored", "Leave it out."),
 )
-"""Environment variables. One that ends with an underscore stands for all that begin so."""
+"""Environment variables. A name that ends with an underscore is a prefix."""
 
 INSTALL_PAIR = f"`{UV_INSTALL} torch==2.9.0 'torch_xla[tpu]==2.9.0'`"
 _PAIR = f"{INSTALL_PAIR}; Colab and Kaggle have a pair installed."
@@ -278,7 +279,7 @@ COMMANDS: tuple[RemovedApi, ...] = (
     RemovedApi("torch_xla-nightly", None, "refused", f"This wheel is too old: {_PAIR}"),
     RemovedApi("torch_xla[tpuvm]", None, "missing", f"The extra is named `tpu` now: {_PAIR}"),
 )
-"""Pieces of shell lines that tell a command of that time."""
+"""Parts of shell lines by which an outdated command is recognised."""
 
 ADDRESS_GONE = "TPU nodes are gone, and with them their addresses: the TPU is in this machine."
 _ADDRESS = re.compile(
@@ -290,17 +291,18 @@ _BY_NAME = {row.old: row for row in NAMES}
 
 
 def is_node_address(text: str, around: str) -> bool:
-    """Whether a text is an address of a TPU node: `tpu_worker;0;10.0.0.2:8470`, `grpc://$TPU_ADDR`;
-    `grpc://` alone is one if what stands around it, where the rest comes from, names a TPU.
+    """True if a text is the address of a TPU node: `tpu_worker;0;10.0.0.2:8470`, `grpc://$TPU_ADDR`.
+
+    `grpc://` alone counts if the code around it, which supplies the rest, mentions a TPU.
     """
     match = _ADDRESS.search(text)
     return match is not None and (match["open"] is None or "tpu" in around.lower())
 
 
 def lookup_name(name: str) -> RemovedApi | None:
-    """The row for a full dotted name, with `new` followed to a name that is current.
+    """Return the row for a full dotted name, with `new` followed to a current name.
 
-    A name inside a module of MODULES gets a row of its own. None: nothing is known against it.
+    A name inside a module of MODULES gets a row of its own. None if the name is current.
     """
     row = _BY_NAME.get(name) or _in_module(name)
     if row is None or row.new is None or (next_row := lookup_name(row.new)) is None:
@@ -319,7 +321,7 @@ def _in_module(name: str) -> RemovedApi | None:
 
 
 def lookup_variable(name: str) -> RemovedApi | None:
-    """The row for an environment variable; None: nothing is known against it."""
+    """Return the row for an environment variable; None if the variable is current."""
     for row in VARIABLES:
         if name == row.old or (row.old.endswith("_") and name.startswith(row.old)):
             return row

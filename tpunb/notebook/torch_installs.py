@@ -1,4 +1,4 @@
-"""Commands that install a torch or a torch_xla without the other half of the pair."""
+"""Find commands that install torch or torch_xla without a matching release of the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
 CURRENT = "2.9"
-"""The release that the rest of `tpunb.notebook` knows."""
+"""The release for which the rest of `tpunb.notebook` is written."""
 WHY = (
     "torch and torch_xla only fit each other in pairs of one release, and torch_xla 2.9 needs "
     "torch 2.9: another in its place cannot be used with a TPU"
@@ -22,7 +22,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def pinned(command: str) -> dict[str, str]:
-    """The releases of torch and torch_xla that a command asks for: `{"torch": "2.0"}`."""
+    """Releases of torch and torch_xla that an install command pins: `{"torch": "2.0"}`."""
     match = _INSTALL.search(command)
     if match is None:
         return {}
@@ -30,11 +30,17 @@ def pinned(command: str) -> dict[str, str]:
     return {name.replace("-", "_"): release for name, release in found}
 
 
-def half_pairs(commands: Iterable[tuple[_Place, str]]) -> dict[_Place, str]:
-    """Of the commands of a notebook those after which torch does not fit torch_xla.
+def is_pair(command: str) -> bool:
+    """True if a command pins torch and torch_xla of one release."""
+    pins = pinned(command)
+    return len(pins) == 2 and len(set(pins.values())) == 1
 
-    Each with the name and release that it asks for: 'torch 2.0'. What is installed in one command
-    and its other half in another is a pair.
+
+def half_pairs(commands: Iterable[tuple[_Place, str]]) -> dict[_Place, str]:
+    """Commands of a notebook after which torch and torch_xla do not match.
+
+    Each comes with the names and releases that it pins: 'torch 2.0'. Matching releases are a pair
+    even if different commands install them.
     """
     every = [(place, pins) for place, command in commands if (pins := pinned(command))]
     releases: dict[str, set[str]] = {}
@@ -52,7 +58,7 @@ def half_pairs(commands: Iterable[tuple[_Place, str]]) -> dict[_Place, str]:
 
 
 def only_the_pair(command: str) -> bool:
-    """Whether an install command installs nothing but torch, torch_xla and torchvision."""
+    """True if a command installs only torch, torch_xla, torchvision and torchaudio."""
     match = _INSTALL.search(command)
     if match is None:
         return False
@@ -60,7 +66,7 @@ def only_the_pair(command: str) -> bool:
     packages = [
         word
         for before, word in zip(["", *words], words, strict=False)
-        # The address behind an option is where to look, unless it is that of a wheel.
+        # An address that follows an option is an index, unless it is the address of a wheel.
         if not word.startswith("-")
         and not (before.startswith("-") and "://" in word and not word.endswith(".whl"))
     ]

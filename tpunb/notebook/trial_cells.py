@@ -1,9 +1,9 @@
-"""Cells of a notebook that runs once for each trial of a sweep: what need not run each time.
+"""Reduce the cells that a sweep executes for each trial of a notebook.
 
-The cells above the train cell run in the processes of the runs, where a prelude that was kept
-serves one trial after the other. In a trial's kernel only those run of which cells below use a
-name; and the parameters are set as late as they can be, so that what is above them is the same in
-all trials.
+The cells above the train cell run in the processes of the runs, where a kept prelude serves one
+trial after another. A trial's kernel runs only those of them that define names which cells below
+the train cell use. Parameters are set as late as possible, so that the cells above them are the
+same in all trials.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _SKIP = "skip-execution"
 """nbclient's tag."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _EVERYTHING = frozenset("globals locals vars eval exec dir get_ipython __main__ input".split())
-"""Who uses these may use any name."""
+"""A cell that uses one of these may use any name."""
 _PROCESS = frozenset("environ putenv chdir load_dotenv".split())
-"""Who uses these may change the kernel's process, which runs and the cells below it begin from."""
+"""A cell that uses one of these may change the kernel's process, which runs and later cells
+inherit."""
 NOTE = (
     "[tpunb] this cell ran in the processes of the run, once for all trials with the same cells "
     "above it; this kernel needs nothing of it\n"
@@ -37,9 +38,9 @@ NOTE = (
 
 
 def defer_parameters(snapshot: Snapshot) -> Snapshot:
-    """The same with the injected parameters right above the first cell that may use one of them.
+    """Move the injected parameters to right above the first cell that may use one of them.
 
-    What stands between mentions none of their names, so it does the same before them.
+    The cells in between mention none of their names, so running them earlier changes nothing.
     """
     at = next((c.index for c in snapshot.cells if INJECTED in c.tags), None)
     if at is None or snapshot.train is None or snapshot.train <= at:
@@ -54,15 +55,15 @@ def defer_parameters(snapshot: Snapshot) -> Snapshot:
         end += 1
     cells.insert(end - 1, cells.pop(at))
     moved = tuple(replace(cell, index=index) for index, cell in enumerate(cells))
-    # Cells that are left out stand where they stood: in no cell between has an index changed
-    # that matters to them.
+    # `left_out` keeps its indices: the order of the cells around left-out cells does not change
+    # in a way that matters to them.
     return replace(snapshot, cells=moved)
 
 
 def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
-    """The same with a cell that assigns parameters, as papermill would have injected it.
+    """Insert a cell that assigns parameters, as papermill would.
 
-    It stands below the last cell above the train cell that assigns one of them, or lower.
+    It is placed below the last cell above the train cell that assigns one of them, or lower.
     """
     assert snapshot.train is not None
     names = statements.bound_names(ast.parse(source))
@@ -76,8 +77,9 @@ def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
 
 
 def reached_names(snapshot: Snapshot, names: Iterable[str]) -> set[str]:
-    """These, and all that cells above the train cell may have made of them: the kernel's own
-    are of other values.
+    """Return these names and all names that cells above the train cell may derive from them.
+
+    Their values in the kernel belong to other parameters.
     """
     reached = set(names)
     for cell in parse_cells(snapshot):
@@ -98,7 +100,7 @@ def _mentions(cell: Cell, names: set[str]) -> bool:
 
 
 def for_trials(text: str, path: str) -> str:
-    """The notebook, given as JSON, with tags on the cells that kernels of trials do not run."""
+    """Tag the cells of a notebook, given as JSON text, that the kernels of trials do not run."""
     notebook = json.loads(text)
     kept = _only_for_runs(load_cells(path))
     for index in kept:
@@ -108,14 +110,14 @@ def for_trials(text: str, path: str) -> str:
 
 
 def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
-    """The cells above the first train cell of which nothing below it needs a name in the kernel."""
+    """Cells above the first train cell whose names no cell below it needs in the kernel."""
     trains = [c.index for c in cells if c.kind == "code" and "tpu_train" in cell_magics(c.source)]
     if not trains:
         return set()
     needed: set[str] = set()
     for cell in cells[trains[0] :]:
         if cell.kind == "code":
-            # Of a train cell, the option line: IPython fills names in.
+            # In a train cell only the option line counts: IPython fills in names there.
             own = cell.source.partition("\n")[0] if cell.index in trains else cell.source
             needed |= set(_WORD.findall(own))
     if needed & _EVERYTHING:
@@ -137,7 +139,7 @@ def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
 
 
 def _is_plain(parsed: ParsedCell, cell: Cell, words: set[str]) -> bool:
-    """Whether it is Python alone, and part of the run."""
+    """True if the cell is pure Python and part of the run."""
     tagged = {"parameters", INJECTED, *SKIP_TAGS} & set(cell.tags)
     whole = parsed.runs and parsed.problem is None and not parsed.left_out
     if words & (_EVERYTHING | _PROCESS) or {"sys", "path"} <= words:
@@ -146,7 +148,7 @@ def _is_plain(parsed: ParsedCell, cell: Cell, words: set[str]) -> bool:
 
 
 def _imported(cells: Iterable[ParsedCell]) -> set[str]:
-    """Names of modules: to use one is not to change it."""
+    """Names of imported modules: using a module does not change it."""
     names: set[str] = set()
     for cell in cells:
         for node in ast.walk(cell.tree):
@@ -156,7 +158,7 @@ def _imported(cells: Iterable[ParsedCell]) -> set[str]:
 
 
 def note_kept(path: Path) -> None:
-    """Say in an executed notebook why cells of it have no output."""
+    """Write into an executed notebook why some of its cells have no output."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         if KEPT in cell.get("metadata", {}).get("tags", ()):

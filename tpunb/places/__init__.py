@@ -1,7 +1,8 @@
-"""Where a run goes besides this machine: hosts reached by ssh or gcloud.
+"""Places other than this machine to which runs are sent: hosts, clusters, Colab, Kaggle.
 
-A place is five calls (`place.Place`: start, follow, state, stop, fetch), and before them a target
-(`target.Target`): what a run depends on, what it costs, what cannot be had. `kinds` finds both.
-`config` reads `places.toml`; `mirror` is the process that keeps the run's folder here as the union
-of the hosts' folders, so that everything else reads a run of a place as any other.
+A place has five calls (`place.Place`: start, follow, state, stop, fetch). Before a run starts, its
+`target.Target` gives what the run depends on, what it costs and which options it cannot honour.
+`kinds` finds both. `config` reads `places.toml`. `mirror` is the process that keeps the local run
+folder as the union of the hosts' folders, so that everything else reads a run at a place like any
+other.
 """

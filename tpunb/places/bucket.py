@@ -1,6 +1,6 @@
-"""The files of a run that a pod has copied to where it saves: they outlive it.
+"""Copies a pod's run folder to the bucket of its checkpoints, where it outlives the pod.
 
-<checkpoints>/<run id>          what tpunb.save wrote
+<checkpoints>/<run id>          checkpoints of tpunb.save
 <checkpoints>/<run id>.run/K    the run folder of host K
 """
 
@@ -18,7 +18,7 @@ _LEFT = frozenset(["variables.json", "checkpoints", "given"])
 
 
 def put_folder(run: RunDir, url: str, node_rank: int) -> None:
-    """Copy a host's run folder to where its run saves. Raises what its file system raises."""
+    """Copy a host's run folder to the bucket. Raises the file system's own exceptions."""
     from fsspec.core import url_to_fs
 
     system, root = url_to_fs(f"{url.rstrip('/')}.run/{node_rank}")
@@ -33,16 +33,16 @@ def put_folder(run: RunDir, url: str, node_rank: int) -> None:
 
 
 def get_files(url: str, node_rank: int, patterns: Sequence[str], into: Path) -> list[Path]:
-    """Copy the files of a host that match into a folder here; [] where there are none.
+    """Copy a host's matching files into a local folder; [] if there are none.
 
-    A pattern is a file's path or a folder's, with `*` for anything. Raises PlaceError where the
+    A pattern is the path of a file or a folder, with `*` for anything. Raises PlaceError if the
     URL cannot be read.
     """
     try:
         return list(_get_files(f"{url.rstrip('/')}.run/{node_rank}", patterns, into))
     except ImportError as error:
-        raise PlaceError(f"{url} cannot be read here: {error}") from None
-    except Exception as error:  # whatever a file system of fsspec's raises
+        raise PlaceError(f"{url} cannot be read on this machine: {error}") from None
+    except Exception as error:  # each file system of fsspec has its own exceptions
         raise PlaceError(f"{url} cannot be read: {type(error).__name__}: {error}") from error
 
 

@@ -1,6 +1,6 @@
-"""What the hosts of a place say of themselves, and what of it forbids a run or is to be told.
+"""Collects the facts of a place's hosts, and checks them for problems and notes.
 
-The same look before each run and in `tpunb doctor --on`.
+Used before each run, and by `tpunb doctor --on`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tpunb.utils.text import size
 from tpunb.utils.version import package_digest
 
 RANK_PORT = 8476
-"""torch_xla's ranks listen here and above, one port each."""
+"""First port of torch_xla's ranks, which listen on one port each."""
 MOST_SKEW = 5.0
-"""Seconds by which a host's clock may differ before it is worth a line."""
+"""Seconds by which a host's clock may differ before it is reported."""
 LEAST_DISK = 1_000_000_000
-"""Bytes that must be free where runs are kept."""
+"""Bytes that must be free in the folder of the runs."""
 LIBTPU_PORT = 8471
-"""libtpu listens here if one process drives all chips of a host (SPMD)."""
+"""Port of libtpu if one process drives all chips of a host (SPMD)."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
 _RENDEZVOUS = 6
-"""Ports that are tried for the rendezvous, from the place's on."""
+"""Number of ports that are tried for the rendezvous, starting with the place's."""
 
 
 @dataclass(frozen=True)
 class MachineReport:
-    """What tpunb on the host finds out about its TPU."""
+    """Facts that tpunb on the host detects."""
 
     device: Device = "CPU"
     chips: int = 0
@@ -49,77 +49,77 @@ class MachineReport:
     workers: int = 1
     memory: int = 0
     digest: str = ""
-    """Of tpunb's own files."""
+    """Digest of tpunb's own files."""
     price: Price | None = None
-    """Of the slice, or of this machine alone if it is none."""
+    """Price of the slice, or of this machine if it is not part of a slice."""
     error: str = ""
-    """Why nothing is known."""
+    """Why these facts are missing: tpunb could not be imported."""
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """One host, as `probe` describes it."""
+    """Facts of one host, as `probe` reports them."""
 
     host: str
     """Its own name."""
     address: str
-    """Its own, by which it was reached: the other hosts reach it by that as well."""
+    """The address at which it was reached; the other hosts use it as well."""
     python: str
     versions: Mapping[str, str]
     machine: MachineReport
     folder: str
-    """Where runs are kept there, as a path."""
+    """Path of the folder of runs on the host."""
     free: int
-    """Bytes on that disk."""
+    """Free bytes on that folder's disk."""
     taken: tuple[int, ...]
-    """Ports that somebody listens on."""
+    """Ports that are in use."""
     uv: str
     rsync: str
     time: float
     """Seconds since the epoch, by its clock."""
     chips_seen: bool = False
-    """Whether there is a TPU, as far as that is seen without tpunb."""
+    """Whether it has device files of a TPU, which are visible without tpunb."""
     skew: float = 0.0
-    """By how much that is ahead of ours."""
+    """Seconds by which its clock is ahead of this machine's."""
     skew_error: float = 0.0
-    """How well that is known: half of what the answer took."""
+    """Uncertainty of `skew`: half the time that the answer took."""
 
 
 @dataclass(frozen=True)
 class HostsReport:
-    """All hosts of a place, in the order in which they were asked."""
+    """Facts of all hosts of a place, in the order of its transport."""
 
     place: PlaceConfig
     names: tuple[str, ...]
-    """As the place names them."""
+    """The hosts' names in `places.toml`."""
     hosts: tuple[HostReport | None, ...]
-    """None for one that has not answered."""
+    """None for a host that has not answered."""
     silent: Mapping[str, str] = field(default_factory=dict)
-    """Why, by name."""
+    """Why hosts have not answered, keyed by name."""
 
     def problems(self) -> list[tuple[str, str]]:
-        """What forbids a run, by the host's name."""
+        """Pairs of a host's name and a problem that prevents a run."""
         return list(_problems(self))
 
     def notes(self) -> list[tuple[str, str]]:
-        """What is worth knowing, by the host's name."""
+        """Pairs of a host's name and a fact that is good to know."""
         return list(_notes(self))
 
     @property
     def answered(self) -> list[tuple[str, HostReport]]:
-        """The hosts that have answered, with their names."""
+        """Names and facts of the hosts that have answered."""
         pairs = zip(self.names, self.hosts, strict=True)
         return [(name, host) for name, host in pairs if host is not None]
 
     def order(self) -> list[int]:
-        """The hosts by node rank, which is the TPU's worker number where there is one."""
+        """The hosts' indices in order of node rank: the TPU's worker number, if there is one."""
         workers = [None if host is None else host.machine.worker for host in self.hosts]
         if sorted(worker or 0 for worker in workers) == list(range(len(workers))):
             return sorted(range(len(workers)), key=lambda index: workers[index] or 0)
         return list(range(len(workers)))
 
     def ordered(self) -> HostsReport:
-        """The same in the order of node ranks."""
+        """This report in order of node rank."""
         order = self.order()
         return replace(
             self,
@@ -129,37 +129,37 @@ class HostsReport:
 
     @property
     def device(self) -> Device:
-        """What the ranks run on."""
+        """The device of the ranks."""
         return self.answered[0][1].machine.device
 
     @property
     def local_cores(self) -> int:
-        """Ranks of each host, where nobody says how many."""
+        """Ranks of each host without `--cores`."""
         return self.place.host_settings.cores or self.answered[0][1].machine.cores
 
     @property
     def price(self) -> Price | None:
-        """Of all hosts; None if one does not know its own."""
+        """Price of all hosts together; None if a host does not know its own."""
         prices = [host.machine.price for _, host in self.answered]
         first = prices[0] if prices else None
         if first is None or any(host.machine.workers > 1 for _, host in self.answered):
-            return first  # each host knows that of the whole slice
+            return first  # each host reports the price of the whole slice
         if any(price != first for price in prices):
             return None
         several = f"{len(prices)} × {first.what}" if len(prices) > 1 else first.what
         return replace(first, per_hour=first.per_hour * len(prices), what=several)
 
     def rendezvous_port(self) -> int | None:
-        """One that is free on host 0, as the next one is, which the ranks' store will have.
+        """A port that is free on host 0, like the port after it, which the ranks' store uses.
 
-        None if none of those that are tried is.
+        None if none of the tried ports is.
         """
         taken = {*self.answered[0][1].taken, *_TPU_PORTS}
         tried = _tried_ports(self.place.host_settings)[:-1]
         return next((port for port in tried if not {port, port + 1} & taken), None)
 
     def wanted_ports(self) -> list[list[int]]:
-        """Those of each host that the others need to reach; 0: any that the system chooses."""
+        """Ports of each host that the other hosts must reach; 0: chosen by the system."""
         machines = [host.machine for _, host in self.answered]
         wanted = [
             [LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + machine.chips)]
@@ -207,7 +207,7 @@ def _host_json(host: HostReport) -> dict[str, Any]:
 def ask(
     place: PlaceConfig, transport: Transport, *, cancelled: Callable[[], bool] = lambda: False
 ) -> HostsReport:
-    """Ask every host at once. Hosts that do not answer are `silent`."""
+    """Probe all hosts at once. Hosts that do not answer are in `HostsReport.silent`."""
     settings = place.host_settings
     ports = [*_tried_ports(settings), *_TPU_PORTS]
     asked = json.dumps({"folder": settings.folder, "ports": ports}).encode()
@@ -228,12 +228,12 @@ def ask(
 
 
 def _tried_ports(settings: HostSettings) -> range:
-    """For the rendezvous, and one more for the ranks' store."""
+    """Ports to try for the rendezvous, and one more for the ranks' store."""
     return range(settings.port, min(settings.port + _RENDEZVOUS + 1, 65536))
 
 
 def probe_command(settings: HostSettings) -> str:
-    """What is run on a host: `probe`, by the interpreter that will run the ranks."""
+    """The command that runs `probe` on a host, with the interpreter of the ranks."""
     code = inspect.getsource(probe)
     return f"exec {interpreter(settings)} -c {shlex.quote(code)}"
 
@@ -248,14 +248,14 @@ def interpreter(settings: HostSettings) -> str:
 
 
 def quote(path: str) -> str:
-    """A path as a word of the host's shell; `~/` stays the home folder there."""
+    """A path as a word of the host's shell; `~/` stays the host's home folder."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{shlex.quote(path[1:])}'
     return shlex.quote(path)
 
 
 def _read(answer: Answer) -> tuple[HostReport | None, str]:
-    """What a host has said, or why it has said nothing."""
+    """The facts in a host's answer; or None, and why there are none."""
     for line in answer.output.decode("utf-8", "replace").splitlines():
         if line.startswith(probe.MARK):
             try:
@@ -269,7 +269,7 @@ def _read(answer: Answer) -> tuple[HostReport | None, str]:
 
 
 def own_versions() -> dict[str, str]:
-    """Those of this interpreter, as a host says its own."""
+    """Versions of this interpreter's packages, in the form of `probe.versions`."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in probe.PACKAGES:
         try:
@@ -280,7 +280,7 @@ def own_versions() -> dict[str, str]:
 
 
 def _public(version: str) -> str:
-    """'2.9.0' of '2.9.0+cpu': which build it is may differ."""
+    """The version without its build, which may differ: '2.9.0' for '2.9.0+cpu'."""
     return version.partition("+")[0]
 
 
@@ -290,11 +290,15 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
     for name, host in report.answered:
         yield from _package_problems(name, host, mine)
         if host.free < LEAST_DISK:
-            yield name, f"only {size(host.free)} are free in {host.folder}"
+            yield (
+                name,
+                f"only {size(host.free)} are free in {host.folder}: remove old runs there, or "
+                "name another `folder` in places.toml",
+            )
     first: dict[str, str] = {}
     for name, host in report.answered:
         if (other := first.setdefault(host.address, name)) != name:
-            yield name, f"it is reached at {host.address}, as {other} is: name each machine once"
+            yield name, f"it has the address of {other}, {host.address}: name each machine once"
     for package in ("torch", "torch_xla"):
         versions = [_public(host.versions.get(package, "")) for _, host in report.answered]
         yield from _different(
@@ -302,7 +306,7 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
         )
     machines = [host.machine for _, host in report.answered]
     if any(machine.error for machine in machines):
-        return  # said above, or the environment is still to be made
+        return  # reported above, or the environment has not been made yet
     kinds = [machine.device for machine in machines]
     yield from _different(report, kinds, lambda kind: f"it would run on {kind}")
     chips = [machine.chips for machine in machines]
@@ -317,18 +321,23 @@ def _package_problems(
     fix = 'or set environment = "make" in places.toml'
     theirs = host.versions
     if theirs["python"].split(".")[:2] != mine["python"].split(".")[:2]:
-        which = f"Python {theirs['python']}, and here {mine['python']}"
-        yield name, f"{which}: name the same as `python` in places.toml, {fix}"
+        which = f"it has Python {theirs['python']}, and this kernel {mine['python']}"
+        yield name, f"{which}: name the same version as `python` in places.toml, {fix}"
     if not theirs.get("tpunb"):
         yield name, f"tpunb is not installed for {host.python}: install {mine['tpunb']}, {fix}"
     elif theirs["tpunb"] != mine["tpunb"]:
-        yield name, f"tpunb {theirs['tpunb']}, and here {mine['tpunb']}: install the same, {fix}"
+        yield (
+            name,
+            f"it has tpunb {theirs['tpunb']}, and this kernel {mine['tpunb']}: install the same "
+            f"version, {fix}",
+        )
     elif host.machine.error:
-        yield name, f"tpunb cannot be imported there: {host.machine.error}"
+        yield name, f"tpunb cannot be imported on this host: {host.machine.error}"
     elif host.machine.digest != package_digest():
         yield (
             name,
-            f"the files of tpunb {theirs['tpunb']} differ from those here: install the same, {fix}",
+            f"the files of its tpunb {theirs['tpunb']} differ from this kernel's: install the "
+            f"same, {fix}",
         )
     for package in ("torch", "torch_xla"):
         if not theirs.get(package):
@@ -338,7 +347,7 @@ def _package_problems(
 def _different(
     report: HostsReport, values: Sequence[Any], describe: Callable[[Any], str]
 ) -> Iterator[tuple[str, str]]:
-    """The hosts that are not as most of them are."""
+    """Yield the hosts whose value differs from that of most hosts."""
     usual = Counter(values).most_common(1)[0][0] if values else None
     for (name, _), value in zip(report.answered, values, strict=True):
         if value != usual:
@@ -346,33 +355,37 @@ def _different(
 
 
 def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
-    """Of a slice, every host takes part, once: its chips start together or not at all."""
+    """Check that each host of a slice takes part once: its chips start together or not at all."""
     for name, host in report.answered:
         machine = host.machine
         if machine.devices_per_chip > 1:
             yield (
                 name,
                 f"each chip of a {machine.accelerator_type} has several devices, which torch_xla "
-                "drives from threads of one process: tpunb does not support that at a place",
+                "drives from threads of one process; tpunb does not support this at a place",
             )
         if machine.workers != len(report.names):
             yield (
                 name,
                 (
                     f"it is one of the {machine.workers} hosts of a {machine.accelerator_type}, "
-                    f"and the place names {len(report.names)}"
+                    f"but the place names {len(report.names)}: name all hosts of the slice"
                 ),
             )
     workers = Counter(host.machine.worker for _, host in report.answered)
     for name, host in report.answered:
         if workers[host.machine.worker] > 1:
-            yield name, f"it says that it is worker {host.machine.worker}, as another host does"
+            yield (
+                name,
+                f"it reports worker number {host.machine.worker}, like another host: name the "
+                "hosts of one slice only",
+            )
         if taken := [port for port in host.taken if port >= RANK_PORT]:
             yield (
                 name,
                 (
-                    f"port {', '.join(map(str, taken))} is in use, which torch_xla's ranks need: "
-                    "another program uses this TPU"
+                    f"port {', '.join(map(str, taken))}, which torch_xla's ranks need, is in use: "
+                    "another program uses this TPU. End it, or wait for it"
                 ),
             )
 
@@ -386,4 +399,4 @@ def _notes(report: HostsReport) -> Iterator[tuple[str, str]]:
         for package in ("torch", "torch_xla"):
             theirs, ours = _public(host.versions.get(package, "")), _public(mine[package])
             if theirs and ours and theirs != ours:
-                yield name, f"{package} {theirs}, and {ours} in this kernel"
+                yield name, f"it has {package} {theirs}, and this kernel {ours}"

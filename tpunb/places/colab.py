@@ -1,10 +1,10 @@
-"""A run in a session of Google Colab: allocated for it, followed, and given back at its end.
+"""Runs in Google Colab: a session is allocated for each run, followed, and released at its end.
 
     mirror ── colab new, upload, exec, download, stop ──> session: kernel ──> tpunb node --detach
 
-The run does not depend on the kernel's cell that tells of it (`colab_session.follow`), so whatever
-is cut is followed again from what is here. A session costs as long as it is allocated: every way
-out gives it back, or says that it may still be there.
+The run does not depend on the kernel's cell that sends its stream (`colab_session.follow`): after a
+lost connection it is followed again from the saved offsets. A session costs as long as it is
+allocated: every way out releases it, or warns that it may still be allocated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tpunb.places.colab_tool import (
 from tpunb.places.config import ColabSettings, PlaceConfig
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts import extract
-from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Said
 from tpunb.places.target import Estimate, Kind, Target
 from tpunb.places.transport import HostProcess
 from tpunb.runs import stream
@@ -58,61 +58,61 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineBuffer
 
 HOST = "colab"
-"""What the session is called among a run's hosts."""
+"""The session's name among a run's hosts."""
 UNITS = "compute units"
 SOURCE = "`colab usage`"
 CPU_CORES = 2
 """Ranks of a session without a TPU: such a machine has two processors."""
 ACCELERATORS = {"v5e1": "v5litepod-1", "v6e1": "v6e-1"}
-"""By Colab's names, as the runtime calls them."""
+"""Accelerator types, keyed by Colab's names."""
 TURN = 600.0
-"""Seconds of one cell that follows."""
+"""Seconds after which a cell that follows the run is replaced by another one."""
 SILENT, FIRST = 60.0, 180.0
-"""Seconds without a word of it, and until its first one, after which it is taken for cut: `colab
-exec` does not notice."""
+"""Seconds between two messages, and until the first one, after which the connection is considered
+lost: `colab exec` does not notice it."""
 AGAIN = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 120.0)
-"""Seconds until the next try to follow."""
-LOOK = 0.1
-"""Seconds that `follow` waits for a line before it says that there is none."""
+"""Seconds before each further attempt to follow."""
+POLL_INTERVAL = 0.1
+"""Seconds that `follow` waits for a line before it yields None."""
 INSTALLING, PACKING = 1800.0, 3600.0
-"""Seconds that these may take there."""
+"""Time-outs in seconds of installing packages and packing files in the session."""
 TRIES = 3
-"""How often a request to stop is uploaded."""
+"""Attempts to upload a stop request."""
 _LONGEST = 4 * colab_session.MOST
 
 
 @dataclass(frozen=True)
 class ColabRun(PlacedRun):
-    """A run in a session."""
+    """Where a run in Colab was sent."""
 
     session: str
-    """Its name. The run's folder in /content is called so as well."""
+    """Name of the session, and of the run's folder in /content."""
     root: str
-    """The folder here from which files travel."""
+    """The local folder from which files are copied."""
     endpoint: str = ""
-    """Colab's own name for the session, once there is one."""
+    """Colab's own name of the session, once it is allocated."""
 
     @property
     def leftover(self) -> str:
         return (
-            f"Session {self.session} may still be allocated, and cost: `colab stop -s "
-            f"{self.session}` gives it back"
+            f"Session {self.session} may still be allocated, and cost money: release it with "
+            f"`colab stop -s {self.session}`"
         )
-
-
-def _settings(place: PlaceConfig) -> ColabSettings:
-    assert isinstance(place.settings, ColabSettings)
-    return place.settings
 
 
 @dataclass(frozen=True)
 class ColabTarget(Target):
-    """An account that is logged in. Nothing is allocated before the run."""
+    """A Colab account that is logged in. No session is allocated before the run."""
 
     config: PlaceConfig
     root: Path
     cwd: Path
     usage: Usage | None
+
+    @property
+    def settings(self) -> ColabSettings:
+        """The settings of the place."""
+        return self.config.settings_as(ColabSettings)
 
     @property
     def place(self) -> PlaceConfig:
@@ -124,7 +124,7 @@ class ColabTarget(Target):
 
     @property
     def device(self) -> Device:
-        return "CPU" if _settings(self.config).accelerator == "cpu" else "TPU"
+        return "CPU" if self.settings.accelerator == "cpu" else "TPU"
 
     @property
     def local_cores(self) -> int:
@@ -134,7 +134,7 @@ class ColabTarget(Target):
     def estimate(self) -> Estimate:
         left = "" if self.usage is None else f"; {self.usage.balance:.2f} {UNITS} are left"
         return Estimate(
-            unknown=f"Colab says how many {UNITS} an hour a session uses once there is one{left}"
+            unknown=f"Colab reports a session's {UNITS} per hour only once it is allocated{left}"
         )
 
     def machine(self, here: Machine) -> Machine:
@@ -145,7 +145,7 @@ class ColabTarget(Target):
             device=self.device,
             chips=int(self.device == "TPU"),
             generation="",
-            accelerator_type=ACCELERATORS.get(_settings(self.config).accelerator, ""),
+            accelerator_type=ACCELERATORS.get(self.settings.accelerator, ""),
             workers=1,
         )
 
@@ -153,7 +153,7 @@ class ColabTarget(Target):
         return ColabRun(self.config, f"tpunb-{run_id}", str(self.root), detached=detached)
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """Relative to /content, which stands for `root`: files that travel are put there."""
+        """Return paths relative to /content, to which the files of `root` are copied."""
         below = [Path(entry or self.cwd).absolute() for entry in entries]
         path = dict.fromkeys(
             os.path.relpath(entry, self.cwd)
@@ -173,22 +173,22 @@ class ColabTarget(Target):
 
     def without_checkpoints(self) -> list[str]:
         return [
-            "what tpunb.save writes is fetched when the run has ended; if Colab takes the session "
-            f"back before, it is lost: name a URL (gs://…) as `checkpoints` of "
+            "checkpoints of tpunb.save are fetched after the end of the run, and lost if Colab "
+            "ends the session before. To keep them, name a URL (gs://…) as `checkpoints` of "
             f"[places.{self.place.name}]"
         ]
 
     def notes(self, script: str) -> list[str]:
-        keeps = "the session stays when the run has ended, and costs (keep)"
-        return [*super().notes(script), *([keeps] if _settings(self.config).keep else [])]
+        keeps = "the session stays allocated after the run, and costs money (`keep`)"
+        return [*super().notes(script), *([keeps] if self.settings.keep else [])]
 
 
 def find_colab(
     place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
 ) -> ColabTarget:
-    """Ask whether the account can be reached, and what it has left. Raises ColabError."""
-    tool = ColabTool(_settings(place).auth)
-    say(f"asking Colab about place {place.name}")
+    """Check the login, and query the compute units left. Raises ColabError."""
+    tool = ColabTool(place.settings_as(ColabSettings).auth)
+    say(f"querying Colab for place {place.name}")
     tool.sessions()
     usage = tool.usage()
     if cancelled():
@@ -198,25 +198,25 @@ def find_colab(
 
 
 class ColabPlace(Place):
-    """One session."""
+    """A run in a Colab session."""
 
     placed: ColabRun
 
     def __init__(self, run: RunDir, placed: ColabRun) -> None:
         super().__init__(run, placed)
-        self._tool = ColabTool(_settings(placed.place).auth)
-        self._settings = _settings(placed.place)
+        self._tool = ColabTool(placed.place.settings_as(ColabSettings).auth)
+        self._settings = placed.place.settings_as(ColabSettings)
         self._name = placed.session
         self._hello: Line | None = None
         self._cell: _Cell | None = None
-        """The one that tells of the run."""
+        """The cell that follows the run."""
         self._ended = False
-        """The run has, and this has followed it: the kernel is free."""
+        """True if the run has ended and was followed to its end: the kernel is free."""
         self._stops = 0
         self._large: list[str] = []
-        """What the run has left there that was not followed."""
+        """Folders of the run in the session that are not part of the stream."""
         self._gone = False
-        """There is no session any more."""
+        """True if the session does not exist any more."""
 
     # Starting
 
@@ -226,7 +226,7 @@ class ColabPlace(Place):
         say: Callable[[str], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        say(f"waiting for Colab to give a session with {self._settings.accelerator}")
+        say(f"waiting for Colab to allocate a session with {self._settings.accelerator}")
         try:
             self._tool.new(self._name, self._settings.accelerator)
         except ColabError as error:
@@ -246,7 +246,7 @@ class ColabPlace(Place):
             raise
 
     def _note_session(self) -> None:
-        """What Colab calls it, by which it is known if `colab` forgets its name; what it costs."""
+        """Record Colab's own name of the session, in case `colab` loses its name, and its price."""
         sessions = self._tool.sessions()
         for session in sessions:
             if session.name == self._name:
@@ -254,7 +254,7 @@ class ColabPlace(Place):
                 self.placed.write(self.run)
         usage = self._tool.usage()
         if usage is None or not usage.rate or len(sessions) > 1:
-            return  # Colab says the rate of all sessions together
+            return  # Colab reports the rate of all sessions together
         what = f"{self._settings.accelerator} of Colab"
         price = Price(usage.rate, what, date.today().isoformat(), SOURCE, UNITS)
         self.run.write_spec(replace(self.run.read_spec(), price=price))
@@ -280,7 +280,7 @@ class ColabPlace(Place):
         self._hello = stream.decode(str(begun["hello"]))
 
     def _compare(self, theirs: Mapping[str, str], begun: Mapping[str, Any]) -> None:
-        """Whether the session has what a run needs. Raises HostsError."""
+        """Compare the session's packages with the local ones. Raises HostsError."""
         mine = own_versions()
         if "missing" in begun:
             missing = " and ".join(map(str, begun["missing"]))
@@ -290,15 +290,15 @@ class ColabPlace(Place):
                 ((HOST, f"the session has no {missing}: write {wanted} in places.toml"),),
             )
         differ = [
-            f"{name} {theirs[name] or 'is missing'}, and {mine[name]} here"
+            f"{name} {theirs[name] or 'is missing'}, and {mine[name]} in this kernel"
             for name in ("python", "torch", "torch_xla")
             if theirs[name].partition("+")[0] != mine[name].partition("+")[0]
         ]
         if differ:
-            self.run.emit(Note(f"the session has other packages: {'; '.join(differ)}"))
+            self.run.emit(Note(f"the session has other versions: {'; '.join(differ)}"))
 
     def _bundle(self, variables: Mapping[str, str]) -> bytes:
-        """The run's folder and variables, tpunb, and the files that travel, as an archive."""
+        """Pack the run folder and variables, tpunb, and the files to copy into an archive."""
         data = io.BytesIO()
         root = Path(self.placed.root)
         with tarfile.open(fileobj=data, mode="w", dereference=True) as archive:
@@ -323,9 +323,9 @@ class ColabPlace(Place):
     def _answer(
         self, cell: _Cell, patience: float, cancelled: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """What a cell says first. Raises ColabError and Cancelled."""
+        """Return the first message of a cell. Raises ColabError and Cancelled."""
         deadline = time.monotonic() + patience
-        while (said := cell.next(LOOK)) is None:
+        while (said := cell.next(POLL_INTERVAL)) is None:
             if cancelled():
                 raise Cancelled
             if cell.over or time.monotonic() > deadline:
@@ -344,7 +344,7 @@ class ColabPlace(Place):
                 follower = secrets.token_hex(8)
                 try:
                     if not alone:
-                        # Who followed before may still be in the kernel's one cell.
+                        # Ends an earlier follower that may still occupy the kernel.
                         self._upload(follower.encode(), "follower.txt")
                     order = {"since": dict(since[0]), "follower": follower, "seconds": TURN}
                     self._cell = _Cell(self._tool, self._name, "follow", order)
@@ -366,32 +366,32 @@ class ColabPlace(Place):
                 problem = turn.problem
             if lost := self._why_lost():
                 self._gone = True
-                yield Said(0, HostGone(lost, final=True))
+                yield Said(0, ConnectionLost(lost, final=True))
                 return
             if tries == len(AGAIN):
                 goes_on = (
-                    f"; session {self._name} may go on, and costs: `tpunb attach {self.run.id}` "
-                    f"follows it again, `colab stop -s {self._name}` ends it"
+                    f"; session {self._name} may still be running, and cost money: `tpunb attach "
+                    f"{self.run.id}` follows it again, `colab stop -s {self._name}` ends it"
                 )
-                yield Said(0, HostGone(f"{problem}{goes_on * self.placed.detached}"))
+                yield Said(0, ConnectionLost(f"{problem}{goes_on * self.placed.detached}"))
                 return
             due = time.monotonic() + AGAIN[tries]
             tries += 1
             while time.monotonic() < due:
-                time.sleep(LOOK)
+                time.sleep(POLL_INTERVAL)
                 yield None
 
     def _why_lost(self) -> str:
-        """Why there is nothing to be followed any more; '' where that is not known."""
+        """Why the run cannot be followed any more; '' if the session exists or may exist."""
         try:
             if self._is_there():
                 return ""
         except ColabError:
             return ""
-        return f"Colab has taken the session back: {self._name} is not among `colab sessions`"
+        return f"Colab has ended the session: `colab sessions` does not list {self._name} any more"
 
     def _is_there(self) -> bool:
-        """Whether the session is allocated. Raises ColabError."""
+        """True if the session is allocated. Raises ColabError."""
         own = (self._name, self.placed.endpoint)
         return any(own[0] == each.name or own[1] == each.endpoint for each in self._tool.sessions())
 
@@ -402,7 +402,7 @@ class ColabPlace(Place):
         threading.Thread(target=self._pass_on, args=(request, self._stops)).start()
 
     def _pass_on(self, request: Stop, number: int) -> None:
-        """In a thread: an upload takes seconds."""
+        """Upload a stop request; in a thread, because an upload takes seconds."""
         for left in reversed(range(TRIES)):
             try:
                 self._upload(stream.encode(request), f"stop-{os.getpid()}-{number}.json")
@@ -410,14 +410,14 @@ class ColabPlace(Place):
             except ColabError as error:
                 if not left and not self._gone:
                     text = (
-                        f"the request to stop was not passed on: {error}. "
+                        f"the stop request did not reach the session: {error}. "
                         f"`colab stop -s {self._name}` ends the session, and the run with it"
                     )
                     self.run.emit(Note(text))
             time.sleep(1.0)
 
-    def let_go(self) -> None:
-        """A request to stop has said it: no connection keeps the run alive."""
+    def release_lifelines(self) -> None:
+        """Do nothing: a stop request was sent, and no connection keeps the run alive."""
 
     def close(self) -> None:
         cell, self._cell = self._cell, None
@@ -440,17 +440,17 @@ class ColabPlace(Place):
     def fetch(
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
-        """Raises ColabError where there is no session any more, and HostsError."""
+        """Raises ColabError if the session does not exist any more, and HostsError."""
         name = f"pack-{secrets.token_hex(4)}"
         order = {"name": name, "patterns": list(patterns)}
         if not self._ended and not self._is_there():
             raise ColabError(
-                f"session {self._name} was given back: what its run has left was fetched when it "
-                f"ended, and is in {self.run.path}"
+                f"session {self._name} was released: its run's files were fetched at the end of "
+                f"the run, and are in {self.run.path}"
             )
         with tempfile.TemporaryDirectory(dir=into) as folder:
             if self.run.is_running() and not self._ended:
-                # Somebody else follows, in the kernel's one cell.
+                # The run's mirror follows it, and occupies the kernel.
                 self._upload((json.dumps(order) + "\n").encode(), f"{name}.json")
                 made = self._wait_for_parts(name, Path(folder, "parts.json"))
             else:
@@ -460,8 +460,8 @@ class ColabPlace(Place):
                 finally:
                     cell.close()
             if made.get("error"):
-                told = (HOST, str(made["error"]))
-                raise HostsError(self.placed.place.name, (told,), "nothing was fetched")
+                problem = (HOST, str(made["error"]))
+                raise HostsError(self.placed.place.name, (problem,), "nothing was fetched")
             with tempfile.TemporaryFile(dir=into) as archive:
                 for number in range(int(made["parts"])):
                     if "data" in made:
@@ -473,13 +473,13 @@ class ColabPlace(Place):
                 try:
                     return extract(archive, into, 0, self.run.read_spec().ranks_on(0))
                 except (ValueError, tarfile.TarError) as error:
-                    told = (HOST, f"what it has sent cannot be read: {error}")
+                    problem = (HOST, f"its archive cannot be read: {error}")
                     raise HostsError(
-                        self.placed.place.name, (told,), "not all was fetched"
+                        self.placed.place.name, (problem,), "not all files were fetched"
                     ) from None
 
     def _wait_for_parts(self, name: str, file: Path) -> dict[str, Any]:
-        """What `pack` says, once it does. Raises ColabError."""
+        """Wait for `pack` in the session; return its `parts.json`. Raises ColabError."""
         deadline = time.monotonic() + PACKING
         while True:
             try:
@@ -500,49 +500,52 @@ class ColabPlace(Place):
                 wanted = " ".join(f"--files {name}" for name in self._large)
                 say(
                     f"{' and '.join(self._large)} could not be fetched ({error}), so session "
-                    f"{self._name} stays, and costs: `tpunb fetch {self.run.id} {wanted}`, then "
-                    f"`colab stop -s {self._name}`"
+                    f"{self._name} stays allocated, and costs money: run `tpunb fetch "
+                    f"{self.run.id} {wanted}`, then `colab stop -s {self._name}`"
                 )
                 return
         if self._settings.keep:
-            say(f"session {self._name} stays, and costs: `colab stop -s {self._name}` ends it")
+            say(
+                f"session {self._name} stays allocated, and costs money: `colab stop -s "
+                f"{self._name}` ends it"
+            )
             return
         if kept := self._release():
             say(kept.lstrip("; "))
 
     def _release(self) -> str:
-        """Give the session back; '' if that is certain, or what to do about it."""
+        """Release the session; return '' if that is certain, otherwise a warning for the user."""
         try:
             self._tool.stop(self._name)
             if not self._is_there():
                 self._gone = True
                 return ""
-            why = "it is still among `colab sessions`"
+            why = "`colab sessions` still lists it"
         except ColabError as error:
             why = str(error)
         return (
-            f"; session {self._name} may still be allocated, and cost, because it could not be "
-            f"given back ({why}): `colab stop -s {self._name}`, or Runtime, Manage sessions at "
-            "https://colab.research.google.com"
+            f"; session {self._name} could not be released ({why}), and may still cost money: run "
+            f"`colab stop -s {self._name}`, or end it at https://colab.research.google.com "
+            "(Runtime > Manage sessions)"
         )
 
     def _nameless(self) -> str:
-        """What to look at after an allocation that failed; '' for nothing.
+        """Warning about a session without a name after a failed allocation; '' if there is none.
 
-        Colab may have given a session whose name `colab` has not noted any more.
+        Colab may have allocated a session whose name `colab` did not record any more.
         """
         with contextlib.suppress(ColabError):
             if any(session.name == "?" for session in self._tool.sessions()):
                 return (
-                    "; your account has a session that `colab` has no name for, and if it is from "
-                    "this attempt it costs: look at Runtime, Manage sessions at "
-                    "https://colab.research.google.com"
+                    "; your account has a session for which `colab` has no name. It may be from "
+                    "this attempt, and cost money: check it at https://colab.research.google.com "
+                    "(Runtime > Manage sessions)"
                 )
         return ""
 
 
 class _Cell:
-    """A cell in the session's kernel, by `colab exec`, and what it says."""
+    """A cell in the session's kernel, run by `colab exec`, and its messages."""
 
     def __init__(self, tool: ColabTool, name: str, verb: str, order: Mapping[str, Any]) -> None:
         words = json.dumps({"folder": name, **order})
@@ -555,9 +558,9 @@ class _Cell:
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue(64)
         self._last = ""
         self.over = False
-        """It says nothing more."""
+        """True if no more messages can come."""
         self.said_last = False
-        """It ends by itself."""
+        """True if the cell has sent its last message, and ends by itself."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -566,7 +569,7 @@ class _Cell:
         while True:
             try:
                 data = os.read(self._process.output.fileno(), 1 << 18)
-            except (OSError, ValueError):  # it was closed here
+            except (OSError, ValueError):  # closed by this process
                 data = b""
             if not data:
                 break
@@ -581,7 +584,7 @@ class _Cell:
         self._said.put(None)
 
     def next(self, timeout: float) -> dict[str, Any] | None:
-        """What it says next; None if it says nothing for so many seconds, or any more (`over`)."""
+        """The next message; None if there is none within `timeout` seconds, or none any more."""
         try:
             said = None if self.over else self._said.get(timeout=timeout)
         except queue.Empty:
@@ -590,12 +593,12 @@ class _Cell:
         return said
 
     def reason(self) -> str:
-        """Why it has ended, as `colab` says it."""
+        """The last line of `colab exec`'s output, as the reason for its end."""
         told = last_words(self._process.errors()) or last_words(self._last)
-        return told or "`colab exec` has ended without a word"
+        return told or "`colab exec` has ended without a message"
 
     def close(self) -> None:
-        """End `colab exec`, whatever the cell does."""
+        """End `colab exec`, even if the cell is still running."""
         if not self.over and not self.said_last:
             end(self._process.pid, self._process.wait)
         else:
@@ -604,31 +607,31 @@ class _Cell:
 
 
 class _Turn:
-    """One cell that follows: what it says, and how it has ended."""
+    """Reads the stream from one cell that follows the run, and finds out how the cell ended."""
 
     def __init__(self, cell: _Cell) -> None:
         self.cell = cell
         self.ended = False
-        """The run has, and everything was said."""
+        """True if the run has ended, and its stream is complete."""
         self.again = False
-        """It has not; the cell was long enough."""
+        """True if the cell reached its limit while the run is still running."""
         self.problem = ""
-        """Why it has ended in another way."""
+        """Why the cell has ended in another way."""
         self.large: list[str] = []
 
     def lines(self) -> Iterator[Line | None]:
-        """Lines of the stream; None whenever nothing has come."""
+        """Yield lines of the stream; None while there is none."""
         reader = stream.StreamReader(_LONGEST)
         number, heard, last = 0, time.monotonic(), False
         while True:
-            said = self.cell.next(LOOK)
+            said = self.cell.next(POLL_INTERVAL)
             if said is None:
                 if self.cell.over:
                     self.problem = self.cell.reason()
                     return
                 patience = SILENT if number else FIRST
                 if time.monotonic() - heard > patience:
-                    self.problem = f"the session has said nothing for {patience:g} s"
+                    self.problem = f"no message from the session for {patience:g} s"
                     return
                 yield None
                 continue
@@ -641,10 +644,10 @@ class _Turn:
                     yield End(1, str(said["error"]))
                 self.ended = bool(said["over"]) and last
                 self.again = not said["over"]
-                self.problem = "" if last else "the run's folder is not told of any more"
+                self.problem = "" if last else "the run's stream has ended too early"
                 return
             if said.get("number") != number:
-                self.problem = "a part of what the session said is missing"
+                self.problem = "a message of the session is missing"
                 return
             number += 1
             for line in reader.feed(zlib.decompress(b64decode(said["data"]))):
@@ -658,16 +661,16 @@ class _Turn:
 
 @dataclass(frozen=True)
 class ColabReport:
-    """What `tpunb doctor --on` finds out."""
+    """The report of `tpunb doctor --on` about Colab."""
 
     place: PlaceConfig
     tool: str | None
-    """Where `colab` is."""
+    """The path of `colab`; None if it is not installed."""
     version: str
     sessions: Sequence[Session]
     usage: Usage | None
     problem: str
-    """Why the account is not reached; '' if it is."""
+    """Why the account cannot be used; '' if it can."""
 
     def problems(self) -> list[tuple[str, str]]:
         return [(HOST, self.problem)] if self.problem else []
@@ -688,7 +691,7 @@ class ColabReport:
         place = self.place
         lines = [f"place {place.name} ({place.kind}, {place.file})"]
         if self.tool is not None:
-            lines.append(f"{self.tool}, {self.version or 'of an unknown version'}")
+            lines.append(f"{self.tool}, {self.version or 'unknown version'}")
         if self.problem:
             return "\n".join([*lines, f"problem: {self.problem}"])
         lines += [f"session {each.name}: {each.hardware}" for each in self.sessions]
@@ -696,15 +699,15 @@ class ColabReport:
             lines.append("no session is allocated")
         if self.usage is not None:
             lines.append(
-                f"{self.usage.balance:.2f} {UNITS} left, {self.usage.rate:.2f} an hour are used now"
+                f"{self.usage.balance:.2f} {UNITS} left; current use: {self.usage.rate:.2f} an hour"
             )
-        accelerator = _settings(place).accelerator
-        return "\n".join([*lines, f"ready: %%tpu_train --on {place.name} asks for {accelerator}"])
+        accelerator = place.settings_as(ColabSettings).accelerator
+        return "\n".join([*lines, f"ready: %%tpu_train --on {place.name} requests {accelerator}"])
 
 
 def inspect_colab(place: PlaceConfig) -> ColabReport:
-    """Whether `colab` is there and logged in, and which sessions there are."""
-    tool = ColabTool(_settings(place).auth)
+    """Check the installation and login of `colab`, and list the account's sessions."""
+    tool = ColabTool(place.settings_as(ColabSettings).auth)
     version, problem, usage = "", "", None
     sessions: Sequence[Session] = ()
     try:
@@ -722,4 +725,4 @@ def _open(run: RunDir, placed: PlacedRun) -> Place:
 
 
 KIND = Kind(find_colab, ColabRun, _open, inspect_colab)
-"""Of `kind = "colab"`."""
+"""Functions of `kind = "colab"`."""

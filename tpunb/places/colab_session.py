@@ -1,13 +1,13 @@
-"""What a session of Colab is asked to do: sent as text, and run in its kernel by `colab exec`.
+"""Functions for a Colab session: sent to it as text, and run in its kernel by `colab exec`.
 
-What it says is a line each that begins with `MARK`. Paths are relative to the kernel's working
-directory, which `colab exec` has made /content; people upload and download there, and files whose
-names begin with a dot are refused. Standard library only.
+Each message is a line that begins with `MARK`. Paths are relative to the kernel's working
+directory, which `colab exec` has set to /content, the folder of uploads and downloads; files whose
+names begin with a dot are refused there. Imports the standard library only.
 
     begin    install tpunb, start `tpunb node`, which outlives the kernel's cell, and follow
-    follow   tell what the run folder says; a kernel runs one cell at a time, so what comes
-             meanwhile (stops, wishes for files, another follower) comes as files in the folder
-    packed   put files of the run folder together, in parts that `colab download` can bring
+    follow   send the run folder's stream; a kernel runs one cell at a time, so requests in the
+             meantime (stops, files to pack, another follower) arrive as files in the folder
+    packed   pack files of the run folder, in parts that `colab download` can fetch
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from typing import Any
 
 MARK = "tpunb-colab: "
 ALIVE = 10.0
-"""Seconds of silence after which it says that it is there."""
+"""Seconds of silence after which an empty message is sent."""
 RATE = 500_000
-"""Bytes a second, at most: a Jupyter server drops what prints faster than 1 MB a second."""
+"""Most bytes per second: a Jupyter server drops output faster than 1 MB per second."""
 MOST = 16_000_000
-"""Bytes that one cell says: `colab` keeps them all in memory, and in its history."""
+"""Most bytes printed by a cell: `colab` keeps all of them in memory, and in its history."""
 PART = 32_000_000
-"""Bytes of one download, which Jupyter reads into memory as a whole."""
+"""Bytes of a download, which Jupyter reads into memory as a whole."""
 SMALL = 400_000
-"""Bytes that are said instead of downloaded."""
+"""Most bytes of files that are sent in a message instead of downloaded."""
 LARGE = ("checkpoints", "profile")
-"""What a run leaves in its folder and no stream has, but for `returns`."""
+"""Folders of a run that no stream contains; `returns` is the third."""
 TAIL = 2000
-"""Bytes of what a command has printed before it failed."""
+"""Bytes shown from the end of a failed command's output."""
 
 
 def say(**values: object) -> None:
-    """A line for who asks."""
+    """Print a message for the mirror."""
     print(MARK + json.dumps(values), flush=True)
 
 
 def versions() -> dict[str, str]:
-    """Of Python, and of what a run needs besides tpunb; '' for what is not installed."""
+    """Versions of Python, torch and torch_xla; '' for a package that is not installed."""
     found = {"python": platform.python_version()}
     for package in ("torch", "torch_xla"):
         try:
@@ -62,7 +62,7 @@ def versions() -> dict[str, str]:
 
 
 def begin(folder: str, packages: list[str], wheel: str, follower: str, seconds: float) -> None:
-    """Install what was uploaded, start the run, and follow it; first says `hello` or `error`."""
+    """Install the uploaded package, start the run, and follow it; first say `hello` or `error`."""
     os.umask(0o077)
     here = versions()
     missing = [package for package, version in here.items() if not version]
@@ -81,7 +81,7 @@ def begin(folder: str, packages: list[str], wheel: str, follower: str, seconds: 
     start = os.path.join(folder, "start.json")
     with open(start, "rb") as file:
         first = file.read()
-    os.unlink(start)  # it may hold secrets, and so does what it came in
+    os.unlink(start)  # it may contain secrets, and so may its archive
     os.unlink(f"{folder}.tar")
     files = os.path.join(folder, "files")
     if os.path.isdir(files):
@@ -101,18 +101,27 @@ def begin(folder: str, packages: list[str], wheel: str, follower: str, seconds: 
         "--key-file", "-", "--stream", "--detach",
     ]  # fmt: skip
     done = subprocess.run(node, input=first, capture_output=True, cwd="/", check=False)
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    if done.returncode:
-        told = [json.loads(line).get("message", "") for line in lines[-1:]]
+    lines = node_lines(done.stdout.decode("utf-8", "replace"))
+    if done.returncode or "hello" not in lines:
+        message = str(json.loads(lines.get("end", "{}")).get("message", ""))
         errors = done.stderr.decode("utf-8", "replace").strip()[-TAIL:]
-        say(versions=here, error=told[0] if told and told[0] else errors)
+        say(versions=here, error=message or errors or f"exit code {done.returncode}")
         return
-    say(versions=versions(), hello=lines[0])
+    say(versions=versions(), hello=lines["hello"])
     follow(folder, {}, follower, seconds)
 
 
+def node_lines(output: str) -> dict[str, str]:
+    """The lines of `tpunb node`, keyed by kind, without lines printed by libraries."""
+    found = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found[str(json.loads(line)["kind"])] = line
+    return found
+
+
 def install(packages: list[str]) -> str:
-    """With uv where it is, which is quicker; what went wrong, '' if nothing has."""
+    """Install packages, with uv if available, which is faster; return the error, or ''."""
     uv = shutil.which("uv")
     command = [uv, "pip", "install", "--quiet", "--python", sys.executable]
     if uv is None:
@@ -126,19 +135,19 @@ def install(packages: list[str]) -> str:
     )
     if not done.returncode:
         return ""
-    return (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-TAIL:] or "no reason"
+    return (done.stderr or done.stdout).decode("utf-8", "replace").strip()[-TAIL:] or "no message"
 
 
 def follow(folder: str, since: dict[str, int], follower: str, seconds: float) -> None:
-    """Tell what the run folder says from offsets on, until the run has ended; then `over`.
+    """Send the run folder's stream from the offsets `since` on, until the run has ended.
 
-    Also after so many seconds, or bytes, or when another follower's name is in the folder: then
-    not `over`.
+    Ends earlier after `seconds`, after `MOST` bytes, or when another follower's name is in the
+    folder. The last message has `over`: True if the run has ended.
     """
     folder = os.path.abspath(folder)
     run = os.path.join(folder, "run")
     if not os.path.exists(os.path.join(run, "spec.json")):
-        say(over=True, error="the run was never started there")
+        say(over=True, error="the run was never started in this session")
         return
     node = [
         sys.executable, "-m", "tpunb", "node", "--run", run, "--follow", "--since", "-",
@@ -159,7 +168,7 @@ def follow(folder: str, since: dict[str, int], follower: str, seconds: float) ->
         over = pass_on(folder, process, follower, seconds)
     finally:
         process.stdin.close()
-        process.kill()  # it only looks
+        process.kill()  # it only reads
         process.wait()
         process.stdout.close()
     large = [name for name in LARGE if there(run, name)]
@@ -167,20 +176,20 @@ def follow(folder: str, since: dict[str, int], follower: str, seconds: float) ->
 
 
 def there(run: str, name: str) -> bool:
-    """Whether the run has left something of this name, which is not streamed."""
+    """True if the run folder has a file or a non-empty folder of this name."""
     path = os.path.join(run, name)
     return bool(os.listdir(path)) if os.path.isdir(path) else os.path.exists(path)
 
 
 def tell(process: Any, line: str) -> None:
-    """A line for `tpunb node`, if it still listens."""
+    """Send a line to `tpunb node`, if it is still running."""
     with contextlib.suppress(OSError):
         process.stdin.write(f"{line}\n".encode())
         process.stdin.flush()
 
 
 def pass_on(folder: str, process: Any, follower: str, seconds: float) -> bool:
-    """Between `tpunb node` and who follows; whether the run has ended."""
+    """Pass messages between `tpunb node` and the mirror; return True if the run has ended."""
     waiting = bytearray()
     said = begun = time.monotonic()
     number = total = 0
@@ -204,13 +213,13 @@ def pass_on(folder: str, process: Any, follower: str, seconds: float) -> bool:
 
 
 def is_wanted(folder: str, follower: str) -> bool:
-    """Whether nobody else follows by now."""
+    """True if no other follower has taken over."""
     with open(os.path.join(folder, "follower.txt"), encoding="utf-8") as file:
         return file.read() in (follower, "")  # '' while it is being written
 
 
 def take_requests(folder: str, process: Any) -> None:
-    """Do what was asked by files: `stop-…` has a line for the run, `pack-…` the files to pack."""
+    """Carry out requests in files: `stop-…` has a line for the run, `pack-…` the files to pack."""
     for name in sorted(os.listdir(folder)):
         if not name.startswith(("stop-", "pack-")) or not name.endswith(".json"):
             continue
@@ -218,18 +227,18 @@ def take_requests(folder: str, process: Any) -> None:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         if not text.endswith("\n"):
-            continue  # it is still arriving
+            continue  # still being uploaded
         os.unlink(path)
         if name.startswith("stop-"):
             tell(process, text.strip())
         else:
-            # Beside what is told: checkpoints take longer than who follows waits for a word.
+            # In a thread: packing checkpoints may take longer than the mirror's time-out.
             order = json.loads(text)
             threading.Thread(target=pack, args=(folder,), kwargs=order, daemon=True).start()
 
 
 def packed(folder: str, name: str, patterns: list[str]) -> None:
-    """The same for who waits for it: one small part is said at once."""
+    """Pack files like `pack` and say the result, including the data of one small part."""
     kept = pack(folder, name, patterns)
     part = os.path.join(os.path.abspath(folder), name, "part-0")
     if kept["parts"] == 1 and os.path.getsize(part) <= SMALL:
@@ -239,7 +248,7 @@ def packed(folder: str, name: str, patterns: list[str]) -> None:
 
 
 def pack(folder: str, name: str, patterns: list[str]) -> dict[str, Any]:
-    """Files of the run folder that match, in FOLDER/NAME: `part-0`, …, and last `parts.json`."""
+    """Pack matching files of the run folder into FOLDER/NAME: `part-0`, …, last `parts.json`."""
     folder = os.path.abspath(folder)
     made = os.path.join(folder, name)
     os.makedirs(made, exist_ok=True)

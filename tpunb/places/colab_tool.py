@@ -1,9 +1,10 @@
-"""Google's command line for Colab (google-colab-cli, read and tried with 0.7.5), as a subprocess.
+"""Calls Google's command line tool for Colab (google-colab-cli, checked with 0.7.5).
 
-It is never imported: it needs packages and a Python of its own. It logs in by itself and keeps its
-own credentials. What it prints may have them (the address of a request has the session's token), so
-of what it says only a line is shown, without what follows a `?`. It is interrupted, not killed: it
-writes the list of its sessions in place, and one that is cut short forgets them all.
+Runs it as a subprocess and never imports it: it needs packages and a Python of its own. It logs in
+by itself and keeps its own credentials. Its output may contain them (the URL of a request has the
+session's token), so only one line of it is shown, without the part of URLs after `?`. It is
+interrupted, not killed: it writes the list of its sessions in place, and would lose all of them if
+it was cut short.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tpunb.places.transport import HostProcess
 
 TOOL = "colab"
 QUICK, TRANSFER, ALLOCATION = 180.0, 900.0, 900.0
-"""Seconds until a call is given up. Each request of `colab` waits up to 120 s; an allocation is
-tried four times."""
+"""Time-outs of calls in seconds. Each request of `colab` waits up to 120 s; an allocation is tried
+four times."""
 LONGEST = 30 * 24 * 3600
-"""Seconds for `--timeout` of `colab exec`: after it the real one waits on in a busy loop."""
+"""Seconds for `--timeout` of `colab exec`, which continues in a busy loop after it."""
 _QUERY = re.compile(r"(https?://[^\s?#'\"]+)[?#][^\s'\"]+")
 ENDING = 15.0
-"""Seconds that it has to end by itself."""
+"""Seconds in which an interrupted call should end by itself."""
 _SESSION = re.compile(r"\[([^\]]+)\] (\S+) \| Hardware: (\S+) \| ")
 _USAGE = re.compile(
     r"^Current balance: (?P<balance>[\d.]+) compute units$\s^Usage rate: (?P<rate>[\d.]+)/hr$", re.M
@@ -40,7 +41,7 @@ _USAGE = re.compile(
 
 
 class ColabError(PlaceError):
-    """`colab` says no, or nothing. `why` is its own last line; '' without one."""
+    """A call of `colab` has failed or timed out. `why`: its last line of output, or ''."""
 
     def __init__(self, reason: str, why: str = "") -> None:
         super().__init__(reason)
@@ -49,38 +50,38 @@ class ColabError(PlaceError):
 
 @dataclass(frozen=True)
 class Session:
-    """One that the account has."""
+    """A session of the account."""
 
     name: str
-    """'?' if it was not allocated by `colab` on this machine, or `colab` has forgotten it."""
+    """'?' if `colab` on this machine did not allocate it, or has lost its name."""
     endpoint: str
-    """Colab's own name for it."""
+    """Colab's own name of the session."""
     hardware: str
     """'V5E1', 'CPU', …"""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Of the whole account, in compute units."""
+    """Compute units of the whole account."""
 
     balance: float
     rate: float
-    """An hour, of all sessions that it has now."""
+    """Compute units per hour of all present sessions."""
 
 
 def find_tool() -> str | None:
-    """Where `colab` is; None if it is not installed."""
+    """The path of `colab`; None if it is not installed."""
     return shutil.which(TOOL)
 
 
 class ColabTool:
-    """`colab`, with the account that it finds."""
+    """The calls of `colab`, with the account that it finds."""
 
     def __init__(self, auth: str = "") -> None:
         self._words = [TOOL, *(["--auth", auth] if auth else [])]
 
     def command(self, *words: str) -> list[str]:
-        """The words of a call."""
+        """The command line of a call."""
         return [*self._words, *words]
 
     def run(
@@ -90,12 +91,12 @@ class ColabTool:
         cancelled: Callable[[], bool] = lambda: False,
         pass_fds: Sequence[int] = (),
     ) -> str:
-        """What a call prints. Raises ColabError, and Cancelled once `cancelled` says so."""
+        """Return a call's output. Raises ColabError, and Cancelled if `cancelled` returns True."""
         shown = " ".join([TOOL, words[0]])
         try:
             process = subprocess.Popen(
                 self.command(*words),
-                stdin=subprocess.DEVNULL,  # it would wait for a code to log in with
+                stdin=subprocess.DEVNULL,  # otherwise it would wait for a login code
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"},
@@ -104,7 +105,7 @@ class ColabTool:
             )
         except FileNotFoundError:
             raise ColabError(
-                f"there is no `{TOOL}` here: `uv tool install google-colab-cli` installs it"
+                f"`{TOOL}` is not installed: `uv tool install google-colab-cli` installs it"
             ) from None
         deadline = time.monotonic() + timeout
         with process:
@@ -124,15 +125,16 @@ class ColabTool:
         text = output.decode("utf-8", "replace")
         if process.returncode:
             why = last_words(errors.decode("utf-8", "replace")) or last_words(text)
-            raise ColabError(f"`{shown}` failed: {why or f'exit code {process.returncode}'}", why)
+            told = why.removesuffix(".") or f"exit code {process.returncode}"
+            raise ColabError(f"`{shown}` failed: {told}", why)
         return text
 
     def version(self) -> str:
-        """'Version: 0.7.5', as `colab` says it."""
+        """The version as `colab` prints it: 'Version: 0.7.5'."""
         return last_words(self.run("version", timeout=QUICK))
 
     def sessions(self) -> list[Session]:
-        """The account's sessions. Raises ColabError, also where nobody is logged in."""
+        """The account's sessions. Raises ColabError, also without a login."""
         try:
             text = self.run("sessions", timeout=QUICK)
         except ColabError as error:
@@ -140,17 +142,19 @@ class ColabTool:
                 raise
             asked = " ".join(self.command("sessions"))
             raise ColabError(
-                f"{str(error).rstrip('.')}. `{asked}` in a terminal logs in, or says what is wrong",
+                f"{error}. Run `{asked}` in a terminal to log in, or to see the problem",
                 error.why,
             ) from None
         found = [Session(*each.groups()) for each in _SESSION.finditer(text)]
         if len(found) < sum(" | " in line for line in text.splitlines()):
-            # A session that is not seen would be taken for given back.
-            raise ColabError(f"`{TOOL} sessions` lists sessions in a form that tpunb does not know")
+            # A session that was overlooked would be considered released.
+            raise ColabError(
+                f"tpunb cannot read the output of `{TOOL} sessions`: install google-colab-cli 0.7.5"
+            )
         return found
 
     def usage(self) -> Usage | None:
-        """Compute units; None if `colab` does not say."""
+        """The account's compute units; None if `colab` does not report them."""
         try:
             found = _USAGE.search(self.run("usage", timeout=QUICK))
         except ColabError:
@@ -158,18 +162,18 @@ class ColabTool:
         return None if found is None else Usage(float(found["balance"]), float(found["rate"]))
 
     def new(self, name: str, accelerator: str) -> None:
-        """Allocate a session. Not to be broken off: Colab might have given one by then."""
+        """Allocate a session. Cannot be cancelled: Colab might have allocated it already."""
         tpu = [] if accelerator == "cpu" else ["--tpu", accelerator]
         self.run("new", "-s", name, *tpu, timeout=ALLOCATION)
 
     def stop(self, name: str) -> None:
-        """Give a session back; nothing if there is none."""
+        """Release a session; do nothing if there is none."""
         self.run("stop", "-s", name, timeout=QUICK)
 
     def upload(
         self, name: str, data: bytes, remote: str, cancelled: Callable[[], bool] = lambda: False
     ) -> None:
-        """Bytes as a file in /content. They may be secrets, so no file here holds them."""
+        """Write data to a file in /content. It may be secret, so no local file holds it."""
         with _in_memory(data) as descriptor:
             self.run(
                 *("upload", "-s", name, f"/proc/self/fd/{descriptor}", f"content/{remote}"),
@@ -179,11 +183,11 @@ class ColabTool:
             )
 
     def download(self, name: str, remote: str, local: Path) -> None:
-        """A file of /content."""
+        """Download a file of /content."""
         self.run("download", "-s", name, f"content/{remote}", str(local), timeout=TRANSFER)
 
     def execute(self, name: str, code: str) -> HostProcess:
-        """Run code in the session's kernel; its standard output is the process's."""
+        """Run code in the session's kernel; the process's standard output is the code's."""
         process = HostProcess(self.command("exec", "-s", name, "--timeout", str(LONGEST)))
         process.send(code.encode())
         process.close_input()
@@ -191,7 +195,7 @@ class ColabTool:
 
 
 def end(pid: int, wait: Callable[[float], object]) -> None:
-    """Have a call end by itself, if it does in time."""
+    """Interrupt a call, and wait for its end."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGINT)
     wait(ENDING)
@@ -203,14 +207,14 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def last_words(text: str) -> str:
-    """The last line of what `colab` said, without what may be a credential."""
+    """The last line of `colab`'s output, without parts that may be credentials."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return _QUERY.sub(r"\1", lines[-1]).removeprefix("[colab] ")[:400] if lines else ""
 
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[int]:
-    """The descriptor of a file that is in memory only."""
+    """A file in memory only; yields its descriptor."""
     descriptor = os.memfd_create("tpunb")
     try:
         with open(descriptor, "wb", closefd=False) as file:

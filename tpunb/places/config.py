@@ -1,4 +1,4 @@
-"""`places.toml`: the places that runs can be sent to, from the project and the user's own.
+"""Reads `places.toml`: the places that runs can be sent to, of the project and of the user.
 
     [places.pod]
     kind = "gcloud-tpu"
@@ -6,9 +6,9 @@
     zone = "us-west4-a"
     files = ["*.py", "data/small.csv"]
 
-The file is looked for in the working directory and above it, up to the one with `.git` or the
+The file is searched for in the working directory and its parents, up to the one with `.git` or the
 home folder, and then as `tpunb/places.toml` in the user's configuration folder ($XDG_CONFIG_HOME,
-~/.config). A place of the project hides one of the user's with the same name.
+~/.config). A place of the project hides a place of the user with the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tpunb.places.errors import PlaceError
 from tpunb.places.slices import ACCELERATORS, Slice, find_slice
@@ -31,44 +31,46 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_Settings = TypeVar("_Settings", bound="Settings")
+
 FILE = "places.toml"
 PORT = 8460
-"""Of host 0, where the others find it. What it and the ranks' store may need is below 8471, where
-libtpu listens if one process drives a host (SPMD), and the ports of torch_xla's ranks."""
+"""Default port at which host 0 listens for the others. The ports for the rendezvous and the ranks'
+store stay below 8471, where libtpu listens if one process drives a host (SPMD), and below the
+ports of torch_xla's ranks."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every place may have in `places.toml`."""
+    """Settings of every kind of place."""
 
     port: int = PORT
     checkpoints: str = ""
-    """A folder that all hosts share, or a URL: where `tpunb.save` writes and `tpunb.load` reads."""
+    """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
     ask_above: float | None = None
-    """What a run may cost without a question before it starts: dollars, or hours of a quota; None:
-    any."""
+    """Ask before a run that may cost more: dollars, or hours of a quota. None: never ask."""
 
 
 @dataclass(frozen=True)
 class HostSettings(Settings):
-    """What every place of hosts that are there already may have."""
+    """Settings of every place with existing hosts."""
 
     python: str = "python3"
-    """The interpreter on each host; with `environment = "make"` the one it is made with."""
+    """The interpreter on each host; with `environment = "make"`, that of the new environment."""
     folder: str = "~/.tpunb"
-    """On each host: where runs, files and environments are kept."""
+    """The folder on each host for runs, files and environments."""
     files: tuple[str, ...] = ()
-    """Files and folders that travel, relative to `places.toml` or the working directory: paths or
-    patterns; `- PATTERN` leaves out what matches below them, as in rsync's filters."""
+    """Files and folders to copy to the hosts, relative to `places.toml` or the working directory:
+    paths or patterns; `- PATTERN` leaves out what matches below them, as in rsync's filters."""
     environment: Literal["check", "make"] = "check"
-    """Whether the hosts' packages are only compared with these, or installed with uv."""
+    """Whether the hosts' packages are only compared with the local ones, or installed with uv."""
     cores: int | None = None
-    """Ranks of each host; None: its chips, or 4 rehearsal cores without a TPU."""
+    """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
 
 
 @dataclass(frozen=True)
 class SshSettings(HostSettings):
-    """`kind = "ssh"`: hosts as ssh knows them."""
+    """`kind = "ssh"`: hosts, named as for ssh."""
 
     hosts: tuple[str, ...] = ()
 
@@ -81,7 +83,7 @@ class GcloudTpuSettings(HostSettings):
     zone: str = ""
     project: str = ""
     internal_ip: bool = False
-    """From a machine in the same network."""
+    """Connect to the hosts' internal addresses, from a machine in the same network."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class GcloudMigSettings(GcloudTpuSettings):
     """`kind = "gcloud-mig"`: the VMs of a managed instance group."""
 
     tunnel: bool = False
-    """Through Identity-Aware Proxy, for VMs without an address outside."""
+    """Connect through Identity-Aware Proxy, for VMs without an external address."""
 
 
 @dataclass(frozen=True)
@@ -101,42 +103,42 @@ class JobSetSettings(Settings):
     topology: str = ""
     """'4x4': chips along each side."""
     image: str = ""
-    """Of the container: has tpunb, torch and torch_xla, and what the notebook imports besides."""
+    """Container image with tpunb, torch, torch_xla and the notebook's other packages."""
     chips_per_host: int | None = None
-    """Where the topology leaves a choice; None: 4, or 1 of a single chip."""
+    """Needed if the topology leaves a choice; None: 4, or 1 for a single chip."""
     namespace: str = ""
-    """None: that of kubectl's context."""
+    """'': that of kubectl's context."""
     queue: str = ""
     """Kueue's LocalQueue; without one the pods start as soon as the cluster has room."""
     service_account: str = ""
-    """Of Kubernetes, for who reads and writes a bucket."""
+    """Kubernetes service account of the pods, for access to a bucket."""
     restarts: int = 0
-    """How often JobSet starts all pods again after one has failed."""
+    """How often JobSet starts all pods again after a pod has failed."""
     context: str = ""
-    """Of kubectl; '': the one that it uses now."""
+    """kubectl's context; '': the current one."""
     wait: float = 3600.0
-    """Seconds that a run may wait for its pods to begin before it is given up."""
+    """Seconds that a run may wait for its pods to begin before it is abandoned."""
 
     @property
     def slice(self) -> Slice:
-        """Raises ValueError: see `find_slice`."""
+        """The slice of a run. Raises ValueError: see `find_slice`."""
         return find_slice(self.accelerator, self.topology, self.chips_per_host)
 
 
 @dataclass(frozen=True)
 class ColabSettings(Settings):
-    """`kind = "colab"`: a session of Google Colab, by its own command line."""
+    """`kind = "colab"`: sessions of Google Colab, through its own command line tool `colab`."""
 
     accelerator: Literal["", "v5e1", "v6e1", "cpu"] = ""
-    """One chip, or "cpu" for a rehearsal there."""
+    """A TPU of one chip, or "cpu" for a rehearsal in the session."""
     auth: Literal["", "oauth2", "adc"] = ""
-    """How `colab` finds your account (its `--auth`); "": as it does by itself."""
+    """How `colab` finds your account (its `--auth`); "": its default."""
     packages: tuple[str, ...] = ()
-    """Installed in each session before the run, as pip names them."""
+    """Packages to install in each session before the run, as for pip."""
     files: tuple[str, ...] = ()
-    """Files and folders that travel, as those of `kind = "ssh"`."""
+    """Files and folders to copy, as in `HostSettings.files`."""
     keep: bool = False
-    """Whether the session stays when its run has ended: it costs until it is stopped."""
+    """Keep the session after its run has ended; it costs until you stop it."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,14 @@ class KaggleSettings(Settings):
     """`kind = "kaggle"`: sessions of Kaggle's notebooks."""
 
     accelerator: str = "TpuV5E8"
-    """As Kaggle's client has it; "": none, so a rehearsal on the session's processors."""
+    """Kaggle's name of the accelerator; "": none, for a rehearsal on the session's processors."""
     session_hours: float = 9.0
-    """After which Kaggle ends a session; the run is stopped a little before. Kaggle has its own
-    limit too, of 9 hours with a TPU."""
+    """Hours after which Kaggle ends the session; the run is stopped a little earlier. Kaggle also
+    has its own limit, 9 hours with a TPU."""
     internet: bool = True
-    """Whether the session can reach it; tpunb needs none there."""
+    """Whether the session has internet access; tpunb itself needs none in it."""
     files: tuple[str, ...] = ()
-    """Files and folders that travel in the notebook, as with `HostSettings.files`: small ones."""
+    """Small files and folders to copy inside the notebook, as in `HostSettings.files`."""
     cores: int | None = None
     """Ranks without an accelerator; None: 4."""
 
@@ -176,7 +178,7 @@ _NEEDED = {
     "colab": {"accelerator": 'accelerator = "v5e1"'},
     "kaggle": {},
 }
-"""What cannot be left out, with an example."""
+"""Required keys of each kind, with an example."""
 _WHOLE = {
     "folder": (re.compile(r"/|~(?:/|$)"), '"~/tpunb" or "/mnt/disk/tpunb"'),
     "checkpoints": (
@@ -184,7 +186,7 @@ _WHOLE = {
         '"/mnt/shared/checkpoints" or "gs://bucket/run"',
     ),
 }
-"""Paths on the hosts: how they begin, with examples."""
+"""Paths on the hosts, which must be absolute: how they begin, with examples."""
 _EXAMPLES = {
     tuple[str, ...]: '["…", "…"]',
     str: '"…"',
@@ -199,28 +201,32 @@ _EXAMPLES = {
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")
-"""Not with a dash first: ssh would take it for an option."""
+"""A host for ssh, without a dash at the start: ssh would take it for an option."""
 _OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A name of Kubernetes, as RFC 1123 has labels."""
+"""A name in Kubernetes: a label of RFC 1123."""
 
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """One place of a `places.toml`."""
+    """A place, as `places.toml` describes it."""
 
     name: str
     kind: str
     file: Path
     settings: Settings
 
-    @property
-    def host_settings(self) -> HostSettings:
-        """Of a place whose hosts are there already, which is all that ssh and gcloud reach."""
-        assert isinstance(self.settings, HostSettings)
+    def settings_as(self, kind: type[_Settings]) -> _Settings:
+        """The settings of a place that is known to be of this kind."""
+        assert isinstance(self.settings, kind)
         return self.settings
 
+    @property
+    def host_settings(self) -> HostSettings:
+        """The settings of a place with existing hosts, reached by ssh or gcloud."""
+        return self.settings_as(HostSettings)
+
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain JSON values, for the folder of a run that goes there."""
+        """A dict of plain JSON values, for the run folder."""
         own = {item.name: getattr(self.settings, item.name) for item in fields(self.settings)}
         return {"name": self.name, "kind": self.kind, "file": str(self.file), "settings": own}
 
@@ -236,9 +242,9 @@ class PlaceConfig:
 
 
 def find_place(name: str, folder: Path) -> PlaceConfig:
-    """The place that is called so, as seen from a working directory.
+    """Find the place `name` from a working directory.
 
-    Raises PlaceError where no file names it, or where its entry is wrong.
+    Raises PlaceError if no file describes it, or if its entry is invalid.
     """
     known: dict[str, Path] = {}
     files = list(_files(folder))
@@ -250,13 +256,13 @@ def find_place(name: str, folder: Path) -> PlaceConfig:
     if not files:
         user = _user_file()
         raise PlaceError(
-            f"there is no {FILE} in {folder} or above it, nor {user}. Write one:\n"
+            f"there is no {FILE} in {folder} or its parents, nor {user}. Create one:\n"
             f'[places.{name}]\nkind = "ssh"\nhosts = ["10.0.0.2", "10.0.0.3"]',
             folder / FILE,
         )
     listed = ", ".join(map(str, files))
     raise PlaceError(
-        f"{listed} has no place {name!r}{_meant(name, known)} (there is: "
+        f"{listed}: no place is named {name!r}{_meant(name, known)} (places: "
         f"{', '.join(sorted(known)) or 'none'})",
         files[0],
         f"places.{name}",
@@ -269,7 +275,7 @@ def _user_file() -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those that exist, the nearest first."""
+    """Existing files for a working directory, the nearest first."""
     found = []
     for parent in (folder, *folder.parents):
         found.append(parent / FILE)
@@ -282,17 +288,17 @@ def _read(file: Path) -> dict[str, Any]:
     """The places of a file. Raises PlaceError."""
     if file.stat().st_uid not in (os.geteuid(), 0):
         raise PlaceError(
-            f"{file} is another user's: it would send your code to hosts of their choice. "
-            "Write one of your own",
+            f"{file} belongs to another user, and could send your code to hosts of their choice. "
+            "Create a file of your own",
             file,
         )
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlaceError(f"{file} is not TOML: {error}", file) from None
+        raise PlaceError(f"{file} is not valid TOML: {error}", file) from None
     for key in data:
         if key != "places":
-            meant = _meant(key, ["places"]) or " (it holds [places.NAME] tables only)"
+            meant = _meant(key, ["places"]) or " (only [places.NAME] tables are allowed)"
             raise PlaceError(f"{file}: unknown table {key!r}{meant}", file, key)
     places = data.get("places", {})
     if not isinstance(places, dict):
@@ -304,7 +310,9 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
     where = f"places.{name}"
     if not _NAME.fullmatch(name):
         raise PlaceError(
-            f"{file}: {where}: a name has letters, digits, dashes and dots", file, where
+            f"{file}: {where}: a place's name consists of letters, digits, dashes and dots",
+            file,
+            where,
         )
     if not isinstance(table, dict):
         raise PlaceError(f"{file}: {where} is not a table: write [{where}]", file, where)
@@ -329,7 +337,7 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
         if key not in types:
             raise PlaceError(
                 f"{file}: {where}.{key} is unknown{_meant(key, types)} "
-                f'(a place of kind "{kind}" has: {", ".join(types)})',
+                f'(keys of kind "{kind}": {", ".join(types)})',
                 file,
                 f"{where}.{key}",
             )
@@ -338,8 +346,7 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
         except ValueError:
             example = _EXAMPLES.get(types[key], '"…"')
             raise PlaceError(
-                f"{file}: {where}.{key} = {value!r} is not what it must be: "
-                f"write {key} = {example}",
+                f"{file}: {where}.{key} = {value!r} has the wrong type: write {key} = {example}",
                 file,
                 f"{where}.{key}",
             ) from None
@@ -349,17 +356,18 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
                 f"{file}: {where} has no {key}: write {example}", file, f"{where}.{key}"
             )
     for key, (whole, example) in _WHOLE.items():
-        # What is relative would be so to another folder in each program that reads it.
+        # Each program that reads a relative path would start from another folder.
         if (path := values.get(key)) and not whole.match(path):
             raise PlaceError(
-                f"{file}: {where}.{key} = {path!r} is not a whole path: write {key} = {example}",
+                f"{file}: {where}.{key} = {path!r} is not an absolute path: write {key} = "
+                f"{example}",
                 file,
                 f"{where}.{key}",
             )
     for host in values.get("hosts", ()):
         if not _HOST.fullmatch(host):
             raise PlaceError(
-                f"{file}: {where}.hosts: {host!r} is not a host's name: write it as for ssh, "
+                f"{file}: {where}.hosts: {host!r} is not a host name: write it as for ssh, "
                 "[USER@]HOST",
                 file,
                 f"{where}.hosts",
@@ -371,8 +379,8 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
     settings = made(**values)
     if isinstance(settings, KaggleSettings) and settings.session_hours < 0.1:
         raise PlaceError(
-            f"{file}: {where}.session_hours = {values['session_hours']!r}: write hours, at least "
-            "0.1 (Kaggle ends a session with a TPU after 9)",
+            f"{file}: {where}.session_hours = {values['session_hours']!r}: write at least 0.1 "
+            "hours (Kaggle ends a session with a TPU after 9)",
             file,
             f"{where}.session_hours",
         )
@@ -385,23 +393,23 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
 
 
 def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:
-    """The key of a place of kind "jobset" that cannot be, and why not; None if all can."""
+    """The invalid key of a place of kind "jobset", and its problem; None if all are valid."""
     try:
         _ = settings.slice
     except ValueError as error:
         key, known = error.args
         meant = _meant(settings.accelerator, ACCELERATORS) if key == "accelerator" else ""
-        return key, f" is not to be had{meant} ({known})"
+        return key, f" does not exist{meant} ({known})"
     for key in ("namespace", "queue", "service_account"):
         value = getattr(settings, key)
         if value and not _OBJECT.fullmatch(value):
-            return key, ": a name in Kubernetes has small letters, digits and dashes"
+            return key, ": a name in Kubernetes consists of lower-case letters, digits and dashes"
     if re.search(r"\s", settings.image):
-        return "image", ": an image's name has no spaces"
+        return "image", ": an image's name must not contain spaces"
     if settings.restarts < 0:
         return "restarts", ": write 0 or more"
     if settings.wait <= 0:
-        return "wait", ": write seconds, more than 0"
+        return "wait", ": write more than 0 seconds"
     return None
 
 

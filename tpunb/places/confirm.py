@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
+from IPython.core.error import StdinNotImplementedError  # raised if there is no input
 
 from tpunb.places.target import Target
 from tpunb.utils.errors import TpunbError
@@ -13,30 +13,30 @@ from tpunb.utils.errors import TpunbError
 def confirm_cost(
     target: Target, timeout: float | None, ask: Callable[[str], str], yes: str, *, runs: int = 1
 ) -> None:
-    """Ask whether runs with this time-out may start, if all together may cost too much.
+    """Ask whether runs with this time-out may start, if they may cost too much together.
 
-    `ask` is called as `input` is; `yes` is the option that answers, as the user would write it.
-    Raises TpunbError if the answer is no, or nobody can be asked.
+    `ask` has the signature of `input`; `yes` is the option that answers, as the user writes it.
+    Raises TpunbError if the answer is no, or if there is no input.
     """
-    asked = _question(target, timeout, runs)
-    if asked is None:
+    warning = _cost_warning(target, timeout, runs)
+    if warning is None:
         return
     them = "it" if runs == 1 else "them"
     try:
-        answer = ask(f"{asked}. Start {them}? [y/N] ")
-    except (EOFError, StdinNotImplementedError):
+        answer = ask(f"{warning}. Start {them}? [y/N] ")
+    except (EOFError, StdinNotImplementedError):  # a terminal, or a front end, without input
         raise TpunbError(
-            f"{asked}, and nobody is there to be asked: `{yes}` starts {them} without a question, "
-            "--timeout limits what each costs; nothing was started"
+            f"{warning}, and there is no terminal or notebook to ask in: `{yes}` starts {them} "
+            "without a question, --timeout limits what each costs; nothing was started"
         ) from None
     except KeyboardInterrupt:
         raise TpunbError("interrupted before the run began: nothing was started") from None
     if answer.strip().lower() not in ("y", "yes"):
-        raise TpunbError(f"not started, as the answer was no. {asked}")
+        raise TpunbError(f"not started, as the answer was no. {warning}")
 
 
-def _question(target: Target, timeout: float | None, runs: int) -> str | None:
-    """What to ask; None if they may just start."""
+def _cost_warning(target: Target, timeout: float | None, runs: int) -> str | None:
+    """That the runs may cost more than `ask_above`; None if they cannot."""
     allowed, estimate = target.place.settings.ask_above, target.estimate
     most = estimate.most(timeout)
     if allowed is None or runs < 1 or (most is not None and runs * most <= allowed):

@@ -1,6 +1,6 @@
-"""`tpunb doctor --on PLACE`: the hosts of a place, what differs, and whether they reach each other.
+"""`tpunb doctor --on PLACE`: checks a place's hosts, and whether they reach each other.
 
-Nothing is started there but small programs that answer and end.
+Runs only small programs on the hosts, which answer and end.
 """
 
 from __future__ import annotations
@@ -31,36 +31,43 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class ReachReport:
-    """What was found."""
+    """The hosts' facts, and which hosts do not reach each other."""
 
     hosts: HostsReport
     unreached: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """From which host which other one is not reached, at which ports."""
+    """A host, another host that it does not reach, and at which ports; () for any port."""
 
     def problems(self) -> list[tuple[str, str]]:
-        """What forbids a run, by the host's name."""
+        """Pairs of a host's name and a problem that prevents a run."""
         found = self.hosts.problems()
         several = len(self.hosts.names) > 1 and not self.hosts.silent
         if several and self.hosts.rendezvous_port() is None:
-            found.append((self.hosts.names[0], "no port is free for the rendezvous"))
+            place = self.hosts.place
+            found.append(
+                (
+                    self.hosts.names[0],
+                    f"no port is free for the rendezvous, from {place.settings.port} on: name "
+                    f"another `port` in [places.{place.name}]",
+                )
+            )
         for source, target, ports in self.unreached:
             where = f"port {', '.join(map(str, ports))}" if ports else "any port"
             found.append(
                 (
                     source,
-                    f"{target} is not reached at {where}: let these through between the "
-                    "hosts (firewall rules, security groups)",
+                    f"it cannot reach {target} at {where}: allow this traffic between the hosts "
+                    "(firewall rules, security groups)",
                 )
             )
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The output of `--json`."""
         problems = [{"host": host, "message": what} for host, what in self.problems()]
         return self.hosts.to_json() | {"problems": problems}
 
     def text(self) -> str:
-        """For a terminal: a line for each host, then what is wrong."""
+        """Text for a terminal: a line for each host, then notes and problems."""
         place = self.hosts.place
         rows: list[tuple[str, ...]] = [_HEADS]
         for name, host in self.hosts.answered:
@@ -95,7 +102,7 @@ class ReachReport:
 
 
 def inspect_hosts(place: PlaceConfig) -> ReachReport:
-    """Ask all hosts of a place, and have them try to reach each other. Raises PlaceError."""
+    """Probe all hosts of a place, and let them connect to each other. Raises PlaceError."""
     transport = make_transport(place)
     report = check.ask(place, transport)
     order = report.order()
@@ -107,7 +114,7 @@ def inspect_hosts(place: PlaceConfig) -> ReachReport:
 
 
 def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Each host listens for a moment where it will in a run, and connects to all others."""
+    """Let each host listen at its ports of a run, and connect to all others; return failures."""
     hosts = [host for _, host in report.answered]
     free = [
         [port for port in wanted if port not in host.taken]
@@ -148,7 +155,7 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
 
 
 class _Lines:
-    """The lines of a command on a host that begin in a certain way."""
+    """Reads marked lines from the output of a command on a host."""
 
     def __init__(self, process: HostProcess) -> None:
         self._process = process
@@ -156,7 +163,7 @@ class _Lines:
         self._waiting: list[bytes] = []
 
     def next(self, mark: str, deadline: float) -> str | None:
-        """The next one, without the mark; None if none comes."""
+        """The next line that begins with `mark`, without it; None if none comes in time."""
         fd = self._process.output.fileno()
         while True:
             while self._waiting:

@@ -1,4 +1,4 @@
-"""`environment = "make"`: the packages of this interpreter on every host, installed there by uv."""
+"""`environment = "make"`: installs this interpreter's packages on every host with uv."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import hashlib
 import inspect
 import io
+import json
 import shlex
 import tarfile
 import zipfile
@@ -22,10 +23,10 @@ from tpunb.utils.files import PACKAGE_ROOT
 from tpunb.utils.version import __version__
 
 LONGEST = 3600.0
-"""Seconds that installing may take."""
+"""Time-out of the installation in seconds."""
 _LEFT_OUT = ("tpunb", "pip", "setuptools", "uv")
 _NVIDIA = ("nvidia-", "triton")
-"""torch's packages for CUDA, of which a TPU host has no use."""
+"""Prefixes of torch's packages for CUDA, which a TPU host does not need."""
 WHEEL = f"tpunb-{__version__}-py3-none-any.whl"
 
 MAKE = """
@@ -42,11 +43,14 @@ echo {digest} >env/made
 
 
 def write_lock(*, tpu: bool) -> str:
-    """The packages of this interpreter, one `name==version` a line; `tpu`: with libtpu."""
+    """Lines `name==version` for this interpreter's packages; `tpu`: including libtpu.
+
+    Packages in editable mode are left out: a registry need not have their version.
+    """
     lines = set()
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower()
-        if not name or name in _LEFT_OUT or name.startswith(_NVIDIA):
+        if not name or name in _LEFT_OUT or name.startswith(_NVIDIA) or _is_editable(distribution):
             continue
         lines.add(f"{name}=={distribution.version.partition('+')[0]}")
     if tpu and not any(line.startswith("libtpu==") for line in lines):
@@ -54,8 +58,22 @@ def write_lock(*, tpu: bool) -> str:
     return "\n".join(sorted(lines)) + "\n"
 
 
+def editable_packages() -> list[str]:
+    """Names of the packages, apart from tpunb, that are installed in editable mode."""
+    found = (each.metadata["Name"] for each in metadata.distributions() if _is_editable(each))
+    return sorted({name for name in found if name.lower() not in _LEFT_OUT})
+
+
+def _is_editable(distribution: metadata.Distribution) -> bool:
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        return bool(origin.get("dir_info", {}).get("editable"))
+    except (AttributeError, ValueError):  # not as PEP 610 describes it
+        return False
+
+
 def _libtpu() -> list[str]:
-    """What the installed torch_xla says of the libtpu that it needs."""
+    """The requirement of the installed torch_xla for libtpu."""
     try:
         needed = metadata.requires("torch_xla") or []
     except metadata.PackageNotFoundError:
@@ -64,7 +82,7 @@ def _libtpu() -> list[str]:
 
 
 def build_wheel() -> bytes:
-    """This tpunb as a wheel: what is installed here, also from a clone."""
+    """This installation of tpunb as a wheel, also if it is a clone."""
     distribution = metadata.distribution("tpunb")
     info = f"tpunb-{__version__}.dist-info"
     entries = {
@@ -85,7 +103,7 @@ def build_wheel() -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in entries.items():
-            # A fixed time: the same files make the same wheel.
+            # With a fixed time, the same files make the same wheel.
             wheel.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     return made.getvalue()
 
@@ -101,9 +119,9 @@ def make_environment(
     say: Callable[[str], None],
     cancelled: Callable[[], bool],
 ) -> None:
-    """Install on every host what is installed here, where it is not yet.
+    """Install this interpreter's packages on every host that does not have them yet.
 
-    Raises HostsError for hosts where that fails, and Cancelled.
+    Raises HostsError for hosts where the installation fails, and Cancelled.
     """
     settings = report.place.host_settings
     tpu = any(host.machine.chips for _, host in report.answered) or any(
@@ -115,7 +133,7 @@ def make_environment(
     folder = f"{settings.folder.rstrip('/')}"
     asked = f"cat {quote(folder + '/env/made')} 2>/dev/null || true"
     answers = ask_hosts(transport, dict.fromkeys(hosts, (asked, b"")), cancelled=cancelled)
-    # The last line: a login shell may have printed something before.
+    # The last word: a login shell may have printed something before.
     made_there = {host: answer.output.split()[-1:] for host, answer in answers.items()}
     old = [host for host, found in made_there.items() if found != [digest.encode()]]
     if cancelled():
@@ -124,6 +142,11 @@ def make_environment(
         return
     names = ", ".join(report.names[host] for host in old)
     say(f"installing {len(lock.splitlines())} packages with uv on {names} (once)")
+    if left := editable_packages():
+        say(
+            f"not installed on {names}: {', '.join(left)}, in editable mode on this machine. If "
+            "the run imports it, put its folder next to the notebook, or install a release of it"
+        )
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         for name, content in (("make/lock.txt", lock), (f"make/{WHEEL}", wheel)):

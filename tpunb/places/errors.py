@@ -10,9 +10,9 @@ from tpunb.utils.text import MOST_HOSTS
 
 
 class PlaceError(TpunbError):
-    """A place cannot be used as `places.toml` names it.
+    """A place cannot be used as `places.toml` describes it.
 
-    `file` is the file that is wrong, `key` the key in it ('places.pod.hosts').
+    `file` is the file to correct, `key` the key in it ('places.pod.hosts').
     """
 
     def __init__(self, reason: str, file: Path | None = None, key: str = "") -> None:
@@ -28,7 +28,7 @@ class PlaceError(TpunbError):
 class HostsError(TpunbError):
     """Hosts of a place differ from what a run needs, or cannot be reached.
 
-    `problems` has what is wrong, by the host's name.
+    `problems`: pairs of a host's name and its problem.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HostsError(TpunbError):
 
 
 def by_host(said: Iterable[tuple[str, str]]) -> list[str]:
-    """'h0, h1: what is wrong', once for all hosts of which the same is said."""
+    """Group messages: 'h0, h1: message', once for all hosts with the same message."""
     hosts: dict[str, list[str]] = {}
     for host, what in said:
         hosts.setdefault(what, []).append(host)
@@ -55,7 +55,7 @@ def by_host(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def list_hosts(names: Sequence[str]) -> str:
-    """'h0, h1', of many hosts the first ones."""
+    """'h0, h1', or 'h0, … and 5 more' for many hosts."""
     more = len(names) - MOST_HOSTS
     listed = ", ".join(names[:MOST_HOSTS])
     return f"{listed} and {more} more" if more > 0 else listed

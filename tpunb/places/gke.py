@@ -1,12 +1,12 @@
-"""A run in a cluster of Kubernetes (GKE), by JobSet: its five calls over `kubectl`.
+"""Runs in a Kubernetes cluster (GKE) as JobSets: the five calls, made with `kubectl`.
 
-create   ConfigMap, Secret and JobSet (`jobset`), with `kubectl create`
-wait     Kueue admits the JobSet, nodes come, images are pulled; bounded, and each told by name
-follow   `kubectl exec … tpunb node --follow --linger` in each pod: the streams of hosts that
-ssh reaches as well. JobSet starts all pods again after a failure: the folder here
-goes on with theirs
-end      pods linger until everything is here, then the objects are deleted. What nobody has
-taken is in the pods' logs, and in the bucket where the run saves
+1. Create: ConfigMap, Secret and JobSet (`jobset`), with `kubectl create`.
+2. Wait, for a limited time: Kueue admits the JobSet, nodes are added, images are pulled. Each step
+   is reported by name.
+3. Follow: `kubectl exec … tpunb node --follow --linger` in each pod, with the same streams as over
+   ssh. After a failure JobSet starts all pods again: their files are appended to the local folder.
+4. End: pods linger until everything has been received, then the objects are deleted. Anything not
+   received is in the pods' logs, and in the bucket of the run's checkpoints.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tpunb.machine import prices
 from tpunb.places import bucket, kubectl
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError, list_hosts
-from tpunb.places.hosts import ALIVE, LOOK, WAITING, HostsPlace
+from tpunb.places.hosts import ALIVE, POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
-from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Restarted, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Restarted, Said
 from tpunb.places.target import Estimate, Kind
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
@@ -44,27 +44,27 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
 
 AGAIN = 2.0
-"""Seconds between two looks at the cluster while something is waited for, and …"""
+"""Seconds between two queries of the cluster while the run waits for something."""
 SELDOM = 20.0
-"""… while all pods are followed."""
+"""Seconds between two queries of the cluster while all pods are followed."""
 NO_IMAGE = 60.0
-"""Seconds for which an image may not be pulled, or a container not be made."""
+"""Seconds for which pulling an image, or creating a container, may fail."""
 UNREACHED = 900.0
-"""Seconds for which the cluster may not answer before nobody waits for it any more."""
+"""Seconds without an answer after which the cluster is considered lost."""
 LINGER = 120.0
-"""Seconds for which the files of a run that has ended wait in its pods for who follows."""
+"""Seconds for which pods wait after the end of the run until its files have been received."""
 ALONE = 600.0
-"""Seconds after which a run that is not detached is stopped if nobody follows it."""
+"""Seconds after which a run that is not detached is stopped if it is not followed."""
 TRIES = 20
-"""How often a pod that runs may be reached without a word from it."""
+"""Attempts to follow a running pod without receiving a line from any pod."""
 LOGS = 5
-"""How often it is tried to read the log of a pod that has ended."""
+"""Attempts to read the log of a pod that has ended."""
 ENDING = 60.0
 """Seconds beyond the grace period until pods that do not end are deleted."""
 
 
 class PodTransport:
-    """Shells in the pods of a run, by `kubectl exec`."""
+    """Runs commands in the pods of a run with `kubectl exec`."""
 
     def __init__(self, cluster: Kubectl, names: tuple[str, ...]) -> None:
         self.hosts = names
@@ -73,38 +73,39 @@ class PodTransport:
         self._cluster = cluster
 
     def command(self, host: int, remote: str) -> list[str]:
-        """Raises PlaceError where the host has no pod."""
+        """The local command that runs `remote`. Raises PlaceError if the host has no pod."""
         if host not in self.pods:
-            raise PlaceError(f"{self.hosts[host]} has no pod (any more)")
+            raise PlaceError(f"{self.hosts[host]} has no pod, or its pod has gone")
         words = ["exec", "-i", self.pods[host], "-c", CONTAINER, "--", "sh", "-c", remote]
         return self._cluster.command(*words)
 
     def log(self, host: int) -> list[str]:
-        """The command that prints what a pod that has ended has printed."""
+        """The command that prints the log of a pod."""
         return self._cluster.command("logs", self.pods[host], "-c", CONTAINER)
 
     def shell(self, host: int) -> None:
         return None
 
     def reorder(self, order: Sequence[int]) -> None:
-        """They have their order: pod i is host i."""
+        """Do nothing: pod i is always host i."""
 
 
 class GkePlace(HostsPlace):
-    """One run in a cluster."""
+    """A run in a cluster."""
 
     placed: JobSetRun
 
     def __init__(self, run: RunDir, placed: JobSetRun) -> None:
-        self._settings = _settings(placed.place)
+        self._settings = placed.place.settings_as(JobSetSettings)
         self._cluster = Kubectl(self._settings)
         self._pods = PodTransport(self._cluster, placed.hosts)
         super().__init__(run, placed, self._pods)
         self._over = False
-        """Everything has ended and is here: the objects can go."""
+        """True if the run has ended and was received: the objects can be deleted."""
         self._told = ""
+        """The last message, which is not repeated."""
         self._unread: Counter[int] = Counter()
-        """How often the log of each host's pod, which has ended, could not be read."""
+        """Failed attempts to read the log of an ended pod, by host."""
 
     # Starting
 
@@ -143,9 +144,9 @@ class GkePlace(HostsPlace):
             raise
 
     def _wait_for_pods(self) -> Iterator[str]:
-        """Until every pod has begun: what is waited for, each time that is something else.
+        """Wait until every pod has begun; yield what is waited for whenever that changes.
 
-        '' in between. Raises PlaceError where it is for nothing, or takes too long.
+        Yields '' in between. Raises PlaceError if waiting is useless, or takes too long.
         """
         began, told = time.monotonic(), ""
         broken_since: float | None = None
@@ -166,21 +167,25 @@ class GkePlace(HostsPlace):
             if len(begun_pods(seen)) == hosts or seen.restarts > 0:
                 return
             if not seen.exists:
-                raise PlaceError(f"JobSet {self.placed.name} is not there: somebody deleted it")
+                raise PlaceError(
+                    f"JobSet {self.placed.name} does not exist any more: it was deleted"
+                )
             if seen.ended:
                 raise PlaceError(f"JobSet {self.placed.name} has ended as {seen.ended}: {waits}")
-            broken = [p for p in seen.pods.values() if p.waits in kubectl.NO_IMAGE | _NOT_MADE]
+            broken = [
+                p for p in seen.pods.values() if p.waits in kubectl.NO_IMAGE | kubectl.NOT_MADE
+            ]
             broken_since = (broken_since or time.monotonic()) if broken else None
             if broken_since is not None and time.monotonic() - broken_since >= NO_IMAGE:
                 raise PlaceError(
-                    f"{waits}. It is `image` of [places.{self.placed.place.name}]: "
-                    f"{self._settings.image}",
+                    f"{waits}. Check the image, {self._settings.image} (`image` of "
+                    f"[places.{self.placed.place.name}])",
                     self.placed.place.file,
                     f"places.{self.placed.place.name}.image",
                 )
             if time.monotonic() - began > self._settings.wait:
                 raise PlaceError(
-                    f"no room in {duration(self._settings.wait)} (`wait` of "
+                    f"the pods have not started within {duration(self._settings.wait)} (`wait` of "
                     f"[places.{self.placed.place.name}]): {waits}"
                 )
             if waits != told:
@@ -189,12 +194,12 @@ class GkePlace(HostsPlace):
             yield from _pause(AGAIN)
 
     def _once(self, text: str) -> str:
-        """The text, unless it was the last one."""
+        """The text, or '' if it was the last one as well."""
         said, self._told = self._told, text
         return "" if said == text else text
 
     def _describe(self, seen: Seen) -> str:
-        """What the run waits for, in words."""
+        """A phrase for what the run waits for."""
         name, settings = self.placed.name, self._settings
         hosts = len(self.placed.hosts)
         waiting = [pod for _, pod in sorted(seen.pods.items()) if pod.phase == "Pending"]
@@ -210,8 +215,8 @@ class GkePlace(HostsPlace):
             host = self.placed.hosts[pod.index]
             if pod.waits in kubectl.NO_IMAGE:
                 return f"{host}: its image cannot be pulled: {pod.told}"
-            if pod.waits in _NOT_MADE:
-                return f"{host}: its container cannot be made: {pod.told}"
+            if pod.waits in kubectl.NOT_MADE:
+                return f"{host}: its container cannot be created: {pod.told}"
         lacking = [pod for pod in waiting if pod.unscheduled]
         if lacking:
             names = list_hosts([self.placed.hosts[pod.index] for pod in lacking])
@@ -224,7 +229,7 @@ class GkePlace(HostsPlace):
     def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
         hosts = range(len(self.placed.hosts))
         ended: dict[int, Said] = {}
-        """Hosts whose run has ended; who says so has not been told yet."""
+        """The last message of hosts whose run has ended; not yielded yet."""
         looked = alive = float("-inf")
         silent: Counter[int] = Counter()
         begun = bool(self._pods.pods)
@@ -251,7 +256,9 @@ class GkePlace(HostsPlace):
                     if now - unreached > UNREACHED and not followed:
                         self.run.emit(Note(self._left_behind(str(error))))
                         for host in set(hosts) - set(ended):
-                            yield Said(host, HostGone(f"the cluster does not answer: {error}"))
+                            yield Said(
+                                host, ConnectionLost(f"the cluster does not answer: {error}")
+                            )
                         return
                     yield None
                     continue
@@ -268,7 +275,7 @@ class GkePlace(HostsPlace):
                 if stopped is not None and now - stopped > self.run.read_spec().grace + ENDING:
                     if left := self._delete():
                         self.run.emit(Note(left))
-                    yield from self._gone(ended, "it has not ended after a stop: deleted")
+                    yield from self._gone(ended, "it did not end after a stop, and was deleted")
                     return
                 final = yield from self._attend(seen, since, ended)
                 if final:
@@ -277,20 +284,22 @@ class GkePlace(HostsPlace):
                 if waits and (told := self._once(self._describe(seen))):
                     self.run.emit(Phase(PhaseKind.STARTING, told))
             try:
-                said = self._said.get(timeout=LOOK)
+                said = self._said.get(timeout=POLL_INTERVAL)
             except queue.Empty:
                 yield None
                 continue
-            if isinstance(said.line, HostGone):
+            if isinstance(said.line, ConnectionLost):
                 present = self._connections.get(said.host)
                 if present is not None and present.process.returncode is None:
-                    continue  # of the one before
+                    continue  # from the host's previous connection
                 self._close(said.host)
                 silent[said.host] += 1
                 if silent[said.host] == TRIES:
-                    reason = f"it runs, and is not reached: {said.line.reason}"
-                    ended[said.host] = Said(said.host, HostGone(reason, final=True))
-                looked = min(looked, time.monotonic() - AGAIN + LOOK)  # soon, and not at once
+                    reason = f"its pod is running, but cannot be followed: {said.line.reason}"
+                    ended[said.host] = Said(said.host, ConnectionLost(reason, final=True))
+                looked = min(
+                    looked, time.monotonic() - AGAIN + POLL_INTERVAL
+                )  # query soon, but not at once
             elif isinstance(said.line, End):
                 ended[said.host] = said
                 if len(ended) == len(hosts):
@@ -305,23 +314,23 @@ class GkePlace(HostsPlace):
                 yield said
 
     def _will_restart(self, ended: Mapping[int, Said]) -> bool:
-        """Whether JobSet will start all pods again."""
+        """True if JobSet will start all pods again."""
         result = records.read_dict(self.run.path / "hosts/0/result.json")
         stop = result.get("stop")
         by_user = isinstance(stop, dict) and stop.get("cause") == StopCause.USER
         if self._stops or by_user or result.get("state") == RunState.TIMED_OUT:
-            return False  # the pods have ended as if all was well
+            return False  # the pods have exited with 0
         codes = [said.line.returncode for said in ended.values() if isinstance(said.line, End)]
         return any(codes) and self.placed.restart < self._settings.restarts
 
     def _go_on(self, seen: Seen) -> Iterator[Said]:
-        """JobSet has started all pods again."""
+        """Switch to the new pods after JobSet has started all pods again."""
         for host in list(self._connections):
             self._close(host)
         while not self._said.empty():
-            if not isinstance((said := self._said.get()).line, (HostGone, End)):
+            if not isinstance((said := self._said.get()).line, (ConnectionLost, End)):
                 yield said
-        # A thread that still reads one of them must not put its lines behind this.
+        # Threads that still read from old pods must not add lines to the new queue.
         self._said = queue.Queue(WAITING)
         self._pods.pods.clear()
         self._unread.clear()
@@ -334,7 +343,7 @@ class GkePlace(HostsPlace):
     def _attend(
         self, seen: Seen, since: Sequence[Mapping[str, int]], ended: dict[int, Said]
     ) -> Generator[Said, None, bool]:
-        """Connect to pods that are not followed; True if nothing more can come."""
+        """Connect to pods that are not followed; return True if nothing more can come."""
         later = False
         for host in range(len(self.placed.hosts)):
             if host in self._connections or host in ended:
@@ -348,13 +357,13 @@ class GkePlace(HostsPlace):
             elif pod.phase in ("Succeeded", "Failed") and self._pods.pods.get(host) != "":
                 self._pods.pods[host] = pod.name
                 if (yield from self._read_log(host, ended)) or self._unread[host] == LOGS:
-                    self._pods.pods[host] = ""  # once
+                    self._pods.pods[host] = ""  # do not read it again
                 else:
                     later = True
         left = [h for h in range(len(self.placed.hosts)) if h not in ended]
         if not left:
             if self._will_restart(ended) and not over(seen):
-                return False  # the pods have not gone yet
+                return False  # JobSet has not restarted the pods yet
             self._over = True
             yield from ended.values()
             return True
@@ -368,7 +377,7 @@ class GkePlace(HostsPlace):
     def _gone(
         self, ended: Mapping[int, Said], why: str, seen: Seen | None = None
     ) -> Iterator[Said]:
-        """Of every host: its end, from the bucket if need be, or why there is none."""
+        """Yield the end of every host, from the bucket if necessary, or why it has none."""
         for host in range(len(self.placed.hosts)):
             if host in ended:
                 yield ended[host]
@@ -378,10 +387,7 @@ class GkePlace(HostsPlace):
             yield from self._from_bucket(host, told)
 
     def _read_log(self, host: int, ended: dict[int, Said]) -> Generator[Said, None, bool]:
-        """What the pod of a run that has ended has left in its log, as lines of a stream.
-
-        False if it could not be read.
-        """
+        """Yield the stream's lines in the log of an ended pod; return False if unreadable."""
         reader = stream.StreamReader(1 << 24)
         try:
             told = self._cluster.run(*self._pods.log(host)[1 + len(self._cluster.flags) :])
@@ -396,7 +402,7 @@ class GkePlace(HostsPlace):
         return True
 
     def _from_bucket(self, host: int, why: str) -> Iterator[Said]:
-        """What a pod that is gone has left where the run saves."""
+        """Yield the lines of a pod that is gone from the copy of its folder in the bucket."""
         url = self._url()
         if "://" in url:
             with tempfile.TemporaryDirectory() as folder:
@@ -412,10 +418,10 @@ class GkePlace(HostsPlace):
                     if result is not None:
                         yield Said(host, End(result.returncode or 0))
                         return
-        yield Said(host, HostGone(why, final=True))
+        yield Said(host, ConnectionLost(why, final=True))
 
     def _url(self) -> str:
-        """Where the run saves; '' if it keeps that in its pods."""
+        """The run's folder of checkpoints; '' if they are kept in its pods."""
         shared = self._settings.checkpoints
         return f"{shared.rstrip('/')}/{self.run.id}" if shared else ""
 
@@ -425,13 +431,13 @@ class GkePlace(HostsPlace):
         first = (json.dumps(dict(since)) + "\n").encode()
         self._connect(host, command, first + b"".join(map(stream.encode, self._stops)))
 
-    def let_go(self) -> None:
-        """The stop has been passed on: what the pods still say is taken to its end."""
+    def release_lifelines(self) -> None:
+        """Do nothing: the stop was passed on, and the pods are followed to their end."""
 
     def fetch(
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
-        """From the pods while they are there, else from the bucket."""
+        """Fetch from the pods while they are running, otherwise from the bucket."""
         chosen = range(len(self.placed.hosts)) if hosts is None else hosts
         seen = self._cluster.look(self.placed.name)
         running = {host: pod.name for host, pod in seen.pods.items() if pod.phase == "Running"}
@@ -440,8 +446,8 @@ class GkePlace(HostsPlace):
             return super().fetch(patterns, into, hosts)
         if "://" not in self._url():
             raise PlaceError(
-                f"the pods of run {self.run.id} are gone, and what was in them: name a URL "
-                f"(gs://…) as `checkpoints` of [places.{self.placed.place.name}] for later runs"
+                f"the pods of run {self.run.id} are gone, together with their files. For later "
+                f"runs, name a URL (gs://…) as `checkpoints` of [places.{self.placed.place.name}]"
             )
         fetched = []
         spec = self.run.read_spec()
@@ -451,8 +457,8 @@ class GkePlace(HostsPlace):
                 for path in bucket.get_files(self._url(), host, patterns, part):
                     name = path.relative_to(part).as_posix()
                     if name.split("/")[0] in stream.OWN or stream.is_streamed(name):
-                        continue  # what the folder here has for the whole run
-                    there = into / stream.place_in_union(name, host, spec.ranks_on(host))
+                        continue  # the local folder has its own, for the whole run
+                    there = into / stream.path_in_union(name, host, spec.ranks_on(host))
                     there.parent.mkdir(parents=True, exist_ok=True)
                     fetched.append(path.replace(there))
         return fetched
@@ -469,13 +475,13 @@ class GkePlace(HostsPlace):
     # Ending
 
     def close(self) -> None:
-        """End every connection; of a run that has ended, let the pods go and delete its objects."""
+        """End every connection; if the run has ended, release the pods and delete its objects."""
         if self._over:
             if self._connections and self.run.read_spec().profile is not None:
-                try:  # what only the pods have
+                try:  # only the pods have it
                     self.fetch(["profile"], self.run.path)
                 except (TpunbError, OSError) as error:
-                    self.run.emit(Note(f"the profile has not come: {error}"))
+                    self.run.emit(Note(f"the profile could not be fetched: {error}"))
             for connection in self._connections.values():
                 connection.tell(stream.encode(Taken()))
             if left := self._delete():
@@ -483,7 +489,7 @@ class GkePlace(HostsPlace):
         super().close()
 
     def _delete(self) -> str:
-        """Delete the run's objects; what to tell if that fails."""
+        """Delete the run's objects; return a message for the user if that fails."""
         problem = ""
         for _ in range(3):
             try:
@@ -495,7 +501,7 @@ class GkePlace(HostsPlace):
         return self._left_behind(problem)
 
     def _left_behind(self, problem: str) -> str:
-        """That the objects of the run may be there still, and how they are deleted."""
+        """Message that the run's objects may still exist, and how to delete them."""
         words = shlex.join(
             self._cluster.command(
                 *("delete", "jobset,configmap,secret", "-l"),
@@ -503,35 +509,27 @@ class GkePlace(HostsPlace):
             )
         )
         return (
-            f"JobSet {self.placed.name} may still be there, and start or cost: {problem}. "
-            f"Delete it: {words}"
+            f"JobSet {self.placed.name} may still exist, and start or cost money: {problem}. "
+            f"Delete it with `{words}`"
         )
 
 
-_NOT_MADE = kubectl.NOT_MADE
-
-
 def begun_pods(seen: Seen) -> list[Pod]:
-    """Those whose container has begun."""
+    """The pods whose container has begun."""
     return [pod for pod in seen.pods.values() if pod.phase != "Pending"]
 
 
 def over(seen: Seen) -> bool:
-    """Whether no pod of the run will begin any more."""
+    """True if no pod of the run will begin any more."""
     return not seen.exists or bool(seen.ended)
 
 
 def _pause(seconds: float) -> Iterator[str]:
-    """In pieces, so that who waits hears of a stop."""
+    """Sleep in short pieces, so that the caller can check for a stop."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
         yield ""
-
-
-def _settings(place: PlaceConfig) -> JobSetSettings:
-    assert isinstance(place.settings, JobSetSettings)
-    return place.settings
 
 
 # Before a run
@@ -540,17 +538,17 @@ def _settings(place: PlaceConfig) -> JobSetSettings:
 def find_cluster(
     place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
 ) -> JobSetTarget:
-    """Ask a cluster for its queue and what its nodes cost. Raises PlaceError."""
-    settings = _settings(place)
+    """Query a cluster for its queue and the price of its nodes. Raises PlaceError."""
+    settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
-    say(f"asking the cluster of place {place.name}")
+    say(f"querying the cluster of place {place.name}")
     notes = []
     if settings.queue:
         found = cluster.get(kubectl.QUEUES, settings.queue)
         if not found:
             raise PlaceError(
                 f"place {place.name}: the cluster has no queue {settings.queue!r} in this "
-                "namespace (`kubectl get localqueues`)",
+                "namespace: `kubectl get localqueues` lists them",
                 place.file,
                 f"places.{place.name}.queue",
             )
@@ -565,13 +563,13 @@ def find_cluster(
 def _describe_queue(
     cluster: Kubectl, settings: JobSetSettings, found: Mapping[str, Any]
 ) -> list[str]:
-    """How long the queue is, and how much of its quota is left, as far as one may ask."""
+    """The length of the queue and the use of its quota, as far as the user may read them."""
     waiting = int((found.get("status") or {}).get("pendingWorkloads") or 0)
     told = f"queue {settings.queue}: {waiting} waiting"
     owner = str((found.get("spec") or {}).get("clusterQueue") or "")
     try:
         queued = cluster.get("clusterqueues.kueue.x-k8s.io", owner) if owner else {}
-    except UnansweredError:  # not everybody may
+    except UnansweredError:  # the user may not read it
         return [told]
     quota = used = 0
     for group in (queued.get("spec") or {}).get("resourceGroups") or []:
@@ -586,14 +584,14 @@ def _describe_queue(
 
 
 def _chips(resources: object, key: str) -> int:
-    """google.com/tpu of a list of resources."""
+    """The number of google.com/tpu in a list of resources."""
     listed = resources if isinstance(resources, list) else []
     found = [each.get(key) for each in listed if each.get("name") == "google.com/tpu"]
     return sum(int(each) for each in found if str(each).isdecimal())
 
 
 def _price(cluster: Kubectl, settings: JobSetSettings) -> tuple[Any, str]:
-    """Of an hour of the slice, by where its nodes are; and why it is not known."""
+    """The price of an hour of the slice in its nodes' zone; or None, and why it is not known."""
     own = settings.slice
     labels = {
         "cloud.google.com/gke-tpu-accelerator": own.accelerator.label,
@@ -603,7 +601,7 @@ def _price(cluster: Kubectl, settings: JobSetSettings) -> tuple[Any, str]:
     try:
         nodes = cluster.items("nodes", "-l", chosen)
     except UnansweredError:
-        return None, "you may not ask the cluster for its nodes, which say where they are"
+        return None, "you are not allowed to list the cluster's nodes, which have their zone"
     where = {
         (
             str(each["metadata"].get("labels", {}).get("topology.kubernetes.io/zone", "")),
@@ -612,7 +610,7 @@ def _price(cluster: Kubectl, settings: JobSetSettings) -> tuple[Any, str]:
         for each in nodes
     }
     if len(where) != 1:
-        what = "nodes in several zones or of several prices" if where else "no such node now"
+        what = "nodes in several zones or at several prices" if where else "no such node now"
         return None, f"the cluster has {what}"
     [(zone, spot)] = where
     found = prices.price(own.accelerator_type, zone, spot)
@@ -625,19 +623,19 @@ def _price(cluster: Kubectl, settings: JobSetSettings) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """What `tpunb doctor --on` finds out about a cluster."""
+    """The report of `tpunb doctor --on` about a cluster."""
 
     place: PlaceConfig
     checks: tuple[tuple[str, str, bool], ...]
-    """What was looked at, what was found, and whether a run can do with it."""
+    """What was checked, what was found, and whether a run is possible with it."""
     target: JobSetTarget | None
 
     def problems(self) -> list[tuple[str, str]]:
-        """What forbids a run, by what was looked at."""
+        """Pairs of what was checked and a problem that prevents a run."""
         return [(what, found) for what, found, good in self.checks if not good]
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The output of `--json`."""
         return {
             "place": self.place.name,
             "kind": self.place.kind,
@@ -646,7 +644,7 @@ class ClusterReport:
         }
 
     def text(self) -> str:
-        """For a terminal."""
+        """Text for a terminal."""
         lines = [f"place {self.place.name} ({self.place.kind}, {self.place.file})"]
         width = max(len(what) for what, _, _ in self.checks)
         lines += [
@@ -670,12 +668,12 @@ NEEDED = (
     *(("get", what) for what in (kubectl.JOBSETS, "pods", "pods/log", "events")),
     ("create", "pods/exec"),
 )
-"""What somebody must be allowed to do, as `kubectl auth can-i` asks."""
+"""Permissions that a run needs: verb and resource of `kubectl auth can-i`."""
 
 
 def inspect_cluster(place: PlaceConfig) -> ClusterReport:
-    """Look whether a run can be started in a cluster; nothing is. Raises PlaceError."""
-    settings = _settings(place)
+    """Check whether a run can be started in a cluster, without starting one. Raises PlaceError."""
+    settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
     checks: list[tuple[str, str, bool]] = []
     try:
@@ -703,7 +701,8 @@ def inspect_cluster(place: PlaceConfig) -> ClusterReport:
         if settings.queue:
             checks.append(("queue", settings.queue, True))
     except PlaceError as error:
-        checks.append(("queue", str(error), False))
+        what = "queue" if error.key.endswith(".queue") else "cluster"
+        checks.append((what, str(error), False))
     return ClusterReport(place, tuple(checks), target)
 
 
@@ -711,7 +710,7 @@ def _may(cluster: Kubectl, verb: str, what: str) -> bool:
     kind, _, part = what.partition("/")
     extra = [f"--subresource={part}"] if part else []
     try:
-        # It says yes or no, and ends with 1 for no.
+        # It prints yes or no, and exits with 1 for no.
         return cluster.run("auth", "can-i", verb, kind, *extra).strip() == "yes"
     except UnansweredError:
         return False

@@ -1,4 +1,4 @@
-"""A run on hosts that are reached by ssh or gcloud: `tpunb node` on each (`runs.stream`)."""
+"""Runs on hosts that are reached by ssh or gcloud: `tpunb node` on each host (`runs.stream`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import IO
 from tpunb.places import remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, HostGone, Place, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
 from tpunb.places.transport import (
     PATIENCE,
     HostProcess,
@@ -38,20 +38,20 @@ from tpunb.runs.stream import Alive, End, Start, Stop
 from tpunb.utils import files
 
 ALIVE, GONE = 5.0, 30.0
-"""Seconds between two heartbeats to each host, and without one until it takes this process for
-gone: a connection that is cut does not close at its other end."""
-LOOK = 0.05
-"""Seconds that `follow` waits for a line before it says that there is none."""
+"""Seconds between two heartbeats to each host, and seconds without a heartbeat after which the host
+considers this process gone: a connection that is cut does not close at its other end."""
+POLL_INTERVAL = 0.05
+"""Seconds that `follow` waits for a line before it yields None."""
 LONGEST = 2 * folder_stream.MOST
-"""Bytes of a line of a host: more than one with a whole file has, in base64."""
+"""Longest line of a host in bytes: more than a line with a whole file in base64."""
 WAITING = 256
-"""Lines that wait to be written here. Hosts that send faster wait as well."""
+"""Lines that may wait to be written. Hosts that send faster are made to wait."""
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds until the next try to reach a host of a detached run, whose connection has ended."""
+"""Seconds before each attempt to reconnect to a host of a detached run."""
 
 
 class _Connection:
-    """To one host. A thread tells it things: one that takes them slowly delays no other."""
+    """A connection to a host. A thread writes to it, so that a slow host delays no other."""
 
     def __init__(self, command: Sequence[str], first: bytes) -> None:
         self.process = HostProcess(command)
@@ -63,7 +63,7 @@ class _Connection:
         self._told.put(data)
 
     def close_input(self) -> None:
-        """After everything that it was told: to a supervisor, the end of its lifeline."""
+        """Close the host's input after all waiting data: to a supervisor, its lifeline's end."""
         self._told.put(None)
 
     def _write(self) -> None:
@@ -77,7 +77,7 @@ class _Connection:
 
 
 class HostsPlace(Place):
-    """One connection to each host, with a thread that reads it and one that writes to it."""
+    """A run on hosts: a connection to each host, with one thread to read and one to write."""
 
     placed: HostsRun
 
@@ -88,8 +88,8 @@ class HostsPlace(Place):
             names = transport.hosts
             if sorted(names) != sorted(placed.hosts):
                 raise PlaceError(
-                    f"place {placed.place.name} has other hosts by now ({', '.join(names)}): the "
-                    f"run was started on {', '.join(placed.hosts)}"
+                    f"run {run.id} was started on {', '.join(placed.hosts)}, but place "
+                    f"{placed.place.name} now has other hosts: {', '.join(names)}"
                 )
             transport.reorder([names.index(host) for host in placed.hosts])
         self._transport = transport
@@ -97,7 +97,7 @@ class HostsPlace(Place):
         self._said: queue.Queue[Said] = queue.Queue(WAITING)
         self._letting_go = False
         self._stops: list[Stop] = []
-        """What was asked for so far: hosts that are reached again may not have heard it."""
+        """All stop requests so far: hosts that are reached again may have missed them."""
 
     # Starting
 
@@ -152,20 +152,20 @@ class HostsPlace(Place):
         while not ended:
             try:
                 data = os.read(process.output.fileno(), 1 << 18)
-            except (OSError, ValueError):  # it was closed here
+            except (OSError, ValueError):  # closed by this process
                 break
             if not data:
                 break
             for said in lines.feed(data):
                 if isinstance(said, str):
-                    continue  # what a login shell prints
+                    continue  # output of a login shell
                 ended = ended or isinstance(said, End)
                 into.put(Said(host, said))
         if not ended:
             code = process.wait(PATIENCE)
             told = process.errors().splitlines()
             reason = told[-1] if told else f"{process.tool} has ended without a message"
-            into.put(Said(host, HostGone(f"{reason} (exit code {code})")))
+            into.put(Said(host, ConnectionLost(f"{reason} (exit code {code})")))
 
     # Following
 
@@ -187,12 +187,12 @@ class HostsPlace(Place):
                     del waiting[host]
                     self._look_again(host, since[host])
             try:
-                said = self._said.get(timeout=LOOK)
+                said = self._said.get(timeout=POLL_INTERVAL)
             except queue.Empty:
                 yield None
                 continue
             host = said.host
-            if isinstance(said.line, HostGone):
+            if isinstance(said.line, ConnectionLost):
                 self._close(host)
                 if self.placed.detached and not self._letting_go and tries[host] < len(AGAIN):
                     waiting[host] = time.monotonic() + AGAIN[tries[host]]
@@ -206,7 +206,7 @@ class HostsPlace(Place):
             yield said
 
     def _look_again(self, host: int, since: Mapping[str, int]) -> None:
-        """Follow a run that goes on, or has ended, by what is not here yet."""
+        """Follow a run that is running or has ended, from the offsets `since` on."""
         folder = self.placed.folders[host]
         words = ["-m", "tpunb", "node", "--run", folder, "--follow", "--since", "-", "--stream"]
         command = f"cd / && exec {self.placed.python} {shlex.join(words)}"
@@ -223,8 +223,8 @@ class HostsPlace(Place):
         if connection is not None:
             connection.close()
 
-    def let_go(self) -> None:
-        """Close every lifeline, and leave the connections open for what is still to come."""
+    def release_lifelines(self) -> None:
+        """Close every lifeline, but keep the connections open for the remaining lines."""
         self._letting_go = True
         for connection in self._connections.values():
             connection.close_input()
@@ -235,7 +235,7 @@ class HostsPlace(Place):
         for host in list(self._connections):
             self._close(host)
 
-    # Looking
+    # State and files
 
     def state(self) -> RunState | None:
         words = [inspect.getsource(remote), "state", self.placed.folders[0]]
@@ -243,13 +243,13 @@ class HostsPlace(Place):
         answer = ask_hosts(self._transport, {0: (command, b"")})[0]
         try:
             return RunState(answer.output.decode().strip().rpartition("\n")[2])
-        except ValueError:  # no answer, or none that says it
+        except ValueError:  # no answer, or no state in it
             return None
 
     def fetch(
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
-        """Raises HostsError where a host does not answer."""
+        """Raises HostsError if a host does not answer."""
         commands = {}
         for host, folder in enumerate(self.placed.folders):
             if hosts is not None and host not in hosts:
@@ -259,7 +259,7 @@ class HostsPlace(Place):
         fetched = []
         spec = self.run.read_spec()
         with contextlib.ExitStack() as stack:
-            # Checkpoints may be larger than the memory here.
+            # Checkpoints may be larger than this machine's memory.
             archives = {
                 host: stack.enter_context(tempfile.TemporaryFile(dir=into)) for host in commands
             }
@@ -271,28 +271,28 @@ class HostsPlace(Place):
                 try:
                     fetched += extract(archive, into, host, spec.ranks_on(host))
                 except (ValueError, tarfile.TarError) as error:
-                    told = (answers[host].host, f"what it has sent cannot be read: {error}")
+                    problem = (answers[host].host, f"its archive cannot be read: {error}")
                     raise HostsError(
-                        self.placed.place.name, (told,), "not all was fetched"
+                        self.placed.place.name, (problem,), "not all files were fetched"
                     ) from None
         return fetched
 
 
 def extract(archive: IO[bytes], into: Path, host: int, ranks: range) -> list[Path]:
-    """Files of a host's run folder into the one here. Raises ValueError and TarError."""
+    """Extract files of a host's run folder into the local one. Raises ValueError and TarError."""
     archive.seek(0)
     start = archive.read(1 << 20).find(remote.ARCHIVE)
     if start < 0:
-        raise ValueError("there is no archive in it")
+        raise ValueError("it has no start")
     archive.seek(start + len(remote.ARCHIVE))
     fetched = []
     with tarfile.open(fileobj=archive, mode="r|") as members:
         for member in members:
             name = _inside(member.name)
-            place = stream.place_in_union(name, host, ranks)
+            place = stream.path_in_union(name, host, ranks)
             own = name.split("/")[0] in stream.OWN or stream.is_streamed(name)
             if not member.isfile() or (own and place == name):
-                continue  # what the folder here has for the whole run
+                continue  # the local folder has its own, for the whole run
             path = into / place
             path.parent.mkdir(parents=True, exist_ok=True)
             source = members.extractfile(member)
@@ -304,7 +304,7 @@ def extract(archive: IO[bytes], into: Path, host: int, ranks: range) -> list[Pat
 
 
 def _inside(name: str) -> str:
-    """A path of an archive. Raises ValueError for one that leads out of the folder."""
+    """Return a path of an archive. Raises ValueError if it leads out of the folder."""
     if name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name} is not in the run folder")
     return name

@@ -1,4 +1,4 @@
-"""Where a run on hosts is."""
+"""`HostsRun`: where a run on several hosts was sent."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class HostsRun(PlacedRun):
     """A run on hosts that are reached by a transport."""
 
     hosts: tuple[str, ...]
-    """As the place's transport names them, in order of node rank."""
+    """The transport's names of the hosts, in order of node rank."""
     addresses: tuple[str, ...]
-    """By which they reach each other."""
+    """The addresses at which the hosts reach each other."""
     folders: tuple[str, ...]
-    """The run's folder on each."""
+    """The run folder on each host."""
     python: str
-    """The interpreter there, as a word of a shell."""
+    """The hosts' interpreter, as a word of a shell."""
     port: int
-    """Of the rendezvous, on host 0."""
+    """Port of the rendezvous on host 0."""
     root: str
-    """The folder here from which files travel …"""
+    """The local folder from which files are copied."""
     work: str
-    """… and theirs there."""
+    """The hosts' folder to which they are copied."""
     rsync: bool = False
-    """Whether all hosts have it."""
+    """Whether rsync is installed on all hosts."""

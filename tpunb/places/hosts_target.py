@@ -1,4 +1,4 @@
-"""The hosts of a place that were asked and can take a run."""
+"""`HostsTarget`: the hosts of a place that have answered and can take a run."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tpunb.utils.errors import TpunbError
 
 @dataclass(frozen=True)
 class HostsTarget(Target):
-    """The hosts of a place, in order of node rank, that have answered and fit each other."""
+    """The hosts of a place, in order of node rank, which have answered and fit each other."""
 
     report: HostsReport
     targets: tuple[str, ...]
-    """The hosts as the place's transport names them."""
+    """The transport's names of the hosts."""
     root: Path
-    """The folder here from which files travel."""
+    """The local folder from which files are copied."""
     cwd: Path
-    """The working directory here, which is `root` or below it."""
+    """The local working directory: `root` or a folder below it."""
 
     @property
     def place(self) -> PlaceConfig:
@@ -68,20 +68,20 @@ class HostsTarget(Target):
 
     @property
     def work(self) -> str:
-        """The folder there that stands for `root`."""
+        """The hosts' folder for the files of `root`."""
         key = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
         return f"{self.place.host_settings.folder.rstrip('/')}/projects/{name}-{key}"
 
     def there(self, path: Path) -> str | None:
-        """What stands there for a path here; None for one that does not travel."""
+        """The hosts' path for a local path; None for a path that is not copied."""
         if not path.is_relative_to(self.root):
             return None
         inside = path.relative_to(self.root).as_posix()
         return self.work if inside == "." else f"{self.work}/{inside}"
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """The entries of `sys.path` are those that travel: the hosts' own packages come after."""
+        """Return only entries of `sys.path` that are copied; the hosts' own packages follow."""
         cwd = self.there(self.cwd)
         own = [self.there(Path(entry or self.cwd).absolute()) for entry in entries]
         path = dict.fromkeys(
@@ -95,9 +95,9 @@ class HostsTarget(Target):
         on_hosts = place is not None and isinstance(place.settings, HostSettings)
         if not (shared or (on_hosts and len(self.hosts) == 1)):
             raise TpunbError(
-                f"the checkpoints of run {run.id} are not where all hosts of "
-                f"{self.place.name} find them: name a folder that they share, or a URL, as "
-                f"`checkpoints` of [places.{self.place.name}], or give one with --resume"
+                f"not all hosts of {self.place.name} can read the checkpoints of run {run.id}: "
+                f"name a folder that they share, or a URL, as `checkpoints` of "
+                f"[places.{self.place.name}], or give one with --resume"
             )
         if shared:
             return f"{shared.rstrip('/')}/{run.id}"
@@ -107,7 +107,7 @@ class HostsTarget(Target):
     def estimate(self) -> Estimate:
         price = self.report.price
         known = price is not None or self.device == "CPU"
-        unknown = "" if known else f"the hosts of {self.place.name} do not say what they are"
+        unknown = "" if known else f"the price list does not cover the hosts of {self.place.name}"
         return Estimate(price, unknown)
 
     def notes(self, script: str) -> list[str]:
@@ -129,8 +129,8 @@ class HostsTarget(Target):
         port = self.report.rendezvous_port()
         if port is None:
             raise PlaceError(
-                f"ports {self.place.settings.port} and the next ones are all in use on "
-                f"{self.hosts[0]}: name another one as `port` of [places.{self.place.name}]",
+                f"port {self.place.settings.port} and the next ones are in use on "
+                f"{self.hosts[0]}: name another `port` in [places.{self.place.name}]",
                 self.place.file,
                 f"places.{self.place.name}.port",
             )
@@ -153,13 +153,13 @@ class HostsTarget(Target):
 def find_hosts(
     place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
 ) -> HostsTarget:
-    """Ask the hosts of a place, make their environment if that is asked for, and compare them.
+    """Query the hosts of a place, make their environment if that is configured, and compare them.
 
-    Raises PlaceError, HostsError for hosts that do not fit or answer, and TpunbError once
-    `cancelled` says so.
+    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and TpunbError once
+    `cancelled` returns True.
     """
     name = place.name
-    say(f"looking for the hosts of place {name}")  # gcloud is asked
+    say(f"looking for the hosts of place {name}")  # queries gcloud
     transport = make_transport(place)
     targets = transport.hosts
     hosts = list_hosts([target.rpartition("@")[2] for target in targets])
@@ -189,4 +189,4 @@ def _open_place(run: RunDir, placed: PlacedRun) -> Place:
 
 
 KIND = Kind(find_hosts, HostsRun, _open_place, inspect_hosts)
-"""Of places whose hosts are there already."""
+"""Functions of places with existing hosts."""

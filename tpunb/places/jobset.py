@@ -1,12 +1,12 @@
-"""A run on a cluster of Kubernetes with TPUs: the objects that start it, as JobSet has them.
+"""Writes the Kubernetes objects that start a run on a cluster with TPUs, using JobSet.
 
     ConfigMap   the script and its spec, at most 1 MiB
-    Secret      the run's key, by which its hosts know each other, and the ranks' variables
-    JobSet      one Job of one pod for each host of the slice; Kueue admits all of them or none
+    Secret      the run's key, by which its hosts recognise each other, and the ranks' variables
+    JobSet      one Job with a pod for each host of the slice; Kueue admits all of them or none
 
-Each pod runs `tpunb node`, which knows its number from JOB_COMPLETION_INDEX (or TPU_WORKER_ID,
-the same where GKE sets it); JobSet gives host 0 a name. The form is that of JobSet's example for
-v6e (jobset.x-k8s.io/v1alpha2, v0.12) and of what xpk 1.16 writes.
+Each pod runs `tpunb node`, which gets its number from JOB_COMPLETION_INDEX (or TPU_WORKER_ID, the
+same number, if GKE sets it); JobSet gives host 0 a name. The objects follow JobSet's example for
+v6e (jobset.x-k8s.io/v1alpha2, v0.12) and the output of xpk 1.16.
 """
 
 from __future__ import annotations
@@ -41,46 +41,45 @@ from tpunb.utils.text import size
 MOST_FILES = 1 << 20
 """Bytes of all values of a ConfigMap or a Secret (Kubernetes' MaxSecretSize)."""
 JOB = "node"
-"""Of the Job in the JobSet: its pods are <set>-node-0-<node rank>."""
+"""Name of the Job in the JobSet: its pods are <set>-node-0-<node rank>."""
 _LONGEST = 63
-"""Characters of a pod's name, which its host name is made of (RFC 1123)."""
+"""Most characters of a pod's name, which is also its host name (RFC 1123)."""
 _FILES = "/etc/tpunb/run"
 _KEY = "/etc/tpunb/key"
 _MORE = ("kernel_values.json", "arguments.pt", "arguments.json", "given")
 _ENDING = 15.0
-"""Seconds after the grace period in which the ranks are ended and the result is written."""
+"""Seconds after the grace period for ending the ranks and writing the result."""
 
 
 @dataclass(frozen=True)
 class JobSetRun(HostsRun):
-    """A run in a cluster."""
+    """Where a run in a cluster was sent."""
 
     name: str = field(kw_only=True)
-    """Of its objects."""
+    """Name of the run's objects."""
     restart: int = field(default=0, kw_only=True)
-    """How often JobSet had started all pods again when they were followed last."""
+    """Number of JobSet's restarts when the pods were last followed."""
 
     @property
     def leftover(self) -> str:
-        assert isinstance(self.place.settings, JobSetSettings)
-        words = Kubectl(self.place.settings).command(
+        words = Kubectl(self.place.settings_as(JobSetSettings)).command(
             "delete", "jobset,configmap,secret", "-l", f"{INSTANCE}={self.name}"
         )
         return (
-            f"JobSet {self.name} may still be there, and start or cost: `{shlex.join(words)}` "
-            "deletes it"
+            f"JobSet {self.name} may still exist, and start or cost money: delete it with "
+            f"`{shlex.join(words)}`"
         )
 
 
 @dataclass(frozen=True)
 class JobSetTarget(Target):
-    """A slice that a cluster gives: nothing is asked, all of it is in `places.toml`."""
+    """A slice in a cluster, entirely described by `places.toml`."""
 
     config: PlaceConfig
     name: str = ""
-    """Of the run's JobSet, once it has one."""
+    """Name of the run's JobSet, once it has one."""
     asked: Estimate = field(default_factory=Estimate)
-    """What the cluster has said of prices and queues."""
+    """Price and queue, queried from the cluster."""
 
     @property
     def place(self) -> PlaceConfig:
@@ -88,9 +87,8 @@ class JobSetTarget(Target):
 
     @property
     def settings(self) -> JobSetSettings:
-        """Those of its kind."""
-        assert isinstance(self.config.settings, JobSetSettings)
-        return self.config.settings
+        """The place's settings, of its kind's type."""
+        return self.config.settings_as(JobSetSettings)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -138,7 +136,7 @@ class JobSetTarget(Target):
         )
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """The image's working directory: nothing travels besides the script."""
+        """Return the image's working directory: only the script is sent."""
         return ".", ()
 
     def resume(self, run: RunDir) -> str:
@@ -146,27 +144,26 @@ class JobSetTarget(Target):
         if place is not None and "://" in place.settings.checkpoints:
             return f"{place.settings.checkpoints.rstrip('/')}/{run.id}"
         raise TpunbError(
-            f"--resume: where run {run.id} has its checkpoints is not known to the pods of "
-            f"{self.place.name}: give their URL"
+            f"--resume: the pods of {self.place.name} cannot find the checkpoints of run "
+            f"{run.id}: give their URL"
         )
 
     def without_checkpoints(self) -> list[str]:
         return [
-            "what tpunb.save writes is lost with the pods, and a restart begins again: name a URL "
-            f"(gs://…) as `checkpoints` of [places.{self.place.name}]"
+            "checkpoints of tpunb.save are lost with the pods, and a restart begins from the "
+            f"start: name a URL (gs://…) as `checkpoints` of [places.{self.place.name}]"
         ]
 
 
 def name_run(name: str, place: PlaceConfig, more: int = 0) -> str:
-    """A name for the JobSet of a new run: its pods' names begin with it.
+    """Make a name for the JobSet of a new run; its pods' names begin with it.
 
-    `more`: characters that come behind it.
+    `more`: number of characters that the caller appends.
     """
-    assert isinstance(place.settings, JobSetSettings)
-    last = f"-{JOB}-0-{place.settings.slice.hosts - 1}-12345"
+    last = f"-{JOB}-0-{place.settings_as(JobSetSettings).slice.hosts - 1}-12345"
     now = time.strftime("-%Y%m%d-%H%M%S")
     short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
-    if not short[0].isalpha():  # it becomes a Service's name, which begins with a letter
+    if not short[0].isalpha():  # it is also a Service's name, which begins with a letter
         short = f"run-{short}"
     return short[: _LONGEST - len(last) - len(now) - more].rstrip("-") + now
 
@@ -181,11 +178,11 @@ def write_manifest(
     more: RunDir | None = None,
     followed: Sequence[str] = (),
 ) -> str:
-    """The objects of a run, in YAML, for `kubectl create`.
+    """Write the objects of a run in YAML, for `kubectl create`.
 
-    `variables`: for the ranks; they may be secrets. `key`: of the run, in hexadecimal digits.
-    `more`: the run's folder, if other files of it travel as well. `followed`: more words for
-    `tpunb node`, of a run that is followed. Raises PlaceError if that is too large.
+    `variables`: for the ranks; they may be secrets. `key`: the run's key, in hexadecimal digits.
+    `more`: the run folder, to send its other files as well. `followed`: further words for
+    `tpunb node`, if the run is followed. Raises PlaceError if the objects are too large.
     """
     files = {"script.py": script, "spec.json": json.dumps(spec.to_json())}
     secret = {"key": key, "variables.json": json.dumps(dict(variables))}
@@ -194,9 +191,9 @@ def write_manifest(
         total = sum(len(value.encode()) for value in values.values())
         if total > MOST_FILES:
             raise PlaceError(
-                f"{' and '.join(values)} have {size(total)}, and a {kind} of Kubernetes holds "
-                f"{size(MOST_FILES)}: bring what is large with the image or from a bucket, not "
-                "in cells or variables",
+                f"{' and '.join(values)} have {size(total)}, but a {kind} of Kubernetes holds at "
+                f"most {size(MOST_FILES)}: put large data into the image or a bucket, not into "
+                "cells or variables",
                 target.place.file,
                 f"places.{target.place.name}",
             )
@@ -223,7 +220,7 @@ def _object(target: JobSetTarget, version: str, kind: str, **values: Any) -> dic
 
 
 def _pack_more(run: RunDir) -> dict[str, str]:
-    """Files that a run reads besides its script, as one archive; {} if there is none."""
+    """Pack the files that a run reads in addition to its script; {} if there are none."""
     names = [name for name in _MORE if (run.path / name).exists()]
     if not names:
         return {}
@@ -240,7 +237,7 @@ def _jobset(target: JobSetTarget, spec: RunSpec, followed: Sequence[str]) -> dic
         "parallelism": own.hosts,
         "completions": own.hosts,
         "completionMode": "Indexed",
-        "backoffLimit": 0,  # the set starts again, never a pod alone
+        "backoffLimit": 0,  # JobSet restarts all pods, never a pod alone
         "template": {
             "metadata": {"labels": {INSTANCE: target.name}},
             "spec": _pod(target, spec, followed),
@@ -277,7 +274,7 @@ def _pod(target: JobSetTarget, spec: RunSpec, followed: Sequence[str]) -> dict[s
         "command": ["tpunb", "node"],
         "args": node,
         "env": [
-            # Its own name may be known to the cluster's name server only after it has started.
+            # The cluster may resolve the pod's own name only after the pod has started.
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
         "securityContext": {"privileged": True},
@@ -330,7 +327,7 @@ def _pod(target: JobSetTarget, spec: RunSpec, followed: Sequence[str]) -> dict[s
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, so that the script can be read; no anchors."""
+    """Writes texts of several lines as blocks, so that the script is readable; no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,8 +1,8 @@
-"""A run on Kaggle: a private notebook of its own, whose session runs it (`kaggle_notebook`).
+"""Runs on Kaggle: each one is a private notebook (`kaggle_notebook`), run by its session.
 
-What the session says comes from its log (`log_stream`), which Kaggle's load balancer cuts when it
-is idle, and then tells again from the start. Files come when it has ended. Kaggle has no way to end
-a session from outside, so every run here outlives the kernel, and none is ever said to be stopped.
+The stream comes from the session's log (`log_stream`), which Kaggle's load balancer cuts when it is
+idle, and then repeats from the start. Files are available once the session has ended. Kaggle has no
+way to end a session from outside, so every run outlives the kernel and cannot be stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tpunb.places.errors import PlaceError
 from tpunb.places.kaggle_service import KaggleService, NoAnswerError, Quota, Status
 from tpunb.places.kaggle_session import EARLIER, FOLDER
 from tpunb.places.log_stream import Unpacker
-from tpunb.places.place import Cancelled, HostGone, Place, PlacedRun, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Said
 from tpunb.places.target import Estimate, Kind, Target
 from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
@@ -45,34 +45,35 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration, size
 
 HOST = "kaggle"
-"""What the session's machine is called."""
+"""Host name of the session's machine."""
 CHIPS = {"TpuV5E8": 8}
-"""Chips of Kaggle's machine shapes with TPUs, as its client names them (--accelerator)."""
-LOOK = 0.1
+"""Chips of Kaggle's machine shapes with TPUs, keyed by its client's names (--accelerator)."""
+POLL_INTERVAL = 0.1
+"""Seconds that the follower waits for new output of the log."""
 ASK = 10.0
-"""Seconds between two questions how the session stands."""
+"""Seconds between two queries of the session's state."""
 SILENT = 300.0
-"""Seconds after which a log that says nothing is asked for anew: the load balancer cuts idle
-ones after about three minutes, which is not always seen here."""
+"""Seconds without output after which the log is requested again: the load balancer cuts idle
+connections after about three minutes, which is not always noticed on this side."""
 LOST = 1800.0
-"""Seconds without an answer of Kaggle after which the run is left to itself: `tpunb attach` follows
-it again."""
+"""Seconds without an answer from Kaggle after which the run is not followed any more; `tpunb
+attach` follows it again."""
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds until the log is asked for again, by how often it has been in vain."""
+"""Seconds before the log is requested again, by number of vain requests."""
 LATE = 120.0
-"""Seconds in which the log of a session that has ended may still come: Kaggle stores it first."""
+"""Seconds for which the log of an ended session may still be missing: Kaggle stores it first."""
 OUTPUT = 180.0
-"""Seconds in which Kaggle is to take a session for ended whose run has ended."""
+"""Seconds after the end of the run in which Kaggle should report its session as ended."""
 UNKNOWN = 3
-"""How often in a row Kaggle must not know a notebook before it is taken for gone."""
+"""Consecutive answers that a notebook does not exist before it is considered gone."""
 STARTS = 120.0
-"""Seconds after which a notebook that Kaggle does not know has not been pushed."""
+"""Seconds after which a notebook that Kaggle does not know is considered not pushed."""
 MOST_SOURCE = 1 << 20
-"""Bytes of a notebook that Kaggle takes."""
+"""Most bytes of a notebook that Kaggle accepts."""
 OUTPUTS = "outputs"
-"""Here, the folder in the run's folder for what the run has left in its working directory."""
+"""Folder in the local run folder for the files that the run left in its working directory."""
 _TITLE = 50
-"""Characters of a title, at most; at least five."""
+"""Most characters of a title; the least are five."""
 _SOURCES = ("dataset", "competition", "model", "kernel")
 _STATES = {
     "QUEUED": RunState.WAITING,
@@ -81,40 +82,39 @@ _STATES = {
     "ERROR": RunState.FAILED,
     "CANCEL_ACKNOWLEDGED": RunState.INTERRUPTED,
 }
-"""Of a session, by the names of Kaggle's KernelWorkerStatus; RUNNING for any other."""
+"""States of a session, keyed by the names of Kaggle's KernelWorkerStatus; RUNNING for others."""
 _DATA = re.compile(r"^[ \t]*%tpu_data[ \t]+(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class KaggleRun(PlacedRun):
-    """A run on Kaggle."""
+    """Where a run on Kaggle was sent."""
 
     ref: str
     """'owner/slug' of its notebook."""
     root: str
-    """The folder here from which files travel."""
+    """The local folder from which files are copied."""
     left: float | None = None
-    """Hours of the week's quota before it."""
+    """Hours left of the week's quota before the run."""
 
     @property
     def url(self) -> str:
-        """Of its page."""
+        """URL of the notebook's page."""
         return f"https://www.kaggle.com/code/{self.ref}"
 
     @property
     def cannot_stop(self) -> str:
-        settings = self.place.settings
-        assert isinstance(settings, KaggleSettings)
+        settings = self.place.settings_as(KaggleSettings)
         return (
-            "Kaggle has no way to stop a session from outside: it goes on, and uses quota. Stop it "
-            f"on its page, {self.url} (Cancel Run); its time-out ends it "
-            f"{settings.session_hours:g} h after it has begun"
+            "Kaggle has no way to stop a session from outside, so it continues to use quota. Stop "
+            f"it on its page, {self.url} (Cancel Run); otherwise its time-out ends it "
+            f"{settings.session_hours:g} h after its start"
         )
 
 
 @dataclass(frozen=True)
 class KaggleTarget(Target):
-    """A session that Kaggle would give."""
+    """A future session on Kaggle."""
 
     config: PlaceConfig
     owner: str
@@ -127,9 +127,8 @@ class KaggleTarget(Target):
 
     @property
     def settings(self) -> KaggleSettings:
-        """Those of its kind."""
-        assert isinstance(self.config.settings, KaggleSettings)
-        return self.config.settings
+        """The place's settings, of its kind's type."""
+        return self.config.settings_as(KaggleSettings)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -151,7 +150,7 @@ class KaggleTarget(Target):
         what = f"{self.settings.accelerator} on Kaggle"
         price = Price(1.0, what, f"{date.today()}", "Kaggle's weekly quota", unit="TPU hours")
         if self.quota is None:
-            return Estimate(price, longest=longest, notes=("Kaggle does not tell the quota",))
+            return Estimate(price, longest=longest, notes=("Kaggle does not report a quota",))
         return Estimate(price, longest=longest, left=self.quota.left, until=self.quota.refresh)
 
     @property
@@ -159,10 +158,10 @@ class KaggleTarget(Target):
         return MappingProxyType(
             {
                 "stop": "Kaggle has no way to stop a session from outside: the interrupt key and "
-                "`tpunb stop` only say where its page is. It ends with the run, or after "
+                "`tpunb stop` only show the link to its page. It ends with the run, or after "
                 f"{self.settings.session_hours:g} h (session_hours of [places.{self.place.name}])",
-                "background": "a run on Kaggle outlives the kernel: --detach returns at once, and "
-                "`%tpu_attach` brings its result",
+                "background": "a run on Kaggle outlives the kernel: use --detach, which returns at "
+                "once, and `%tpu_attach` for its result",
             }
         )
 
@@ -180,7 +179,7 @@ class KaggleTarget(Target):
         )
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """The session's working directory: of what is here, only `files` travels."""
+        """Return the session's working directory: only the files of `files` are sent."""
         return ".", ()
 
     def resume(self, run: RunDir) -> str:
@@ -190,8 +189,8 @@ class KaggleTarget(Target):
             return f"{shared.rstrip('/')}/{run.id}"
         if not isinstance(ref, str):
             raise TpunbError(
-                f"--resume: run {run.id} was not on Kaggle, so its checkpoints are not there: give "
-                "a URL that the session can read, or name one as `checkpoints` of "
+                f"--resume: run {run.id} was not on Kaggle, so the session cannot read its "
+                "checkpoints: give a URL that it can read, or name one as `checkpoints` of "
                 f"[places.{self.place.name}]"
             )
         return f"{EARLIER}{ref}"
@@ -206,11 +205,11 @@ class KaggleTarget(Target):
 
 
 def _slug(run_id: str) -> str:
-    """What the notebook's address ends with: Kaggle makes it from the title."""
+    """The end of the notebook's URL, which Kaggle makes from the title."""
     words = re.sub(r"[^a-z0-9]+", "-", f"tpunb-{run_id}".lower()).strip("-")
     if len(words) <= _TITLE:
         return words
-    # Of two long names that begin in the same way, one would be pushed over the other.
+    # Otherwise two long names with the same beginning would overwrite each other.
     mark = hashlib.sha256(run_id.encode()).hexdigest()[:6]
     return f"{words[: _TITLE - 7].rstrip('-')}-{mark}"
 
@@ -218,13 +217,11 @@ def _slug(run_id: str) -> str:
 def find_kaggle(
     place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
 ) -> KaggleTarget:
-    """Ask Kaggle who is logged in, and what is left of the quota.
+    """Query Kaggle for the login and the rest of the quota.
 
     Raises PlaceError without a login or a quota, MissingPackageError without Kaggle's client.
     """
-    settings = place.settings
-    assert isinstance(settings, KaggleSettings)
-    say("asking Kaggle for the login and the quota")
+    say("querying Kaggle for the login and the quota")
     try:
         service = kaggle_service.connect(cancelled)
         quota = service.quota()
@@ -234,8 +231,8 @@ def find_kaggle(
     target = KaggleTarget(place, service.username, quota, root)
     if target.device == "TPU" and quota is not None and quota.left <= 0:
         raise PlaceError(
-            f"this week's {quota.allowed:g} TPU hours on Kaggle are used up; there are more "
-            f"from {quota.refresh}. Nothing was started"
+            f"this week's {quota.allowed:g} TPU hours on Kaggle are used up; the quota is renewed "
+            f"at {quota.refresh}. Nothing was started"
         )
     if cancelled():
         raise TpunbError("interrupted before the run began: nothing was started")
@@ -244,7 +241,7 @@ def find_kaggle(
 
 @dataclass(frozen=True)
 class KaggleReport:
-    """What `tpunb doctor --on` says of Kaggle."""
+    """The report of `tpunb doctor --on` about Kaggle."""
 
     place: PlaceConfig
     owner: str
@@ -272,25 +269,25 @@ class KaggleReport:
             lines.append(f"login: {self.owner}")
         if self.quota is not None:
             lines.append(
-                f"quota: {self.quota.left:.2f} of {self.quota.allowed:g} TPU hours left, more from "
-                f"{self.quota.refresh}"
+                f"quota: {self.quota.left:.2f} of {self.quota.allowed:g} TPU hours left, renewed "
+                f"at {self.quota.refresh}"
             )
         return "\n".join([*lines, *(f"problem: {what}" for _, what in self.problems())])
 
 
 def inspect_kaggle(place: PlaceConfig) -> KaggleReport:
-    """Who is logged in, and what is left."""
+    """Check the login, and the rest of the quota."""
     try:
         service = kaggle_service.connect()
         quota = service.quota()
     except TpunbError as error:
         return KaggleReport(place, "", None, str(error))
     used_up = quota is not None and quota.left <= 0
-    return KaggleReport(place, service.username, quota, "the quota is used up" * used_up)
+    return KaggleReport(place, service.username, quota, "this week's quota is used up" * used_up)
 
 
 class KagglePlace(Place):
-    """The notebook of one run, and its session."""
+    """A run on Kaggle: its notebook, and the notebook's session."""
 
     placed: KaggleRun
 
@@ -300,18 +297,20 @@ class KagglePlace(Place):
 
     @cached_property
     def _service(self) -> KaggleService:
-        """Raises PlaceError where this is another's login, and as `connect` does."""
+        """Raises PlaceError for another user's login, and the errors of `connect`."""
         service = kaggle_service.connect()
         owner = self.placed.ref.partition("/")[0]
         if service.username != owner:
-            raise PlaceError(f"the run is {owner}'s on Kaggle, and the login {service.username}'s")
+            raise PlaceError(
+                f"the run belongs to {owner} on Kaggle, but you are logged in as "
+                f"{service.username}: log in as {owner} (`kaggle auth login`)"
+            )
         return service
 
     @property
     def settings(self) -> KaggleSettings:
-        """Those of its kind."""
-        assert isinstance(self.placed.place.settings, KaggleSettings)
-        return self.placed.place.settings
+        """The place's settings, of its kind's type."""
+        return self.placed.place.settings_as(KaggleSettings)
 
     # Starting
 
@@ -328,14 +327,14 @@ class KagglePlace(Place):
         try:
             pushed = self._service.push(fields)
         except NoAnswerError as error:
-            # It may have been taken all the same.
-            say(f"{error}; looking whether the run has started")
+            # Kaggle may have accepted the notebook all the same.
+            say(f"{error}; checking whether the run has started")
             try:
                 found = self._is_there()
             except NoAnswerError:
                 raise PlaceError(
-                    f"{error}, and whether the run has started is not known. If it has, it goes on "
-                    f"and uses quota: look at {self.placed.url}"
+                    f"{error}, and it is not known whether the run has started. If it has, it is "
+                    f"running and uses quota: check {self.placed.url}"
                 ) from None
             if not found:
                 raise PlaceError(f"{error}: the run has not started") from None
@@ -347,20 +346,21 @@ class KagglePlace(Place):
         if pushed.invalid:
             self.run.emit(
                 Note(
-                    f"Kaggle does not know, or does not let you read: {', '.join(pushed.invalid)}. "
-                    "The session has begun without them (the rules of a competition are accepted "
-                    "on its page)"
+                    f"Kaggle does not know, or you may not read: {', '.join(pushed.invalid)}. The "
+                    "session has started without them. To use a competition's data, accept its "
+                    "rules on its page"
                 )
             )
 
     def _fields(self, variables: Mapping[str, str]) -> dict[str, Any]:
-        """What is saved. Raises PlaceError for what must not be sent, or is too large."""
+        """The fields to save. Raises PlaceError for data that is secret or too large."""
         settings = self.settings
         for name, value in variables.items():
             if secrets.kept_value(name, value) == secrets.HIDDEN:
                 raise PlaceError(
-                    f"{name} would be kept with the notebook on Kaggle: put it into the notebook's "
-                    "Secrets there (Add-ons), and read it with kaggle_secrets in a cell"
+                    f"{name} may be a secret, and would be stored in the notebook on Kaggle: add "
+                    "it to the notebook's Secrets there (Add-ons), and read it with kaggle_secrets "
+                    "in a cell"
                 )
         lines = _data_lines(self.run)
         sources = _sources(lines)
@@ -370,7 +370,7 @@ class KagglePlace(Place):
         spec = self.run.read_spec()
         root = Path(self.placed.root)
         files = {name: root / name for name in chosen_files(root, settings.files)}
-        # In the notebook they are packed, so they are looked into before.
+        # Check the files before they are packed into the notebook.
         for name, path in {**kaggle_notebook.sent_files(self.run), **files}.items():
             self._refuse_login(name, path.read_bytes())
         seconds = int(settings.session_hours * 3600)
@@ -382,8 +382,9 @@ class KagglePlace(Place):
         text = kaggle_notebook.write_notebook(self.run, spec.name, order, lines, files)
         if len(text) > MOST_SOURCE:
             raise PlaceError(
-                f"the notebook would have {size(len(text))}, and Kaggle takes {size(MOST_SOURCE)}: "
-                "bring what is large as a dataset (%tpu_data), not in cells or `files`"
+                f"the notebook would have {size(len(text))}, but Kaggle accepts at most "
+                f"{size(MOST_SOURCE)}: use a dataset (%tpu_data) for large data, not cells or "
+                "`files`"
             )
         self._refuse_login("the notebook", text.encode())
         slug = self.placed.ref.partition("/")[2]
@@ -401,17 +402,17 @@ class KagglePlace(Place):
         }
 
     def _refuse_login(self, where: str, content: bytes) -> None:
-        """Raise PlaceError if the login to Kaggle is in something that would be sent."""
+        """Raise PlaceError if `content`, which would be sent, has the login to Kaggle in it."""
         if any(secret.encode() in content for secret in self._service.secrets()):
             raise PlaceError(
-                f"{where} holds the key or token of your login to Kaggle: remove it from there; "
-                "inputs of the notebook need none on Kaggle"
+                f"{where} contains the key or token of your login to Kaggle: remove it; a notebook "
+                "on Kaggle reads its inputs without a login"
             )
 
     def _is_there(self) -> bool:
-        """Whether Kaggle has the notebook of this run; asks for a while. Raises NoAnswerError.
+        """True if Kaggle has the notebook of this run; query for a while. Raises NoAnswerError.
 
-        What Kaggle has taken in late, or only then tells of, has begun all the same.
+        Kaggle may store a notebook late, or report it late, and its session starts all the same.
         """
         deadline = time.monotonic() + STARTS
         pause = 1.0
@@ -434,14 +435,14 @@ class KagglePlace(Place):
         try:
             service = self._service
         except TpunbError as error:
-            yield Said(0, HostGone(str(error)))
+            yield Said(0, ConnectionLost(str(error)))
             return
         follower = _Follower(service, self.placed, self.run, self._closed)
         for line in follower.lines():
             if isinstance(line, End):
-                # Kaggle counts the time, and keeps the output, once the session has ended too.
+                # Kaggle counts the time, and stores the output, after the end of the session.
                 if follower.missing:
-                    self.run.emit(Note("parts of the session's log have not come"))
+                    self.run.emit(Note("parts of the session's log are missing"))
                 yield from follower.wait_for_output()
                 self._tell_quota()
             yield None if line is None else Said(0, line)
@@ -451,13 +452,13 @@ class KagglePlace(Place):
         try:
             quota = None if before is None else self._service.quota()
         except PlaceError as error:
-            self.run.emit(Note(f"what is left of the quota is not known: {error}"))
+            self.run.emit(Note(f"the rest of the quota is not known: {error}"))
             return
         if quota is not None and before is not None:
             self.run.emit(
                 Note(
-                    f"quota: {before:.2f} TPU hours before the run, {quota.left:.2f} now, as "
-                    f"Kaggle counts them; more from {quota.refresh}"
+                    f"quota: {before:.2f} TPU hours left before the run, {quota.left:.2f} now, as "
+                    f"Kaggle counts them; renewed at {quota.refresh}"
                 )
             )
 
@@ -471,14 +472,14 @@ class KagglePlace(Place):
         return _STATES.get(status.name, RunState.RUNNING)
 
     def stop(self, request: Stop) -> None:
-        """Say that it cannot be, and how it can."""
+        """Tell the user that the run cannot be stopped from here, and how to stop it."""
         if request.cause is StopCause.HOST_LOST:
-            return  # nobody has asked: it has ended
+            return  # not the user's request: the session has ended
         again = "" if request.now else ". Interrupt again to stop following it"
         self.run.emit(Note(f"{self.placed.cannot_stop}{again}"))
 
-    def let_go(self) -> None:
-        """It is never bound to a kernel."""
+    def release_lifelines(self) -> None:
+        """Do nothing: the run does not end with the kernel."""
 
     def close(self) -> None:
         self._closed.set()
@@ -488,14 +489,14 @@ class KagglePlace(Place):
     def fetch(
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
-        """Raises PlaceError while the session runs, and where Kaggle does not answer."""
+        """Raises PlaceError while the session is running, and if Kaggle does not answer."""
         files = self._service.outputs(self.placed.ref)
         if not files:
             status = self._service.status(self.placed.ref)
             if status is None or not status.over:
                 raise PlaceError(
-                    "Kaggle gives what a session writes when it has ended, and not before: "
-                    f"{self.placed.url}"
+                    "the session is still running, and its files can be fetched only after its "
+                    f"end: {self.placed.url}"
                 )
         fetched = []
         for file in files:
@@ -510,7 +511,7 @@ class KagglePlace(Place):
 
 
 class _Follower:
-    """What a session says, from its log, for as long as it can be had."""
+    """Reads a session's stream from its log, and watches the session's state."""
 
     def __init__(
         self, service: KaggleService, placed: KaggleRun, run: RunDir, closed: threading.Event
@@ -521,23 +522,23 @@ class _Follower:
         self._closed = closed
         self._unpacker = Unpacker()
         self._log: queue.SimpleQueue[tuple[int, str | _LogEnd]] = queue.SimpleQueue()
-        """What threads that read the log have got, with the number of each."""
+        """Output from the threads that read the log, with each thread's number."""
         self._reader = 0
-        """The present one; what comes from others is late."""
+        """Number of the current thread; output of earlier threads is ignored."""
         self._reading = False
         self._said: queue.SimpleQueue[Status | NoAnswerError | None] = queue.SimpleQueue()
-        """How the session stands, as Kaggle has said; None: it does not know the notebook."""
+        """Kaggle's answers about the session; None: it does not know the notebook."""
         self._asking = False
         self._asked = float("-inf")
         self._unknown = 0
-        """How often in a row it did not know the notebook."""
+        """Consecutive answers that the notebook does not exist."""
         self._status: Status | None = None
         self._trouble = ""
         self._heard = self._answered = time.monotonic()
-        """When something has come of the log, and when anything has come of Kaggle."""
+        """Time of the latest output of the log, and of the latest answer of any kind."""
 
-    def lines(self) -> Iterator[Line | HostGone | None]:
-        """What a node says; at the end End, or HostGone. None whenever there is nothing."""
+    def lines(self) -> Iterator[Line | ConnectionLost | None]:
+        """Yield the node's lines, at the end End or ConnectionLost; None while there is nothing."""
         tries, due = 0, time.monotonic()
         over_since: float | None = None
         read_since = float("inf")
@@ -548,7 +549,7 @@ class _Follower:
                 tries, read_since = tries + 1, now
                 self._read()
             elif self._reading and now - self._heard > SILENT:
-                self._reading = False  # the thread is left to itself
+                self._reading = False  # abandon the thread
             whole = False
             for line in self._take():
                 if isinstance(line, _LogEnd):
@@ -560,15 +561,15 @@ class _Follower:
                     return
             self._look()
             if self._unknown >= UNKNOWN:
-                yield HostGone(
-                    f"Kaggle has no notebook {self._placed.ref} that this login may read: it was "
-                    "deleted, or the run was never sent",
+                yield ConnectionLost(
+                    f"Kaggle has no notebook {self._placed.ref} that you may read: it was deleted, "
+                    "or the run was never sent",
                     final=True,
                 )
                 return
             over = self._status is not None and self._status.over
             if over and over_since is None:
-                # What is stored now is the whole log.
+                # The log is complete now: read it from its start.
                 over_since, due, tries, self._reading = now, now, 0, False
             elif not over:
                 over_since = None
@@ -578,21 +579,21 @@ class _Follower:
                 yield from self._without_end()
                 return
             if now - self._answered > LOST:
-                yield HostGone(
+                yield ConnectionLost(
                     f"Kaggle has not answered for {duration(LOST)} ({self._trouble}). The session "
-                    f"may go on there, {self._placed.url}; `tpunb attach {self._run.id}` follows "
-                    "it again"
+                    f"may still be running: {self._placed.url}; `tpunb attach {self._run.id}` "
+                    "follows it again"
                 )
                 return
             yield None
 
     @property
     def missing(self) -> int:
-        """Packs of lines that the log should have had."""
+        """Number of packs of lines that are missing in the log."""
         return self._unpacker.missing
 
     def wait_for_output(self) -> Iterator[None]:
-        """Until Kaggle takes the session for ended, which it may do late."""
+        """Wait until Kaggle reports the session as ended, which may be late."""
         deadline = time.monotonic() + OUTPUT
         self._run.emit(Phase(PhaseKind.ENDED, "the run has ended; Kaggle stores its output"))
         while not self._closed.is_set():
@@ -602,14 +603,14 @@ class _Follower:
             if time.monotonic() > deadline:
                 self._run.emit(
                     Note(
-                        "the run has ended, and Kaggle still takes its session for running, as it "
-                        f"sometimes does: look at {self._placed.url}; `tpunb fetch` brings its "
-                        "files once Kaggle gives them"
+                        "the run has ended, but Kaggle still reports its session as running, as "
+                        f"happens at times: check {self._placed.url}, and fetch its files later "
+                        f"with `tpunb fetch {self._run.id}`"
                     )
                 )
                 return
             yield None
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     # The log
 
@@ -629,15 +630,15 @@ class _Follower:
                         return
                 end = _LogEnd.WHOLE
             except PlaceError:
-                pass  # what it means, the session's status says
+                pass  # the session's status shows the reason
             finally:
                 self._log.put((number, end))
 
         threading.Thread(target=work, daemon=True).start()
 
     def _take(self) -> Iterator[Line | _LogEnd]:
-        """What has come of the log by now, after a short wait."""
-        timeout: float | None = LOOK
+        """Yield new lines of the log, after a short wait."""
+        timeout: float | None = POLL_INTERVAL
         while True:
             try:
                 number, text = self._log.get(timeout=timeout) if timeout else self._log.get_nowait()
@@ -656,7 +657,7 @@ class _Follower:
     # Its state
 
     def _look(self, often: int = 1) -> None:
-        """Take in what Kaggle has answered, and ask it again when it is time."""
+        """Process Kaggle's latest answer about the session, and query again when it is time."""
         now = time.monotonic()
         if not self._asking and now - self._asked >= ASK / often:
             self._asking, self._asked = True, now
@@ -692,10 +693,10 @@ class _Follower:
         elif status.name == "RUNNING" and not self._unpacker.begun:
             self._run.emit(Phase(PhaseKind.STARTING, "the session on Kaggle has begun"))
 
-    # The end, where the log has none
+    # The end of a session whose log has no end
 
-    def _without_end(self) -> Iterator[Line | HostGone]:
-        """What the session's output has of the run; and that it was lost, if that is no result."""
+    def _without_end(self) -> Iterator[Line | ConnectionLost]:
+        """Yield the run's files in the session's output, then the end (or ConnectionLost)."""
         returncode: int | None = None
         try:
             files = self._service.outputs(self._placed.ref)
@@ -715,17 +716,17 @@ class _Follower:
                 if name == stream.RESULT:
                     returncode = _returncode(content)
         except (PlaceError, OSError) as error:
-            self._run.emit(Note(f"the session's output has not come: {error}"))
+            self._run.emit(Note(f"the session's output could not be fetched: {error}"))
         if returncode is not None:
             yield End(returncode)
             return
-        yield HostGone(self._describe_end(), final=True)
+        yield ConnectionLost(self._describe_end(), final=True)
 
     def _describe_end(self) -> str:
         assert self._status is not None
         name, failure = self._status.name, self._status.failure
         if name == "CANCEL_ACKNOWLEDGED":
-            return f"its session was cancelled on Kaggle's page, {self._placed.url}"
+            return f"its session was cancelled on its page, {self._placed.url}"
         why = f": {failure}" if failure else ""
         return (
             f"Kaggle has ended its session before the run had ended ({name}{why}). Its log is at "
@@ -734,7 +735,7 @@ class _Follower:
 
 
 def _returncode(content: bytes) -> int | None:
-    """That of a result.json; None if it is none."""
+    """The exit code in a result.json; None if it cannot be read."""
     try:
         result = records.parse(content)
         return int(result["returncode"] or 0)
@@ -743,7 +744,7 @@ def _returncode(content: bytes) -> int | None:
 
 
 class _LogEnd(Enum):
-    """How reading the log has ended."""
+    """How reading the log has ended: with the log, or with the connection."""
 
     WHOLE = "whole"
     CUT = "cut"
@@ -759,8 +760,8 @@ def _data_lines(run: RunDir) -> list[list[str]]:
         for line in _DATA.findall(cell["source"]) if cell["kind"] == "code" else []:
             if "{" in line or "$" in line:
                 raise PlaceError(
-                    f"%tpu_data {line}: Kaggle mounts data before anything runs, so what it is "
-                    "called must stand there itself"
+                    f"%tpu_data {line}: Kaggle mounts data before any cell runs, so write its "
+                    "name without variables"
                 )
             try:
                 words = shlex.split(line)
@@ -772,7 +773,7 @@ def _data_lines(run: RunDir) -> list[list[str]]:
 
 
 def _sources(lines: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    """What Kaggle is to mount for them, as fields of ApiSaveKernelRequest. Raises DataError."""
+    """Data that Kaggle must mount, as fields of ApiSaveKernelRequest. Raises DataError."""
     found: dict[str, list[str]] = {f"{kind}_data_sources": [] for kind in _SOURCES}
     for words in lines:
         for source in filter(None, map(data.parse_kaggle, words)):
@@ -783,7 +784,7 @@ def _sources(lines: Sequence[Sequence[str]]) -> dict[str, list[str]]:
 
 
 def place_here(name: str) -> str | None:
-    """Where an output file belongs in the run's folder here; None for what is there already."""
+    """An output file's path in the local run folder; None for files that are there already."""
     if not name.isprintable() or name.startswith("/") or {"", ".", ".."} & {*name.split("/")}:
         return None
     inside = name.removeprefix(f"{FOLDER}/")
@@ -794,7 +795,7 @@ def place_here(name: str) -> str | None:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a file is meant by a pattern: by its name, or as one below a folder."""
+    """True if a pattern matches a file, or a folder above it."""
     parts = name.split("/")
     paths = ("/".join(parts[: count + 1]) for count in range(len(parts)))
     return any(fnmatch.fnmatchcase(path, pattern.rstrip("/")) for path in paths)

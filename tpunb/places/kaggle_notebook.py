@@ -1,12 +1,12 @@
-"""The notebook that is pushed to Kaggle: the run's script to read, and tpunb itself, packed.
+"""Writes the notebook that is pushed to Kaggle: the run's script, readable, and tpunb, packed.
 
-    [markdown]  what this is
+    [markdown]  a description
     [code]      %%writefile script.py, and the script
     [code]      everything else, packed; folded away on the page
     [code]      the notebook's %tpu_data lines, if it has any
     [code]      the run, with its log as output
 
-It needs no Internet, and on Kaggle no package but torch and torch_xla.
+The notebook needs no internet access, and on Kaggle only the packages torch and torch_xla.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tpunb.utils.files import PACKAGE_ROOT
 from tpunb.utils.version import __version__
 
 SENT = ("spec.json", "kernel_values.json", "arguments.pt", "arguments.json", "given")
-"""What of a run folder its processes read, besides the script."""
+"""Files of a run folder, in addition to the script, that the run's processes read."""
 _LEFT_OUT = (
     "display",
     "notebook/capture",
@@ -36,7 +36,7 @@ _LEFT_OUT = (
     "notebook/lint/checks",
     "notebook/migrate",
 )
-"""Of the package: what only those need who send a notebook."""
+"""Parts of the package that are needed only to send a notebook."""
 _UNPACK = '''\
 # tpunb {version} and what this run needs besides its script, packed
 import base64, io, sys, tarfile, tempfile
@@ -62,14 +62,14 @@ def write_notebook(
     data: Sequence[Sequence[str]] = (),
     files: Mapping[str, Path] | None = None,
 ) -> str:
-    """The notebook of a run, as JSON text.
+    """Write the notebook of a run, as JSON text.
 
-    `name`: of the notebook that the run is from; `order`: for `kaggle_session.run`; `data`: the
-    words of each %tpu_data line; `files`: others, by their paths in the working directory.
+    `name`: the name of the user's notebook; `order`: values for `kaggle_session.run`; `data`: the
+    words of each %tpu_data line; `files`: other files, keyed by path in the working directory.
     """
     script = run.script.read_text(encoding="utf-8")
     parts = ", ".join(f"`{path}`" for path in files or ())
-    beside = f" With it come {parts}." if parts else ""
+    beside = f" It was sent with {parts}." if parts else ""
     about = (
         f"# {name}\n\nRun `{run.id}`, sent by tpunb {__version__}. The script below is the "
         f"notebook up to its `%%tpu_train` cell, cell by cell.{beside} The last cell runs it on "
@@ -85,15 +85,15 @@ def write_notebook(
         lines = (f"kaggle_session.bring({', '.join(map(repr, words))})" for words in data)
         cells.append(nbformat.v4.new_code_cell("\n".join(lines)))
     cells.append(nbformat.v4.new_code_cell("kaggle_session.run()"))
-    # Papermill, which runs it there, wants to know the kernel. Nothing of Kaggle's own is named:
-    # an image would come instead of that of a TPU session.
+    # Papermill, which runs the notebook on Kaggle, needs the kernel's name. Metadata of Kaggle's
+    # own are left out: an image named in them would replace that of a TPU session.
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return str(nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata=metadata)))
 
 
 def sent_files(run: RunDir) -> dict[str, Path]:
-    """What of a run folder is packed, by its path there."""
+    """The files of a run folder to pack, keyed by their path in it."""
     paths = [path for name in SENT for path in (run.path / name, *(run.path / name).rglob("*"))]
     return {str(path.relative_to(run.path)): path for path in paths if path.is_file()}
 
@@ -121,7 +121,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    """A file that is nobody's, of no time: the same content is packed the same."""
+    """Add a file without owner and time, so that the same content is packed identically."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(data), 0o644
     archive.addfile(member, io.BytesIO(data))

@@ -1,7 +1,7 @@
-"""Kaggle's service, by its own client (the package `kaggle`), with an end to every wait.
+"""Calls Kaggle's service through its own client (the package `kaggle`), with a time-out each.
 
 The login is the client's: an access token, kaggle.json, `kaggle auth login` or variables. It is
-read in this process, and nothing of it is passed on.
+read in this process, and never passed on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tpunb.places.place import Cancelled
 from tpunb.utils.errors import MissingPackageError
 
 PATIENCE = 60.0
-"""Seconds that one answer may take: the client itself would wait for ever."""
+"""Time-out of a request in seconds: the client itself would wait for ever."""
 AGAIN = (1.0, 3.0, 10.0)
-"""Seconds before each further try to ask what may be asked twice."""
-LOOK = 0.05
-"""Seconds between two looks whether somebody still waits."""
+"""Seconds before each repetition of a request that may be repeated."""
+POLL_INTERVAL = 0.05
+"""Seconds between two checks for a cancellation."""
 PAGE = 200
-"""Files of one answer, the most that Kaggle gives."""
+"""Files per page of a listing, Kaggle's maximum."""
 _PIECE = 1 << 20
 _BUSY = 429
 
@@ -35,77 +35,77 @@ _Answer = TypeVar("_Answer")
 
 
 class NoAnswerError(PlaceError):
-    """Kaggle cannot be reached, or has trouble of its own: later it may answer."""
+    """Kaggle cannot be reached, or has a problem of its own; it may answer later."""
 
 
 @dataclass(frozen=True)
 class Quota:
-    """Of TPUs, in this week."""
+    """This week's quota of TPUs."""
 
     used: float
-    """Hours."""
+    """Hours used."""
     allowed: float
-    """Hours."""
+    """Hours of the whole week."""
     refresh: str
-    """The day on which there is more again."""
+    """Time at which the quota is renewed."""
 
     @property
     def left(self) -> float:
-        """Hours."""
+        """Hours left."""
         return max(0.0, self.allowed - self.used)
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """A notebook that Kaggle has taken, and runs."""
+    """A notebook that Kaggle has accepted, and runs."""
 
     ref: str
     """'owner/slug'."""
     url: str
     invalid: tuple[str, ...]
-    """Data sources that it does not know, or that this user may not read."""
+    """Data sources that Kaggle does not know, or that this user may not read."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a session stands."""
+    """The state of a session."""
 
     name: str
-    """Of Kaggle's KernelWorkerStatus: 'RUNNING'."""
+    """A name of Kaggle's KernelWorkerStatus: 'RUNNING'."""
     failure: str = ""
 
     @property
     def over(self) -> bool:
-        """Whether Kaggle takes it for ended."""
+        """True if Kaggle considers the session ended."""
         return self.name in ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
 
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file of a session that has ended."""
+    """An output file of a session that has ended."""
 
     name: str
-    """Relative to /kaggle/working."""
+    """Path relative to /kaggle/working."""
     url: str
-    """At another host; it is signed, so it may be a secret."""
+    """Signed URL at another host, to be treated as a secret."""
 
 
 class KaggleService:
-    """What is asked of Kaggle for a run."""
+    """The requests to Kaggle that runs need."""
 
     def __init__(self, api: Any, cancelled: Callable[[], bool]) -> None:
-        """`api`: a `KaggleApi` with a login. `cancelled`: nobody waits for answers any more."""
+        """`api`: a `KaggleApi` with a login. `cancelled`: returns True to end waits for answers."""
         self._api = api
         self._cancelled = cancelled
         self.username: str = api.config_values[api.CONFIG_NAME_USER]
 
     def secrets(self) -> list[str]:
-        """Key and token of the login, which nothing that is sent or written may hold."""
+        """Key and token of the login, which must not be in anything that is sent or written."""
         names = (self._api.CONFIG_NAME_KEY, self._api.CONFIG_NAME_TOKEN)
         return [value for name in names if (value := self._api.config_values.get(name))]
 
     def quota(self) -> Quota | None:
-        """Hours of TPUs; None if Kaggle says nothing of them."""
+        """The TPU quota; None if Kaggle does not report one."""
         answer = self._ask(lambda client: client.get_accelerator_quota_statistics())
         if (tpu := answer.tpu_quota) is None:
             return None
@@ -119,7 +119,8 @@ class KaggleService:
     def push(self, fields: Mapping[str, Any]) -> Pushed:
         """Save a notebook, which starts its session. Raises PlaceError.
 
-        `fields`: of ApiSaveKernelRequest. After NoAnswerError nobody knows whether it has started.
+        `fields`: of ApiSaveKernelRequest. After NoAnswerError the session may or may not have
+        started.
         """
         from kagglesdk.kernels.types.kernels_api_service import ApiSaveKernelRequest
 
@@ -128,7 +129,7 @@ class KaggleService:
             setattr(request, name, value)
         answer = self._ask(lambda client: client.save_kernel(request), again=False)
         if answer.error:
-            raise PlaceError(f"Kaggle has not started the run: {answer.error}")
+            raise PlaceError(f"Kaggle did not start the run: {answer.error}")
         ref = "/".join(answer.ref.rstrip("/").split("/")[-2:])
         invalid = (
             *(answer.invalid_dataset_sources or ()),
@@ -139,7 +140,7 @@ class KaggleService:
         return Pushed(ref, answer.url, invalid)
 
     def status(self, ref: str) -> Status | None:
-        """How the notebook's last session stands; None if there is no such notebook.
+        """The state of the notebook's latest session; None if there is no such notebook.
 
         Raises NoAnswerError.
         """
@@ -152,26 +153,26 @@ class KaggleService:
                 lambda client: client.get_kernel_session_status(request), again=False
             )
         except _RefusedError as error:
-            # Kaggle says 403 of what does not exist, so that nobody learns which names do.
+            # Kaggle answers 403 for missing notebooks, so that existing names cannot be guessed.
             if error.status in (403, 404):
                 return None
             raise
         return Status(answer.status.name, answer.failure_message or "")
 
     def log(self, ref: str) -> Iterator[str]:
-        """What the session prints, from its start, as it prints it; waits without an end.
+        """Yield the session's output from its start, as it is printed; wait without a time-out.
 
-        Raises NoAnswerError, also if the connection is lost. It ends where Kaggle's log does.
+        Ends with Kaggle's log. Raises NoAnswerError, also if the connection is lost.
         """
         with _explained():
             try:
                 for event in self._api.kernels_logs_stream(ref):
                     yield str(event.get("data", ""))
-            except ValueError as error:  # the client's for 403, and for an answer that is no JSON
+            except ValueError as error:  # the client's, for 403 and for answers that are not JSON
                 raise NoAnswerError(str(error)) from None
 
     def outputs(self, ref: str) -> list[OutputFile]:
-        """The files that the last session has left; none while it runs."""
+        """The output files of the latest session; [] while it is running."""
         from kagglesdk.kernels.types.kernels_api_service import ApiListKernelSessionOutputRequest
 
         files: list[OutputFile] = []
@@ -191,7 +192,7 @@ class KaggleService:
                 return files
 
     def _ask(self, call: Callable[[Any], _Answer], *, again: bool = True) -> _Answer:
-        """What a method of the client's kernels answers. Raises NoAnswerError and PlaceError."""
+        """Call a method of the client's kernels API. Raises NoAnswerError and PlaceError."""
 
         def attempt() -> _Answer:
             with _explained(), self._api.build_kaggle_client() as client:
@@ -200,12 +201,21 @@ class KaggleService:
         for pause in AGAIN if again else ():
             with contextlib.suppress(NoAnswerError):
                 return bounded(attempt, cancelled=self._cancelled)
-            time.sleep(pause)
+            _pause(pause, self._cancelled)
         return bounded(attempt, cancelled=self._cancelled)
 
 
+def _pause(seconds: float, cancelled: Callable[[], bool]) -> None:
+    """Wait; raise Cancelled once `cancelled` returns True."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if cancelled():
+            raise Cancelled
+        time.sleep(min(left, POLL_INTERVAL))
+
+
 class _RefusedError(PlaceError):
-    """An answer of HTTP that will be no other with the next try."""
+    """An HTTP error that will not change if the request is repeated."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -213,9 +223,9 @@ class _RefusedError(PlaceError):
 
 
 def connect(cancelled: Callable[[], bool] = lambda: False) -> KaggleService:
-    """Kaggle for who is logged in. Raises MissingPackageError, PlaceError without a login.
+    """Log in to Kaggle. Raises MissingPackageError, PlaceError without a login, and Cancelled.
 
-    Once `cancelled` says so, nothing more is waited for: Cancelled.
+    Waits end with Cancelled once `cancelled` returns True.
     """
 
     def log_in() -> KaggleService | None:
@@ -230,7 +240,7 @@ def connect(cancelled: Callable[[], bool] = lambda: False) -> KaggleService:
             return KaggleService(api, cancelled)
 
     try:
-        # The client prints what it thinks of the login, and how to get one.
+        # Hide what the client prints about the login.
         with contextlib.redirect_stdout(io.StringIO()):
             service = bounded(log_in, cancelled=cancelled)
     except ImportError:
@@ -239,8 +249,8 @@ def connect(cancelled: Callable[[], bool] = lambda: False) -> KaggleService:
         ) from None
     if service is None:
         raise PlaceError(
-            "Kaggle's client has no login here: `kaggle auth login` makes one, or a token from "
-            "https://www.kaggle.com/settings in ~/.kaggle/access_token"
+            "you are not logged in to Kaggle on this machine: run `kaggle auth login`, or put a "
+            "token from https://www.kaggle.com/settings into ~/.kaggle/access_token"
         )
     if not hasattr(service._api, "kernels_logs_stream"):
         raise MissingPackageError(
@@ -254,20 +264,20 @@ def bounded(
     patience: float = PATIENCE,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> _Answer:
-    """What a call answers in time. Raises NoAnswerError, Cancelled: the call is left to itself."""
+    """Return a call's result. Raises NoAnswerError, or Cancelled, and abandons the call then."""
     box: queue.SimpleQueue[tuple[_Answer | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
             box.put((call(), None))
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised again in the thread that waits
             box.put((None, error))
 
     threading.Thread(target=work, daemon=True).start()
     deadline = time.monotonic() + patience
     while True:
         try:
-            answer, error = box.get(timeout=LOOK)
+            answer, error = box.get(timeout=POLL_INTERVAL)
             break
         except queue.Empty:
             if cancelled():
@@ -281,7 +291,7 @@ def bounded(
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turn what the client raises into NoAnswerError or PlaceError."""
+    """Turn the client's exceptions into NoAnswerError or PlaceError."""
     import requests
 
     try:
@@ -292,7 +302,7 @@ def _explained() -> Iterator[None]:
             raise NoAnswerError(f"Kaggle answers with HTTP {status}") from None
         if status == 401:
             raise _RefusedError(
-                "Kaggle refuses the login of its client: `kaggle auth login` makes a new one",
+                "Kaggle refuses your login: `kaggle auth login` makes a new one",
                 status,
             ) from None
         raise _RefusedError(f"Kaggle answers with HTTP {status}: {error}", status) from None
@@ -301,7 +311,7 @@ def _explained() -> Iterator[None]:
 
 
 def download(file: OutputFile, path: Path) -> None:
-    """Write an output file to a path, and nothing before all is here. Raises NoAnswerError."""
+    """Download an output file to a path, complete or not at all. Raises NoAnswerError."""
     import requests
 
     part = path.with_name(f".{path.name}.part")
@@ -319,12 +329,14 @@ def download(file: OutputFile, path: Path) -> None:
                         raise NoAnswerError("the connection was lost")
                 part.replace(path)
                 return
-            except _RefusedError as error:  # its words have the URL, which is signed
-                raise PlaceError(f"{file.name} has not come: HTTP {error.status}") from None
+            except _RefusedError as error:  # its message has the URL, which is signed
+                raise PlaceError(
+                    f"{file.name} could not be downloaded: HTTP {error.status}"
+                ) from None
             except (requests.RequestException, NoAnswerError) as error:
                 if pause is None:
                     raise NoAnswerError(
-                        f"{file.name} has not come: {type(error).__name__}"
+                        f"{file.name} could not be downloaded: {type(error).__name__}"
                     ) from None
                 time.sleep(pause)
     finally:

@@ -1,10 +1,10 @@
-"""A run inside a session of Kaggle: called by the notebook that `kaggle_notebook` makes.
+"""Runs a run inside a Kaggle session: called by the notebook that `kaggle_notebook` writes.
 
     notebook's kernel ── pipes ──> tpunb node --stream (as on a host of any place)
           └── stdout: the run's log, for people     stderr: the stream, packed (`log_stream`)
 
-Whoever has started the run reads both from the session's log. When the run has ended, the
-notebook's output is its log alone. Standard library only, but for IPython, which the kernel has.
+The run's mirror reads both from the session's log. After the run the notebook's output is its log
+alone. Imports the standard library only, and IPython, which the kernel has.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from tpunb.utils import env_vars
 from tpunb.utils.files import PACKAGE_ROOT
 
 FOLDER = "tpunb-run"
-"""The run's folder, in the session's working directory: all of it becomes output."""
+"""The run folder, in the session's working directory: all of it becomes output."""
 SCRIPT = "script.py"
 ORDER = "session.json"
-"""Beside the package: what `kaggle_notebook` has put there for `run`."""
+"""File next to the package with the values from `kaggle_notebook` for `run`."""
 EARLIER = "kaggle-output:"
-"""Before 'owner/slug' of an earlier run, whose checkpoints are an input of this one."""
+"""Prefix of 'owner/slug' of an earlier run whose checkpoints are an input of this run."""
 INPUTS = "/kaggle/input"
 ENDING = 600.0
-"""Seconds before the session's time-out in which a run is stopped, may save, and its output is
-kept: of a session that is cut off nothing is. A sixth of the time, if that is less."""
-LOOK = 0.5
+"""Seconds before the session's time-out at which the run is stopped, so that it can save and its
+output is kept: a session that is cut off keeps none. A sixth of the time, if that is less."""
+POLL_INTERVAL = 0.5
 MOST = 1_000_000
-"""Characters of the log that the notebook keeps; all of it is in the run's folder."""
+"""Characters of the log that the notebook keeps; the run folder has all of it."""
 FAILURES = 3
-"""That are told below it."""
+"""Number of failures shown below the log."""
 
 
 def bring(source: str, *words: str) -> None:
-    """A line of `%tpu_data`: there, it links what Kaggle has mounted to where the run wants it."""
+    """Run a line of `%tpu_data`: link the data that Kaggle has mounted to the run's folder."""
     _call("data", source, *words)
 
 
 def run() -> None:
-    """Run it, to its end. Raises RuntimeError if it cannot begin."""
+    """Run the run to its end. Raises RuntimeError if it cannot begin."""
     _Session(Path.cwd() / FOLDER, Path(PACKAGE_ROOT)).run()
 
 
@@ -75,7 +75,7 @@ class _Session:
     # Before
 
     def _prepare(self) -> None:
-        """The run folder, and what must be so in the session."""
+        """Set up the run folder, and check the session."""
         self._folder.mkdir()
         _copy(self._sent / "run", self._folder)
         Path(SCRIPT).replace(self._folder / SCRIPT)
@@ -84,13 +84,13 @@ class _Session:
         if util.find_spec("torch_xla") is None:
             machine = self._order["accelerator"] or "no accelerator"
             raise RuntimeError(
-                f"this session of Kaggle has no torch_xla, though it was asked for {machine}: "
-                "its image is not that of a TPU session. Start it again; if it stays so, look at "
-                "the notebook's accelerator and environment on its page"
+                f"this Kaggle session has no torch_xla, although {machine} was requested: its "
+                "image is not that of a TPU session. Start the run again; if that does not help, "
+                "check the notebook's accelerator and environment on its page"
             )
 
     def _limit(self) -> None:
-        """Have the supervisor stop the run before Kaggle cuts the session off."""
+        """Set the run's time-out so that it ends before Kaggle cuts the session off."""
         run = RunDir(self._folder)
         spec = json.loads(run.spec.read_text(encoding="utf-8"))
         seconds = float(self._order["seconds"])
@@ -118,13 +118,13 @@ class _Session:
             env=_environment(),
         )
         assert process.stdin is not None
-        # It stays open: the run ends with this kernel.
+        # The pipe stays open: the run ends with this kernel.
         process.stdin.write(stream.encode(Start(secrets.token_hex(32), variables)))
         process.stdin.flush()
         return process
 
     def _follow(self, process: subprocess.Popen[bytes]) -> End:
-        """Write what it says, until it has ended."""
+        """Write the node's output until it has ended."""
         end: list[End] = []
         lock = threading.Lock()
         over = threading.Event()
@@ -135,7 +135,7 @@ class _Session:
                 for text in process.stdout:
                     try:
                         line = stream.decode(text)
-                    except ValueError:  # a library has printed it
+                    except ValueError:  # printed by a library
                         _write(sys.stdout, text.decode("utf-8", "replace"))
                         continue
                     if isinstance(line, End):
@@ -149,7 +149,7 @@ class _Session:
 
         reader = threading.Thread(target=read)
         reader.start()
-        while not over.wait(LOOK):
+        while not over.wait(POLL_INTERVAL):
             with lock:
                 self._write_due()
         reader.join()
@@ -167,7 +167,7 @@ class _Session:
     # Afterwards
 
     def _show(self, end: End) -> None:
-        """Leave the run's log alone as the cell's output."""
+        """Replace the cell's output with the run's log."""
         from IPython.display import clear_output, display
 
         from tpunb.runs import state
@@ -198,7 +198,7 @@ def _write(file: TextIO, text: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """With the package that was sent."""
+    """The environment in which the package that was sent is imported."""
     path = [PACKAGE_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
@@ -221,14 +221,14 @@ def _call(*words: str) -> None:
 
 
 def _find_checkpoints(ref: str) -> str:
-    """Those of an earlier run, among the notebook's inputs. Raises RuntimeError."""
+    """Find an earlier run's checkpoints among the notebook's inputs. Raises RuntimeError."""
     inputs = Path(os.environ.get("KAGGLE_CACHE_MOUNT_FOLDER", INPUTS))
     owner, _, slug = ref.partition("/")
-    # Where Kaggle mounts a notebook's output has changed more than once.
+    # Kaggle has changed the folder of a notebook's output more than once.
     for pattern in (slug, f"*/{slug}", f"*/{owner}/{slug}"):
         for folder in inputs.glob(f"{pattern}/{FOLDER}/checkpoints"):
             return str(folder)
     raise RuntimeError(
-        f"the output of {ref}, whose checkpoints this run continues from, is not among the "
-        f"notebook's inputs in {inputs}"
+        f"the notebook's inputs in {inputs} have no checkpoints of {ref}, from which this run "
+        "continues: check that its output has them and is an input of this notebook"
     )

@@ -1,4 +1,4 @@
-"""Which modules know a kind of place. Each is imported when a place of its kind is used."""
+"""Finds the module for a kind of place. Each is imported when a place of its kind is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpunb.utils.errors import TpunbError
 
 
 def find_kind(kind: str) -> Kind:
-    """What is to be known of a kind: a key of `config.KINDS`."""
+    """The functions of a kind of place, a key of `config.KINDS`."""
     match kind:
         case "jobset":
             from tpunb.places.gke import KIND
@@ -28,31 +28,32 @@ def find_kind(kind: str) -> Kind:
 
 
 def find_target(name: str, cwd: Path, say: Say, cancelled: Callable[[], bool]) -> Target:
-    """The place that is called so, once it was asked whether it can take a run.
+    """Return the place `name`, after checking that it can take a run.
 
-    `say` takes what it waits for: this may last a minute, and longer with packages to install.
+    `say` is called with progress messages: the check may take a minute, and longer if packages are
+    installed.
 
-    Raises PlaceError for `places.toml`, other TpunbErrors for a place that cannot take a run, and
-    once `cancelled` says so.
+    Raises PlaceError for errors in `places.toml`, other TpunbErrors if the place cannot take a run
+    or `cancelled` returns True.
     """
     place = find_place(name, cwd)
     return find_kind(place.kind).find_target(place, cwd, say, cancelled)
 
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:
-    """What `tpunb doctor --on` says of a place. Raises PlaceError."""
+    """The report of `tpunb doctor --on`. Raises PlaceError."""
     place = find_place(name, cwd)
     return find_kind(place.kind).inspect(place)
 
 
 def read_run(run: RunDir) -> PlacedRun | None:
-    """Where a run is; None for one on this machine. Raises ValueError."""
+    """Read where a run was sent; None for a run on this machine. Raises ValueError."""
     place = place_of(run)
     return None if place is None else find_kind(place.kind).run.read(run)
 
 
-def why_unstoppable(run: RunDir) -> str:
-    """Why a run cannot be stopped from here, and what can be done; '' if it can be."""
+def reason_not_stoppable(run: RunDir) -> str:
+    """Why a run cannot be stopped from here, and the alternative; '' if it can be stopped."""
     try:
         placed = read_run(run)
     except ValueError:
@@ -62,16 +63,16 @@ def why_unstoppable(run: RunDir) -> str:
 
 def refuse_stop(run: RunDir) -> None:
     """Raise TpunbError for an active run that cannot be stopped from here."""
-    if state.run_state(run).active and (cannot := why_unstoppable(run)):
-        raise TpunbError(f"run {run.id} goes on: {cannot}")
+    if state.run_state(run).active and (cannot := reason_not_stoppable(run)):
+        raise TpunbError(f"run {run.id} is still running: {cannot}")
 
 
 def open_place(run: RunDir) -> Place:
-    """The place of a run, with the five calls. Raises TpunbError."""
+    """The `Place` of a run. Raises TpunbError."""
     try:
         placed = read_run(run)
     except ValueError as error:
         raise TpunbError(f"{run.place} cannot be read: {error}") from None
     if placed is None:
-        raise TpunbError(f"run {run.id} was here: all its files are in {run.path}")
+        raise TpunbError(f"run {run.id} ran on this machine: all its files are in {run.path}")
     return find_kind(placed.place.kind).open_place(run, placed)

@@ -1,14 +1,14 @@
-"""Kubernetes, as `kubectl` shows it: the objects of one run, and why its pods do not begin.
+"""Calls `kubectl`: reads the objects of a run, and why its pods do not start.
 
-Credentials are kubectl's own. Nothing is decided from the wording of what it prints: objects come
-as JSON, with their conditions and reasons, and what is said besides is shown to people.
+Credentials are kubectl's own. No decision depends on the wording of its messages: objects are read
+as JSON, with their conditions and reasons; messages are only shown to people.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,43 +16,43 @@ from tpunb.places.config import JobSetSettings
 from tpunb.places.errors import PlaceError
 
 INSTANCE = "app.kubernetes.io/instance"
-"""The label of all objects of a run, with its name."""
+"""The label of all objects of a run, with the JobSet's name as its value."""
 RESTART = "jobset.sigs.k8s.io/restart-attempt"
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOBSETS, WORKLOADS = "jobsets.jobset.x-k8s.io", "workloads.kueue.x-k8s.io"
 QUEUES = "localqueues.kueue.x-k8s.io"
 CONTAINER = "tpunb"
 PATIENCE = 60.0
-"""Seconds that a call may take."""
+"""Time-out of a call in seconds."""
 _ANSWER = "--request-timeout=20s"
 _TAIL = 1000
 NO_IMAGE = frozenset(["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"])
 NOT_MADE = frozenset(["CreateContainerConfigError", "CreateContainerError", "RunContainerError"])
-"""Reasons for which a container waits and may wait for ever, as the kubelet names them."""
+"""The kubelet's reasons for containers that wait, and may wait for ever."""
 
 
 class UnansweredError(PlaceError):
-    """The cluster has not done what was asked; it may, later."""
+    """A call has failed or was not answered; it may succeed later."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One host of a run."""
+    """A pod: one host of a run."""
 
     name: str
     index: int
     restart: int
-    """How often JobSet had started all pods again when it made this one."""
+    """Number of JobSet's restarts of all pods before it created this pod."""
     phase: str
     """'Pending', 'Running', 'Succeeded', 'Failed', 'Unknown'."""
     waits: str = ""
-    """The reason for which its container waits, as the kubelet names it."""
+    """The kubelet's reason why its container waits."""
     unscheduled: bool = False
-    """No node has been found for it."""
+    """True if no node has been found for it."""
     told: str = ""
-    """What is said of why it waits, or has ended, for people."""
+    """Messages about why it waits, or has ended, for people."""
     leaving: bool = False
-    """It is being deleted."""
+    """True if it is being deleted."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class Seen:
     """The objects of a run, at one moment."""
 
     exists: bool
-    """Whether its JobSet does."""
+    """True if the JobSet exists."""
     uid: str = ""
     restarts: int = 0
-    """How often JobSet has started all pods again."""
+    """Number of JobSet's restarts of all pods so far."""
     allowed: int = 0
-    """How often it does so at most."""
+    """Most restarts."""
     ended: str = ""
     """'Completed' or 'Failed', once the JobSet has ended."""
     suspended: bool = False
-    """Kueue has not admitted it yet."""
+    """True if Kueue has not admitted it yet."""
     told: str = ""
-    """Why it has failed, for people."""
+    """Message about why it has failed, for people."""
     pods: Mapping[int, Pod] = field(default_factory=dict)
-    """Those of the last start, by index."""
+    """Pods of the last start, keyed by index."""
 
 
 class Kubectl:
@@ -87,11 +87,11 @@ class Kubectl:
         ]
 
     def run(self, *words: str, given: str = "") -> str:
-        """What a call prints. Raises UnansweredError, PlaceError where there is no kubectl."""
+        """Return a call's output. Raises UnansweredError, or PlaceError without kubectl."""
         command = ["kubectl", *self.flags, _ANSWER, *words]
         shown = f"`kubectl {words[0]}`"
         try:
-            # Not as the locale has it: scripts are UTF-8, and logs have whatever was printed.
+            # Not in the locale's encoding: scripts are UTF-8, and logs may contain any bytes.
             done = subprocess.run(
                 command,
                 input=given,
@@ -102,7 +102,7 @@ class Kubectl:
             )
         except FileNotFoundError:
             raise PlaceError(
-                "there is no `kubectl` here: https://kubernetes.io/docs/tasks/tools/"
+                "`kubectl` is not installed: https://kubernetes.io/docs/tasks/tools/"
             ) from None
         except subprocess.TimeoutExpired:
             raise UnansweredError(f"{shown} has not answered in {PATIENCE:g} s") from None
@@ -111,12 +111,14 @@ class Kubectl:
         return done.stdout
 
     def get(self, *words: str) -> dict[str, Any]:
-        """Objects, as JSON; {} where a single one is not there. Raises UnansweredError."""
-        told = self.run("get", *words, "--ignore-not-found", "-o", "json")
+        """Return objects as JSON, {} for a missing single object. Raises UnansweredError."""
+        printed = self.run("get", *words, "--ignore-not-found", "-o", "json")
         try:
-            found = json.loads(told) if told.strip() else {}
+            found = json.loads(printed) if printed.strip() else {}
         except ValueError:
-            raise UnansweredError(f"`kubectl get` has said no JSON: {told[:200]!r}") from None
+            raise UnansweredError(
+                f"the output of `kubectl get` is not JSON: {printed[:200]!r}"
+            ) from None
         return found if isinstance(found, dict) else {}
 
     def items(self, *words: str) -> list[dict[str, Any]]:
@@ -124,7 +126,7 @@ class Kubectl:
         return list(self.get(*words).get("items") or [])
 
     def look(self, name: str) -> Seen:
-        """The objects of a run. Raises UnansweredError."""
+        """Read the objects of a run. Raises UnansweredError."""
         found = self.items(f"{JOBSETS},pods", "-l", f"{INSTANCE}={name}")
         jobset = next((each for each in found if each.get("kind") == "JobSet"), None)
         pods = [_pod(each) for each in found if each.get("kind") == "Pod"]
@@ -151,7 +153,7 @@ class Kubectl:
         )
 
     def why_not_admitted(self, uid: str) -> str:
-        """What Kueue says of a JobSet that waits, for people; '' if nothing."""
+        """Kueue's messages about a JobSet that waits, for people; '' if there are none."""
         told = []
         for workload in self.items(WORKLOADS, "-l", f"kueue.x-k8s.io/job-uid={uid}"):
             for condition in (workload.get("status") or {}).get("conditions") or []:
@@ -160,7 +162,7 @@ class Kubectl:
         return "; ".join(dict.fromkeys(told))
 
     def warnings(self, *names: str) -> str:
-        """The last warning about one of these objects, for people; '' if there is none."""
+        """The latest warning about one of these objects, for people; '' if there is none."""
         events = [
             each
             for each in self.items("events", "--field-selector", "type=Warning")
@@ -169,16 +171,16 @@ class Kubectl:
         return str(events[-1].get("message") or "") if events else ""
 
     def create(self, manifest: str) -> None:
-        """Make objects. Raises UnansweredError: then some of them may be there."""
+        """Create objects. Raises UnansweredError: some of them may then exist."""
         self.run("create", "-f", "-", given=manifest)
 
     def delete(self, name: str) -> None:
-        """Delete the objects of a run, as far as they are there. Raises UnansweredError."""
+        """Delete the objects of a run that exist. Raises UnansweredError."""
         kinds = f"{JOBSETS},configmaps,secrets"
         self.run("delete", kinds, "-l", f"{INSTANCE}={name}", "--ignore-not-found", "--wait=false")
 
     def command(self, *words: str) -> list[str]:
-        """A call that goes on, as `exec` and `logs`."""
+        """The command line of a long call, such as `exec` and `logs`."""
         return ["kubectl", *self.flags, *words]
 
 
@@ -215,8 +217,3 @@ def _pod(data: Mapping[str, Any]) -> Pod:
 
 def _number(text: object) -> int:
     return int(text) if isinstance(text, str) and text.isdecimal() else 0
-
-
-def describe_waiting(names: Sequence[str]) -> str:
-    """'node-0', 'node-0 and 3 more'."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,7 +1,7 @@
-"""What several hosts say of one run, put together in its folder here.
+"""Merges what several hosts send of one run into the local run folder.
 
-The files of ranks are copied as they are. Lines of `run.log` are put in order of time, by clocks
-that are set right first; of what every host tells (`events.jsonl`), each thing is told once.
+The ranks' files are copied unchanged. Lines of `run.log` are sorted by time, corrected for the
+hosts' clocks; an event that every host sends (`events.jsonl`) is written once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tpunb.runs import events
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.spec import PhaseKind, RunSpec
-from tpunb.runs.stream import MERGED, RESULT, Append, Replace, place_in_union
+from tpunb.runs.stream import MERGED, RESULT, Append, Replace, path_in_union
 from tpunb.utils import files, records
 
 HOLD = 0.5
-"""Seconds that lines of `run.log` wait for older ones of other hosts."""
+"""Seconds that lines of `run.log` wait for older lines of other hosts."""
 OFFSETS = "mirror.json"
-"""How many bytes of which file of each host are here, and how long the merged files are with them:
-who follows the run later cuts these to that length, and goes on from there, so that every line is
-there once, however this process ends."""
+"""File with the number of bytes received of each host's files, and the lengths of the merged files
+with them. The next process that follows the run cuts the merged files to these lengths and
+continues from there, so that every line is written once, however this process ends."""
 
 
 class Merge:
-    """Writes what hosts say into the run's folder here."""
+    """Writes what the hosts send into the local run folder."""
 
     def __init__(
         self, run: RunDir, spec: RunSpec, skews: tuple[float, ...], *, again: bool = False
@@ -39,28 +39,29 @@ class Merge:
         self._spec = spec
         self._skews = skews or (0.0,) * len(spec.hosts)
         self.offsets: list[dict[str, int]] = [{} for _ in spec.hosts]
-        """How many bytes of which file have come, by host."""
+        """For each host, the number of bytes received of each file."""
         self._written: list[int] = [0] * len(spec.hosts)
-        """How many of them are in run.log: its lines wait for older ones."""
+        """For each host, how many bytes of its log are in run.log: lines wait for older ones."""
         self._lines: list[tuple[float, int, int, int, bytes]] = []
-        """Of run.log, a heap by time: with a number, the host, and the offset of their end."""
+        """Waiting lines of run.log, a heap: time, number, host, offset of the line's end, line."""
         self._count = 0
         self._earlier: list[dict[str, int]] = [{} for _ in spec.hosts]
-        """How long each host's files here were when the place had started it again."""
+        """Lengths of each host's local files when the place last started all hosts again."""
         self.first_attempt = 0
-        """Of the attempts since then, in the union."""
+        """Number in the union of the first attempt since then."""
         self._started: dict[int, set[int]] = {}
-        """Which hosts have started their ranks, by attempt."""
-        self._told: set[object] = set()
+        """Hosts that have started their ranks, keyed by attempt."""
+        self._seen: set[object] = set()
+        """Events that were written already, with the number of attempts."""
         self.phase: PhaseKind | None = None
-        """What host 0 was doing last."""
+        """Latest phase of host 0."""
         self.problem = ""
-        """Why something could not be written; '' if everything was."""
+        """Why something could not be written; '' if everything was written."""
         if again:
-            self._go_on()
+            self._restore()
 
-    def _go_on(self) -> None:
-        """Take the folder back to where it was when it was noted last."""
+    def _restore(self) -> None:
+        """Restore the state and the merged files to the last saved offsets."""
         kept = records.read_dict(self._run.path / OFFSETS)
         lengths: Mapping[str, int] = {}
         try:
@@ -72,7 +73,7 @@ class Merge:
                 self.offsets = [dict(each) for each in offsets]
                 self._earlier = [dict(each) for each in earlier]
                 self.first_attempt = first
-        except (KeyError, ValueError):  # nothing was noted: everything comes again
+        except (KeyError, ValueError):  # nothing was saved: everything is sent again
             lengths = {}
         log = self._run.log.name
         self._written = [offsets.get(log, 0) for offsets in self.offsets]
@@ -81,7 +82,7 @@ class Merge:
                 os.truncate(self._run.path / name, lengths.get(name, 0))
 
     def save_offsets(self) -> None:
-        """Note how much is here."""
+        """Save how much has been received and written."""
         lengths = {}
         for name in MERGED:
             with contextlib.suppress(FileNotFoundError):
@@ -91,7 +92,7 @@ class Merge:
             {**offsets, log: written} if log in offsets else offsets
             for offsets, written in zip(self.offsets, self._written, strict=True)
         ]
-        with contextlib.suppress(OSError):  # a full disk: then more comes again
+        with contextlib.suppress(OSError):  # a full disk: more is then sent again
             kept = {
                 "offsets": offsets,
                 "lengths": lengths,
@@ -101,7 +102,7 @@ class Merge:
             files.write_json(self._run.path / OFFSETS, kept)
 
     def restart(self) -> None:
-        """What the hosts send from now on begins anew, and comes after what is here."""
+        """Append the hosts' files from now on, which start from 0, to those received before."""
         self.flush(float("inf"))
         for host, offsets in enumerate(self.offsets):
             for file, length in offsets.items():
@@ -112,22 +113,22 @@ class Merge:
         attempts = [int(each.name) for each in self._run.path.glob("attempts/[0-9]*")]
         self.first_attempt = max(attempts, default=self.first_attempt - 1) + 1
         self._started.clear()
-        self._told.clear()
+        self._seen.clear()
         self.save_offsets()
 
     def _renumbered(self, file: str) -> str:
-        """A file of a host with the number that its attempt has in the union."""
+        """A host's file name with its attempt's number in the union."""
         parts = file.split("/")
         if parts[0] == "attempts" and len(parts) > 2 and parts[1].isdecimal():
             parts[1] = str(int(parts[1]) + self.first_attempt)
         return "/".join(parts)
 
     def add(self, host: int, line: Append | Replace, now: float) -> None:
-        """Take in what a host has sent; `now` in seconds since the epoch."""
+        """Add a line that a host has sent; `now`: seconds since the epoch."""
         if isinstance(line, Append):
             known = self.offsets[host].get(line.file, 0)
             if line.at + len(line.data) <= known:
-                return  # it has come before, over a connection that broke
+                return  # received before, over a connection that broke
             if line.at < known:
                 line = replace(line, data=line.data[known - line.at :], at=known)
             self.offsets[host][line.file] = line.at + len(line.data)
@@ -139,7 +140,7 @@ class Merge:
     def _write(self, host: int, line: Append | Replace, now: float) -> None:
         own = self._spec.ranks_on(host)
         file = self._renumbered(line.file)
-        place = self._run.path / place_in_union(file, host, own)
+        place = self._run.path / path_in_union(file, host, own)
         if line.file in MERGED and isinstance(line, Append):
             if line.file == self._run.log.name:
                 self._count += 1
@@ -168,13 +169,13 @@ class Merge:
     def _add_event(self, host: int, text: str) -> None:
         try:
             event = events.from_line(text)
-        except ValueError:  # cut off by a full disk there
+        except ValueError:  # cut off by a full disk on the host
             return
-        if (told := self._to_tell(host, event)) is not None:
-            self._run.emit(told)
+        if (merged := self._merged_event(host, event)) is not None:
+            self._run.emit(merged)
 
-    def _to_tell(self, host: int, event: Event) -> Event | None:
-        """What the run's followers here are to know of an event of one host."""
+    def _merged_event(self, host: int, event: Event) -> Event | None:
+        """The event to write for an event of one host; None for none."""
         name = self._spec.hosts[host]
         match event:
             case RanksStarted(own):
@@ -183,7 +184,7 @@ class Merge:
                 started.add(host)
                 if len(started) < len(self._spec.hosts):
                     return None
-                # Their pids say nothing here.
+                # The hosts' pids mean nothing on this machine.
                 return replace(event, attempt=attempt, pids=(0,) * self._spec.world_size)
             case RankEnded(own):
                 return replace(event, attempt=own + self.first_attempt)
@@ -196,21 +197,21 @@ class Merge:
                 ends = kind is PhaseKind.ENDED
                 return None if ends else event if host == 0 else self._once(kind, event)
             case Ended():
-                return None  # said of the whole run, once its result is written
+                return None  # the mirror writes it once the result is written
         return None
 
     def _once(self, what: object, event: Event) -> Event | None:
-        """The event, unless it was told in this attempt."""
-        told = (len(self._started), what)
-        if told in self._told:
+        """The event, unless it was written in this attempt already."""
+        key = (len(self._started), what)
+        if key in self._seen:
             return None
-        self._told.add(told)
+        self._seen.add(key)
         return event
 
     def flush(self, now: float) -> None:
         """Write the lines of `run.log` that have waited long enough."""
         due = bytearray()
-        # None is of a time to come, unless the clock was set back since.
+        # No line is from the future, unless the clock was set back since.
         while self._lines and not now - HOLD < self._lines[0][0] <= now:
             _, _, host, end, data = heapq.heappop(self._lines)
             self._written[host] = max(self._written[host], end)
@@ -222,5 +223,5 @@ class Merge:
                 self.problem = self.problem or f"{error.strerror or error} (run.log)"
 
     def result_of(self, host: int) -> Path:
-        """Where a host's own result is."""
+        """The path of a host's own result."""
         return self._run.path / "hosts" / str(host) / RESULT

@@ -1,11 +1,11 @@
-"""The process that keeps a run's folder here as the union of its hosts' folders.
+"""The process that keeps the local folder of a run as the union of its hosts' folders.
 
     kernel ── stdin pipe: the lifeline ──> mirror ── ssh, one for each host ──> tpunb node
 
-It starts the run, or finds one that goes on, and holds the folder's lock until it has ended: so
-whatever reads run folders, asks for stops or waits for ends does it here as for any other run. When
-the lifeline closes it closes those of the hosts, unless the run is detached: then it stays, and
-when it is gone itself, `ensure` starts another one.
+The mirror starts the run, or finds one that is running, and holds the folder's lock until the run
+has ended: whatever reads run folders, requests stops or waits for ends treats the run like any
+other. When its lifeline closes, the mirror closes those of the hosts, unless the run is detached:
+then the mirror stays, and if it is gone itself, `ensure` starts another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from tpunb.places.errors import HostsError, list_hosts
 from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
-from tpunb.places.place import Cancelled, HostGone, Place, Restarted, Said
+from tpunb.places.place import Cancelled, ConnectionLost, Place, Restarted, Said
 from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase, RanksStarted
@@ -41,25 +41,25 @@ from tpunb.utils.files import LineTail
 
 LOG = "mirror.log"
 SAVE = 1.0
-"""Seconds between two notes of how much is here."""
+"""Seconds between two updates of the saved offsets."""
 _TAIL = 3000
-"""Bytes that are shown of what a mirror has written before it failed."""
+"""Bytes shown from the end of a failed mirror's log."""
 FIRST_LOOK = 15.0
-"""Seconds that who asks for a run elsewhere waits until its hosts have answered."""
+"""Seconds that `ensure` waits for the answers of a run's hosts."""
 _MIRROR = "from tpunb.places import mirror; mirror.main()"
 
 
 class MirrorProcess:
-    """The kernel's end of a mirror: the run goes on as long as its lifeline is open."""
+    """The kernel's handle of a mirror: the run continues while its lifeline is open."""
 
     def __init__(self, run: RunDir, *, variables: Mapping[str, str] | None, stays: bool) -> None:
-        """`variables`: of the ranks, of a run that is to start; None for one that is found.
+        """Start a mirror. `variables`: for the ranks of a new run; None to follow an existing run.
 
-        `stays`: it outlives this process.
+        `stays`: the mirror outlives this process.
         """
         self.run = run
         with open(run.path / LOG, "ab", opener=_private) as log:
-            self._process = interrupts.start_apart(
+            self._process = interrupts.start_in_own_session(
                 _MIRROR,
                 str(run.path),
                 "stays" * stays,
@@ -70,7 +70,7 @@ class MirrorProcess:
         _connected.add(self)
         assert self._process.stdin is not None
         order = None if variables is None else dict(variables)
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its log says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its log shows why
             self._process.stdin.write((json.dumps({"variables": order}) + "\n").encode())
             self._process.stdin.flush()
         if stays:
@@ -81,16 +81,16 @@ class MirrorProcess:
         return self._process.pid
 
     def has_exited(self) -> bool:
-        """Whether nothing will be written into the run's folder any more."""
+        """True if nothing will be written into the run folder any more."""
         return self._process.poll() is not None
 
     def has_finished(self, folder: Path) -> bool:
-        """The same, of its run."""
+        """True if the run's supervisor has finished: for a mirror, if it has exited."""
         return self.has_exited()
 
     @property
     def broken(self) -> str:
-        """How it was killed, or what it has said where it should say nothing; '' if neither."""
+        """How the mirror was killed, or its unexpected output; '' if neither."""
         ended = self._process.poll() or 0
         if ended < 0:
             return (
@@ -110,7 +110,7 @@ class MirrorProcess:
         origin: StopOrigin | None = None,
         now: bool = False,
     ) -> None:
-        """Begin the shutdown sequence of the run; `now` skips what is left of the grace period."""
+        """Begin the shutdown sequence of the run; `now` skips the rest of the grace period."""
         state.request_stop(self.run, reason, origin=origin, now=now)
 
     def close_pipes(self) -> None:
@@ -131,7 +131,7 @@ _connected: weakref.WeakSet[MirrorProcess] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """In a process that the kernel forks: the lifeline is the kernel's alone."""
+    """Close the lifelines in a process that the kernel forks: only the kernel keeps them open."""
     for mirror in _connected:
         mirror.close_pipes()
 
@@ -144,9 +144,9 @@ def _private(path: str, flags: int) -> int:
 
 
 def ensure(*runs: RunDir) -> None:
-    """Have runs that are elsewhere followed, if nobody does; waits until their hosts have answered.
+    """Start a mirror for each run at a place that has none; wait until its hosts have answered.
 
-    Nothing for runs on this machine, followed already, or ended.
+    Does nothing for runs on this machine, and for runs that are followed already or have ended.
     """
     started = []
     for run in runs:
@@ -164,14 +164,14 @@ def ensure(*runs: RunDir) -> None:
 
 
 _SYNCED = "synced"
-"""Exists once the hosts of a run that was found again have said what was not here."""
+"""File that exists once the hosts of a run that was found again have sent what was missing."""
 
 
 class Mirror:
     """Follows one run until it has ended on all hosts."""
 
     def __init__(self, run: RunDir, place: Place, *, stays: bool, again: bool) -> None:
-        """`again`: the run was started before, and is found."""
+        """`again`: the run was started before, and is followed again."""
         self.run = run
         self.spec: RunSpec = run.read_spec()
         self.place = place
@@ -183,18 +183,18 @@ class Mirror:
         self._gone: dict[int, str] = {}
         """Hosts whose connection has ended too early, and why."""
         self._refused: dict[int, str] = {}
-        """Hosts that have started nothing, and why."""
+        """Hosts that have refused to start the run, and why."""
         self._missing: set[int] = set()
-        """Hosts that are to start the run, and have not answered."""
+        """Hosts that have not answered to the start of the run."""
         self._ended: set[int] = set()
         self._lifeline = not stays
-        """Whether there is one, and it is open."""
+        """True while the mirror has an open lifeline."""
         self._quiet_since = time.monotonic()
 
     # Requests
 
     def _look_for_stops(self) -> Iterator[Stop]:
-        """The stops that were asked for since the last call."""
+        """Yield the stops requested since the last call."""
         for line in self._requests.read():
             with contextlib.suppress(ValueError):
                 request: Any = records.parse(line)
@@ -211,7 +211,7 @@ class Mirror:
             yield Stop(StopCause.KERNEL_GONE, "the kernel has ended")
 
     def _cancelled(self) -> bool:
-        """Whether a stop was asked for before the run has begun."""
+        """True if a stop was requested before the run has begun."""
         for request in self._look_for_stops():
             self._stop = self._stop or request
         return self._stop is not None
@@ -222,12 +222,12 @@ class Mirror:
                 self._stop = self._stop or request
             self.place.stop(request)
             if request.cause is StopCause.KERNEL_GONE:
-                self.place.let_go()
+                self.place.release_lifelines()
 
     # The run
 
     def begin(self, variables: Mapping[str, str]) -> bool:
-        """Start it; False if that failed or was given up, which its result says."""
+        """Start the run; if that fails or is cancelled, write its result and return False."""
         self.run.emit(Phase(PhaseKind.STARTING, "starting"))
 
         def say(text: str) -> None:
@@ -248,14 +248,14 @@ class Mirror:
         return True
 
     def _say_missing(self) -> None:
-        """Which hosts the start waits for. What host 0 has said since of itself stands."""
+        """Report which hosts the start waits for, unless host 0 has reported a queue since."""
         names = list_hosts([self.spec.hosts[host] for host in sorted(self._missing)])
         text = f"starting, waiting for {names}" if names else "starting"
         if self._merge.phase is not PhaseKind.QUEUED:
             self.run.emit(Phase(PhaseKind.STARTING, text))
 
     def follow(self) -> None:
-        """Until it has ended on all hosts, and its result is here."""
+        """Follow the run until it has ended on all hosts and its result is written."""
         saved = time.monotonic()
         for said in self.place.follow(self._merge.offsets):
             self._pass_on_stops()
@@ -274,7 +274,7 @@ class Mirror:
         self._finish()
 
     def _note_synced(self) -> None:
-        """Hosts that say nothing for a while have said everything that was not here."""
+        """Mark the folder as synced after a second without messages."""
         if self.stays and time.monotonic() - self._quiet_since > 1.0:
             with contextlib.suppress(OSError):
                 (self.run.path / _SYNCED).touch()
@@ -299,24 +299,24 @@ class Mirror:
                 self._ended.clear()
                 self._gone.clear()
                 self._refused.clear()
-            case HostGone(reason, final):
+            case ConnectionLost(reason, final):
                 self._gone[host] = reason
                 if final:
                     self._ended.add(host)
-                text = f"the connection to {name} has ended: {reason}"
+                text = f"lost the connection to {name}: {reason}"
                 self.run.emit(Note(text))
                 if not self.place.placed.detached:
                     self._stop_others(text)
 
     def _stop_others(self, reason: str) -> None:
-        """No host waits for one that does not take part any more."""
+        """Stop all hosts, so that none waits for a host that no longer takes part."""
         self.place.stop(Stop(StopCause.HOST_LOST, reason))
 
     # The end
 
     def _finish(self) -> None:
         if self.place.placed.detached and not self._ended:
-            return  # it may go on: nobody could be asked
+            return  # the run may still be running: no host could be reached
         result = self._whole_result()
         if self.spec.returns and 0 not in self._gone:
             self._fetch_returns()
@@ -325,26 +325,26 @@ class Mirror:
         self.place.finish(lambda text: self.run.emit(Note(text)))
         problem = self._merge.problem
         if problem:
-            self.run.emit(Note(f"this copy of the run is not complete: {problem}"))
+            self.run.emit(Note(f"the copy of the run on this machine is incomplete: {problem}"))
         self._write(result)
 
     def _fetch_returns(self) -> None:
-        """The values of `--returns`, which rank 0 has written on host 0."""
+        """Fetch the values of `--returns`, which rank 0 has written on host 0."""
         try:
             self.place.fetch([self.run.returns.name], self.run.path, hosts=[0])
         except (TpunbError, OSError, ValueError) as error:
-            self.run.emit(Note(f"the values of --returns have not come: {error}"))
+            self.run.emit(Note(f"the values of --returns could not be fetched: {error}"))
 
     def _fetch_trace(self) -> None:
-        """Of `--profile`: all ranks' parts, which are one trace only if they are together."""
+        """Fetch the ranks' parts of the trace of `--profile`, which are useful only together."""
         here = [host for host in range(len(self.spec.hosts)) if host not in self._gone]
         try:
             self.place.fetch([stream.PROFILE], self.run.path, hosts=here)
         except (TpunbError, OSError, ValueError) as error:
-            self.run.emit(Note(f"the trace of --profile has not come: {error}"))
+            self.run.emit(Note(f"the trace of --profile could not be fetched: {error}"))
 
     def _whole_result(self) -> RunResult:
-        """That of host 0, or, if it is lost, what the others and the connections say."""
+        """The result of host 0 or, if that is lost, of another host, with lost hosts' failures."""
         found = [self._read_result(host) for host in range(len(self.spec.hosts))]
         whole = next((result for result in found if result is not None), None)
         names = self.spec.hosts
@@ -360,7 +360,7 @@ class Mirror:
             return self._made((*refused, *lost))
         whole = replace(whole, hosts=self.spec.hosts, place=self.spec.place, dir=self.run.path)
         if earlier := self._merge.first_attempt:
-            # What the hosts know began with their last start.
+            # The hosts' own result covers the time since their last start only.
             started = (e.time for e in self.run.read_events() if isinstance(e, RanksStarted))
             whole = replace(
                 whole,
@@ -383,11 +383,11 @@ class Mirror:
             return None
 
     def _finish_without_hosts(self, failures: tuple[Failure, ...]) -> None:
-        """Of a run that no host has begun."""
+        """Write the result of a run that no host has begun."""
         self._write(replace(self._made(failures), price=None))
 
     def _made(self, failures: tuple[Failure, ...]) -> RunResult:
-        """A result that no host has written."""
+        """A result made by the mirror, because no host has written one."""
         stop = self._stop
         return RunResult(
             state=RunState.FAILED if failures or stop is None else RunState.INTERRUPTED,
@@ -433,15 +433,15 @@ def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
 
 
 def main() -> None:
-    """Run a mirror: `sys.argv` has the run's folder and 'stays' or ''."""
+    """Run a mirror. Arguments in `sys.argv`: the run folder, and 'stays' or ''."""
     run, stays = RunDir(sys.argv[1]), bool(sys.argv[2])
-    # Not ignored: what this starts would inherit that, and could not be interrupted either.
+    # Not SIG_IGN: child processes would inherit it, and could not be interrupted either.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     os.umask(0o077)
     order = json.loads(_first_line())
     again = order["variables"] is None
     if again and run.is_running():
-        return  # another command's was quicker
+        return  # another command's mirror was quicker
     lock = run.take_lock()
     if again and state.read_result(run) is not None:
         return
@@ -462,7 +462,7 @@ def main() -> None:
 
 
 def _first_line() -> bytes:
-    """The first line of standard input, and not a byte more."""
+    """Read the first line of standard input, and not a byte more."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = os.read(0, 1)

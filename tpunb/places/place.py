@@ -1,4 +1,4 @@
-"""What a place does for a run: five calls."""
+"""`Place`: the interface to a run at a place, with five calls."""
 
 from __future__ import annotations
 
@@ -19,46 +19,45 @@ _Run = TypeVar("_Run", bound="PlacedRun")
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """Where a run is: what is needed to find it again from any process.
+    """Where a run was sent: everything that another process needs to find it again.
 
-    Each kind of place has its own, with what it needs besides (`kinds.read_run`).
+    Each kind of place has a subclass with further fields (`kinds.read_run`).
     """
 
     place: PlaceConfig
     detached: bool = field(default=False, kw_only=True)
-    """The run outlives the kernel, and the connections to its hosts."""
+    """True if the run outlives the kernel, and the connections to its hosts."""
     skews: tuple[float, ...] = field(default=(), kw_only=True)
-    """By how many seconds each host's clock is ahead of this one's, where that is known."""
+    """Seconds by which each host's clock is ahead of this machine's; () if unknown."""
 
     @property
     def cannot_stop(self) -> str:
-        """Why a run there cannot be stopped from here, and what can be done; '' if it can be."""
+        """Why the run cannot be stopped from here, and the alternative; '' if it can be."""
         return ""
 
     @property
     def leftover(self) -> str:
-        """What may go on there, and cost, if nobody follows it any more; '' for nothing.
-
-        Also how it is ended: a mirror that was killed can say neither.
+        """What may still run and cost money when the run is not followed any more, and how to end
+        it; '' for nothing. Written to the run folder, because a killed mirror cannot report it.
         """
         return ""
 
     def write(self, run: RunDir) -> None:
-        """Note it in the run's folder here."""
+        """Write these values into the local run folder."""
         values = asdict(self) | {"place": self.place.to_json(), "leftover": self.leftover}
         files.write_json(run.place, values)
 
     @classmethod
     def read(cls: type[_Run], run: RunDir) -> _Run:
-        """What is noted there of a run at a place of this kind. Raises ValueError."""
+        """Read what `write` wrote for a run at a place of this kind. Raises ValueError."""
         try:
             data: dict[str, Any] = records.read(run.place)
             place = PlaceConfig.from_json(data.pop("place"))
-            data.pop("leftover", None)  # for `state.lost_message`
+            data.pop("leftover", None)  # read by `state.lost_message`
             types: dict[str, Any] = get_type_hints(cls)
             return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
         except (OSError, KeyError, TypeError) as error:
-            raise ValueError(f"not a place's run: {error}") from None
+            raise ValueError(f"not a run at a place: {error}") from None
 
 
 def place_of(run: RunDir) -> PlaceConfig | None:
@@ -70,34 +69,34 @@ def place_of(run: RunDir) -> PlaceConfig | None:
 
 
 @dataclass(frozen=True)
-class HostGone:
-    """The connection to a host has ended before its last line."""
+class ConnectionLost:
+    """The connection to a host has ended before the host's last line."""
 
     reason: str
     final: bool = False
-    """The host itself is gone: nothing of the run goes on there."""
+    """True if the host itself is gone, and nothing of the run is still running on it."""
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """The place has started all hosts again, with empty folders: their files begin anew."""
+    """The place has started all hosts again, with empty folders: their files start from 0."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What has come from a host."""
+    """A message from a host."""
 
     host: int
     """Its node rank."""
-    line: Line | HostGone | Restarted
+    line: Line | ConnectionLost | Restarted
 
 
 class Cancelled(Exception):  # noqa: N818 (not an error)
-    """Starting was given up because somebody asked for a stop."""
+    """The start was abandoned because a stop was requested."""
 
 
 class Place(ABC):
-    """One run at a place. Used by one process at a time, the run's mirror."""
+    """A run at a place. Used by one process at a time, the run's mirror."""
 
     def __init__(self, run: RunDir, placed: PlacedRun) -> None:
         self.run = run
@@ -110,44 +109,45 @@ class Place(ABC):
         say: Callable[[str], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Bring there what the run needs, and start it.
+        """Send what the run needs to the place, and start it.
 
-        `variables`: of the ranks' environment; they may be secrets. `say` tells people what is
-        being done. Raises TpunbError, and Cancelled once `cancelled` says so: nothing runs then.
+        `variables`: environment variables for the ranks; they may be secrets. `say` is called with
+        progress messages. Raises TpunbError, and Cancelled if `cancelled` returns True: the run
+        has then not started.
         """
 
     @abstractmethod
     def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
-        """What the hosts say, until nothing more comes; None whenever nothing has come.
+        """Yield the hosts' messages until nothing more can come; None while there is none.
 
-        `since`: of each host, how many bytes of which file are here already.
+        `since`: for each host, the number of bytes of each file that have been received already.
         """
 
     @abstractmethod
     def state(self) -> RunState | None:
-        """How the run stands there; None if that cannot be found out."""
+        """The run's state at the place; None if it cannot be found out."""
 
     @abstractmethod
     def stop(self, request: Stop) -> None:
-        """Pass on a request to stop; while it is followed."""
+        """Pass on a stop request to the hosts; only while the run is followed."""
 
     @abstractmethod
     def fetch(
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
-        """Copy the files of the run's folder there that match into a folder here; returns them.
+        """Copy matching files of the hosts' run folders into a local folder; return their paths.
 
-        `hosts`: of these alone, by node rank.
+        `hosts`: node ranks of the hosts to copy from; None: all.
         """
 
     @abstractmethod
-    def let_go(self) -> None:
-        """The kernel has ended: a run that is not detached is to end with it."""
+    def release_lifelines(self) -> None:
+        """Let the hosts end a run that is not detached, because the kernel has ended."""
 
     def finish(self, say: Callable[[str], None]) -> None:  # noqa: B027 (most have nothing to do)
-        """The run has ended: bring what would be lost there, and give back what was taken for it.
+        """After the end of the run, fetch what would be lost, and release what the run occupied.
 
-        `say` tells people what could not be brought or given back. Raises nothing.
+        `say` is called with what could not be fetched or released. Raises nothing.
         """
 
     @abstractmethod

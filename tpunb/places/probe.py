@@ -1,7 +1,7 @@
-"""What a host says of itself: run there by its own Python, whether tpunb is installed or not.
+"""Reports a host's facts: run on the host by its own Python, with or without tpunb installed.
 
-Sent as text, so it stands alone. Standard input: a JSON object with "folder"
-(where runs are kept) and "ports"; standard output: a line that begins with `MARK`, then JSON.
+Sent to the host as text, so it imports nothing of tpunb at the top. Standard input: a JSON object
+with "folder" (of the runs) and "ports"; standard output: a line that begins with `MARK`, then JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGES = ("tpunb", "torch", "torch_xla", "libtpu")
 
 
 def versions() -> dict[str, str]:
-    """Installed versions by package; '' for what is not."""
+    """Installed versions, keyed by package; '' for a package that is not installed."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, object]:
-    """What tpunb finds out about the TPU; {} where there is no tpunb that can."""
+    """Facts about the machine that tpunb detects; only "error" if tpunb cannot be imported."""
     try:
         from tpunb.machine import prices
         from tpunb.machine.machine import detect_machine
@@ -56,14 +56,14 @@ def machine() -> dict[str, object]:
 
 
 def existing(path: str) -> str:
-    """The folder, or the nearest one above it that exists."""
+    """The folder, or its nearest parent that exists."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
 
 
 def taken(address: str, ports: list[int]) -> list[int]:
-    """Which ports cannot be listened on."""
+    """The ports that cannot be listened on."""
     busy = []
     for port in ports:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -76,10 +76,10 @@ def taken(address: str, ports: list[int]) -> list[int]:
 
 
 def main() -> None:
-    """Print everything."""
+    """Print all facts."""
     asked = json.loads(sys.stdin.read())
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
-    # user's address and port, then this host's, by which it was reached
+    # Address and port of the user's machine, then those at which this host was reached.
     reached = os.environ.get("SSH_CONNECTION", "").split()
     address = reached[2] if len(reached) == 4 else "127.0.0.1"
     said = {

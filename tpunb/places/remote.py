@@ -1,16 +1,16 @@
-"""What hosts are asked to do: sent as text and run by their own Python, with a verb first.
+"""Commands for hosts: sent to them as text and run by their own Python.
 
-    unpack FOLDER SIZE DIGEST WORD…   the run's folder from standard input, then `tpunb WORD…`
-    differing FOLDER                  of the files on standard input, {name: [size, time]}, those
-                                      that are not so here, as a JSON list
-    receive FOLDER SIZE DIGEST        an archive from standard input, into the folder
-    pack FOLDER PATTERN…              files of it that match, as an archive on standard output
-    state FOLDER                      how the run stands
-    reach ADDRESS PORT,PORT           listens there, says at which ports (the system chooses for 0),
-                                      and connects to those whose addresses and ports are on a line
-                                      of standard input; says which failed
+    unpack FOLDER SIZE DIGEST WORD…   extract the run folder from standard input, run `tpunb WORD…`
+    differing FOLDER                  print a JSON list of the files on standard input,
+                                      {name: [size, time]}, that differ in the folder
+    receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
+    pack FOLDER PATTERN…              write matching files to standard output as an archive
+    state FOLDER                      print the run's state
+    reach ADDRESS PORT,PORT           listen and print the ports (0: chosen by the system), connect
+                                      to the addresses and ports on a line of standard input, and
+                                      print those that failed
 
-`unpack` and `state` need the tpunb of the host.
+`unpack` and `state` need tpunb on the host.
 """
 
 from __future__ import annotations
@@ -27,50 +27,48 @@ import tarfile
 from concurrent import futures
 
 ARCHIVE = b"tpunb-archive:\n"
-"""Before an archive: a login shell may have printed something."""
-
-
+"""Marks the start of an archive: a login shell may have printed something before."""
 SAYS = "tpunb-says: "
-"""Before a line that is meant for who asks."""
+"""Marks the lines that answer."""
 
 
 def read_exactly(size: int) -> bytes:
-    """So many bytes of standard input, and not one more: the rest is for who comes after."""
+    """Read exactly `size` bytes of standard input: the next program reads the rest."""
     data = bytearray()
     while len(data) < size:
         part = os.read(0, min(size - len(data), 1 << 20))
         if not part:
-            sys.exit("the connection ended before everything had arrived")
+            sys.exit("the connection ended before all files had arrived")
         data += part
     return bytes(data)
 
 
 def read_archive(size: str, digest: str) -> tarfile.TarFile:
-    """The archive on standard input."""
+    """Read the archive from standard input."""
     data = read_exactly(int(size))
     if hashlib.sha256(data).hexdigest() != digest:
-        sys.exit("what has arrived is not what was sent")
+        sys.exit("the files were damaged on their way: their digest differs")
     return tarfile.open(fileobj=io.BytesIO(data))
 
 
 def unpack(folder: str, size: str, digest: str, *words: str) -> None:
-    """Make the run's folder, and become `tpunb`."""
+    """Create the run folder, and become `tpunb`."""
     os.umask(0o077)
     archive = read_archive(size, digest)
     try:
         os.makedirs(folder)
     except FileExistsError:
-        sys.exit(f"{folder} exists: a run of this id was started here before")
+        sys.exit(f"{folder} exists: a run with this id was started on this host before")
     extract(archive, folder)
     with open(os.path.join(folder, "spec.json")) as file:
         os.makedirs(os.path.expanduser(json.load(file)["cwd"]), exist_ok=True)
-    # No module of the folder that this is in may stand in for one of tpunb's.
+    # No module in the current folder may shadow a module of tpunb.
     os.chdir("/")
     os.execv(sys.executable, [sys.executable, "-m", "tpunb", *words])
 
 
 def differing(folder: str) -> None:
-    """Print the names."""
+    """Print the names of the files that differ."""
     folder = os.path.expanduser(folder)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     names = []
@@ -86,15 +84,15 @@ def differing(folder: str) -> None:
 
 
 def receive(folder: str, size: str, digest: str) -> None:
-    """Extract it."""
+    """Extract the archive from standard input."""
     extract(read_archive(size, digest), os.path.expanduser(folder))
 
 
 def extract(archive: tarfile.TarFile, folder: str) -> None:
-    """Extract files and folders that are inside, as this user's. Python 3.10 has no filter."""
+    """Extract an archive as this user's files. Python 3.10 lacks `filter`."""
     for member in archive.getmembers():
         if not (member.isfile() or member.isdir()) or {"", ".."} & set(member.name.split("/")):
-            sys.exit(f"{member.name} is no file or folder inside of {folder}")
+            sys.exit(f"{member.name} is not a file or folder inside {folder}")
         member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter="data")
@@ -103,7 +101,7 @@ def extract(archive: tarfile.TarFile, folder: str) -> None:
 
 
 def pack(folder: str, *patterns: str) -> None:
-    """Write what matches to standard output. A pattern that names a folder has all below it."""
+    """Write matching files to standard output; all files below a folder that matches."""
     os.chdir(folder)
     names: set[str] = set()
     for pattern in patterns:
@@ -115,22 +113,22 @@ def pack(folder: str, *patterns: str) -> None:
                 names.add(name)
     output = sys.stdout.buffer
     output.write(ARCHIVE)
-    # Links, also hard ones, as what they lead to: there is no link where they arrive.
+    # Links, also hard ones, are sent as the files that they point to.
     with tarfile.open(fileobj=output, mode="w|", dereference=True) as archive:
         for name in sorted(names):
-            # A run that goes on removes old checkpoints.
+            # A run that is still running removes old checkpoints.
             with contextlib.suppress(FileNotFoundError):
                 archive.add(os.path.normpath(name), recursive=False)
     output.flush()
 
 
 def reach(address: str, ports: str) -> None:
-    """Listen, connect to the others, and listen on until standard input is closed."""
+    """Listen, connect to the other hosts, and listen until standard input closes."""
     listeners = [listen(address, int(port)) for port in ports.split(",") if port]
     print("\n" + SAYS + json.dumps([each.getsockname()[1] for each in listeners]), flush=True)
     others = json.loads(sys.stdin.readline() or "[]")
     wanted = [(other, number) for other, numbers in others for number in numbers]
-    # Together: what a firewall drops takes the whole time for each port of each host.
+    # In parallel: each port that a firewall drops takes the whole time-out.
     with futures.ThreadPoolExecutor(64) as pool:
         reached = list(pool.map(is_reached, wanted))
     failed = [where for where, well in zip(wanted, reached, strict=True) if not well]
@@ -141,7 +139,7 @@ def reach(address: str, ports: str) -> None:
 
 
 def is_reached(where: tuple[str, int]) -> bool:
-    """Whether somebody takes connections at this address and port."""
+    """True if a connection to this address and port succeeds."""
     try:
         socket.create_connection(where, timeout=3).close()
     except OSError:
@@ -150,13 +148,13 @@ def is_reached(where: tuple[str, int]) -> bool:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that takes connections, and does nothing with them."""
+    """A socket that accepts connections, and does nothing with them."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=128)
 
 
 def state(folder: str) -> None:
-    """Print it."""
+    """Print the run's state."""
     from tpunb.runs.directory import RunDir
     from tpunb.runs.state import run_state
 

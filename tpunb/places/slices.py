@@ -1,4 +1,4 @@
-"""TPU slices as GKE's node pools have them: accelerators, topologies, hosts, chips of each.
+"""TPU slices that GKE's node pools offer: accelerators, topologies, hosts and chips per host.
 
 Topologies with 4 chips on each host (and those of one chip): AI-Hypercomputer/xpk,
 `src/xpk/core/system_characteristics.py` at 02b0c092. Hosts of 8 chips, and 1x1 and 2x2 of v5e: the
@@ -30,16 +30,16 @@ _SQUARES = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One kind of TPU."""
+    """A kind of TPU in GKE."""
 
     name: str
-    """'v6e', as `accelerator` in places.toml."""
+    """`accelerator` in places.toml: 'v6e'."""
     label: str
-    """Of its nodes: cloud.google.com/gke-tpu-accelerator."""
+    """Value of its nodes' label cloud.google.com/gke-tpu-accelerator."""
     topologies: tuple[str, ...]
     """Chips along each side, the fewest first."""
     of_8: tuple[str, ...] = ()
-    """Those that a host of 8 chips has alone, too."""
+    """Topologies that a single host of 8 chips offers as well."""
 
 
 ACCELERATORS = {
@@ -54,7 +54,7 @@ ACCELERATORS = {
     )
 }  # fmt: skip
 _SHOWN = 12
-"""Topologies that a message names."""
+"""Number of topologies that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Slice:
     topology: str
     hosts: int
     chips: int
-    """Of each host."""
+    """Chips of each host."""
 
     @property
     def accelerator_type(self) -> str:
@@ -74,13 +74,13 @@ class Slice:
 
 
 def find_slice(name: str, topology: str, chips: int | None = None) -> Slice:
-    """The slice of an accelerator and a topology; `chips`: of each host, where two are possible.
+    """The slice of an accelerator and a topology; `chips`: per host, if two numbers are possible.
 
-    Raises ValueError, which says what there is; its first argument is the setting that is wrong.
+    Raises ValueError with two arguments: the wrong setting, and the possible values.
     """
     accelerator = ACCELERATORS.get(name)
     if accelerator is None:
-        raise ValueError("accelerator", f"there is {', '.join(ACCELERATORS)}")
+        raise ValueError("accelerator", f"accelerators: {', '.join(ACCELERATORS)}")
     if topology not in accelerator.topologies:
         raise ValueError("topology", f"{name} has {_possible(accelerator, topology)}")
     total = math.prod(map(int, topology.split("x")))
@@ -96,7 +96,7 @@ def find_slice(name: str, topology: str, chips: int | None = None) -> Slice:
 
 
 def _possible(accelerator: Accelerator, wrong: str) -> str:
-    """Its topologies, those that look like the wrong one first."""
+    """The accelerator's topologies for a message, preferring those similar to the wrong one."""
     known = accelerator.topologies
     close = difflib.get_close_matches(wrong, known, 3, 0.7)
     shown = list(dict.fromkeys([*close, *known]))[:_SHOWN]

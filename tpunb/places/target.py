@@ -1,4 +1,4 @@
-"""A place that was asked and can take a run: what is decided there before the run starts."""
+"""`Target`: a place that can take a run, and what is decided about the run before it starts."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run at a place will cost or use, as far as that is known before it starts."""
+    """What a run at a place will cost or use, as far as known before it starts."""
 
     price: Price | None = None
-    """Of an hour, in dollars or in what a quota is counted in."""
+    """Price of an hour, in dollars or in the unit of a quota."""
     unknown: str = ""
     """Why there is no price."""
     longest: float | None = None
     """Seconds after which the place itself ends a run."""
     left: float | None = None
-    """What is left of a quota, in the price's unit."""
+    """Rest of a quota, in the price's unit."""
     until: str = ""
-    """When there is more again."""
+    """When the quota is renewed."""
     notes: tuple[str, ...] = ()
-    """What else is to be known before: how long the queue is, …"""
+    """Other facts to know before the start: the length of the queue, …"""
     starts: int = 1
-    """How often the place starts the run at most; its `--timeout` begins anew with each."""
+    """Most starts of the run by the place; `--timeout` applies to each start."""
 
     def _seconds(self, timeout: float | None) -> float | None:
-        """How long a run can take at most; None if that is not known."""
+        """Longest duration of a run; None if there is no limit."""
         whole = None if timeout is None else timeout * self.starts
         return min((each for each in (whole, self.longest) if each is not None), default=None)
 
     def most(self, timeout: float | None) -> float | None:
-        """What a run with this `--timeout` can cost or use at most; None if that is not known."""
+        """The most that a run with this `--timeout` can cost or use; None if not known."""
         seconds = self._seconds(timeout)
         return None if self.price is None or seconds is None else self.price.cost(seconds)
 
@@ -54,13 +54,13 @@ class Estimate:
         lines = []
         if self.price is not None:
             seconds = self._seconds(timeout)
-            limit = "without --timeout there is no limit"
+            limit = "no limit without --timeout"
             if seconds is not None:
                 most = self.price.amount(self.price.cost(seconds))
                 limit = f"at most {most}, in {duration(seconds)}"
             lines.append(f"{self.price}; {limit}")
         elif self.unknown:
-            lines.append(f"what this costs is not known: {self.unknown}")
+            lines.append(f"the cost is not known: {self.unknown}")
         if self.left is not None and self.price is not None:
             until = f", until {self.until}" if self.until else ""
             lines.append(f"left: {self.price.amount(self.left)}{until}")
@@ -68,39 +68,39 @@ class Estimate:
 
 
 class Target(ABC):
-    """A place as far as a run depends on it before it starts."""
+    """A place that can take a run: everything that a run depends on before it starts."""
 
     @property
     def estimate(self) -> Estimate:
-        """What a run there will cost or use; found out when the place was asked."""
+        """What a run will cost or use; found out when the place was queried."""
         return Estimate()
 
     @property
     def cannot(self) -> Mapping[str, str]:
-        """Options of a train cell that this place cannot honour, as fields, with the reason.
+        """Options of a train cell that this place cannot honour, by field name, with the reason.
 
-        Also 'stop', which is no option: it is said before the run.
+        Also 'stop', which is not an option, but a note before the run.
         """
         return MappingProxyType({})
 
     @abstractmethod
     def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
-        """Where a new run will be. Raises PlaceError where it cannot be."""
+        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
 
     @property
     @abstractmethod
     def place(self) -> PlaceConfig:
-        """As `places.toml` has it."""
+        """The place's entry in `places.toml`."""
 
     @property
     @abstractmethod
     def hosts(self) -> tuple[str, ...]:
-        """Their names, for people, in order of node rank."""
+        """Names of the hosts, for people, in order of node rank."""
 
     @property
     @abstractmethod
     def device(self) -> Device:
-        """What the ranks run on."""
+        """The device of the ranks."""
 
     @property
     @abstractmethod
@@ -109,26 +109,26 @@ class Target(ABC):
 
     @abstractmethod
     def machine(self, here: Machine) -> Machine:
-        """One of its hosts, as far as a run depends on it."""
+        """One of the hosts as a `Machine`, with facts of `here` where the host's are unknown."""
 
     @abstractmethod
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """The working directory there, and the entries of `sys.path` that are there as well."""
+        """The working directory on the hosts, and the entries of `sys.path` that exist there."""
 
     @abstractmethod
     def resume(self, run: RunDir) -> str:
-        """Where the checkpoints of an earlier run are, for the hosts. Raises TpunbError."""
+        """Where the hosts find the checkpoints of an earlier run. Raises TpunbError."""
 
     def choose_cores(self, wanted: int | str | None) -> int:
-        """How many ranks in all. Raises ValueError, which says what is possible."""
+        """The number of ranks of all hosts. Raises ValueError, which names the possible ones."""
         hosts, local = len(self.hosts), self.local_cores
         if wanted in (None, "all"):
             return hosts * local
         cores = int(wanted or 0)
         if cores % hosts or not cores:
             raise ValueError(
-                f"{cores} cores: the {hosts} hosts of {self.place.name} have the same number of "
-                f"ranks each, so it must be a multiple of {hosts}"
+                f"{cores} cores: place {self.place.name} has {hosts} hosts with the same number "
+                f"of ranks each, so --cores must be a multiple of {hosts}"
             )
         if self.device == "TPU" and cores != hosts * local:
             raise ValueError(
@@ -138,12 +138,12 @@ class Target(ABC):
         return cores
 
     def checkpoints(self, run_id: str) -> str | None:
-        """Where a run saves; None where each host keeps its own."""
+        """Where a run saves checkpoints; None if each host keeps its own."""
         shared = self.place.settings.checkpoints
         return f"{shared.rstrip('/')}/{run_id}" if shared else None
 
     def notes(self, script: str) -> list[str]:
-        """What to know before the run."""
+        """Notes for the user before the run."""
         stop = [self.cannot["stop"]] if "stop" in self.cannot else []
         if self.place.settings.checkpoints or not _SAVES.search(script):
             return stop
@@ -151,37 +151,37 @@ class Target(ABC):
 
     @abstractmethod
     def without_checkpoints(self) -> list[str]:
-        """What to know of a run that saves where not all hosts find it."""
+        """Notes about a run whose checkpoints not all hosts can read."""
 
 
 class PlaceReport(Protocol):
-    """What `tpunb doctor --on` finds out about a place."""
+    """The report of `tpunb doctor --on` about a place."""
 
     def problems(self) -> list[tuple[str, str]]:
-        """What forbids a run, by what it is true of (a host's name, …)."""
+        """Pairs of a subject (a host's name, …) and a problem that prevents a run."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The output of `--json`."""
 
     def text(self) -> str:
-        """For a terminal."""
+        """Text for a terminal."""
 
 
 Say = Callable[[str], None]
-"""Takes what people are to know while they wait."""
+"""Called with progress messages for people who wait."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is to be known of a kind of place (`kinds.find_kind`)."""
+    """The functions of a kind of place (`kinds.find_kind`)."""
 
     find_target: Callable[[PlaceConfig, Path, Say, Callable[[], bool]], Target]
-    """Ask the place of `places.toml`, as seen from a working directory, what a run needs to know.
+    """Query the place for everything that a run from this working directory depends on.
 
-    Raises TpunbError where it cannot take one, and once the last argument says that nobody waits.
+    Raises TpunbError if the place cannot take a run, and once the last argument returns True.
     """
     run: type[PlacedRun]
     open_place: Callable[[RunDir, PlacedRun], Place]
-    """The five calls, for a run that is or will be there. Raises TpunbError."""
+    """Return the `Place` of a run that is or will be there. Raises TpunbError."""
     inspect: Callable[[PlaceConfig], PlaceReport]
-    """For `tpunb doctor --on`. Raises PlaceError."""
+    """Make the report of `tpunb doctor --on`. Raises PlaceError."""

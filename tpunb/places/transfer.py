@@ -1,7 +1,7 @@
-"""The files that `files` of a place names, brought to every host: only what has changed.
+"""Copies the files of a place's `files` to every host, as far as they have changed.
 
-By rsync where both ends have it; else as an archive of what differs in size or time. Nothing is
-removed there: runs may have written beside them.
+Uses rsync if both ends have it, otherwise an archive of the files that differ in size or time.
+Nothing is removed on the hosts: runs may have written other files next to them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tpunb.places.transport import Answer, Transport, ask_hosts, find_rsync, run
 from tpunb.utils.text import size
 
 LONGEST = 24 * 3600.0
-"""Seconds that copying may take: what is slow is seen, and can be stopped."""
+"""Time-out of copying in seconds: a slow copy is visible, and can be stopped."""
 
 
 def chosen_files(root: Path, rules: Sequence[str]) -> list[str]:
-    """The files that travel, relative to `root`: what a rule names or matches, and all below it.
+    """The files to copy, relative to `root`: those that a rule matches, or in matching folders.
 
-    Rules that begin with `- ` leave out what they match, by its name or its path. Raises
-    PlaceError for a rule that is no pattern or names nothing.
+    Rules that begin with `- ` leave out files whose name or path they match. Raises PlaceError for
+    a rule that is not a pattern or matches nothing.
     """
     out = [rule[2:].strip().rstrip("/") for rule in rules if rule.startswith("- ")]
     found: set[str] = set()
@@ -40,13 +40,13 @@ def chosen_files(root: Path, rules: Sequence[str]) -> list[str]:
         if rule.startswith("- "):
             continue
         if rule.startswith("/") or ".." in Path(rule).parts:
-            raise PlaceError(f"files = [{rule!r}]: it must be below {root}, which is what travels")
+            raise PlaceError(f"files = [{rule!r}]: only files below {root} can be copied")
         try:
             matched = [root] if rule.rstrip("/") == "." else list(root.glob(rule))
         except ValueError as error:
             raise PlaceError(f"files = [{rule!r}] is not a pattern: {error}") from None
         if not matched:
-            raise PlaceError(f"files = [{rule!r}]: there is none in {root}")
+            raise PlaceError(f"files = [{rule!r}]: no file in {root} matches")
         for path in matched:
             inside = [path] if path.is_file() else path.rglob("*")
             found.update(each.relative_to(root).as_posix() for each in inside if each.is_file())
@@ -65,7 +65,7 @@ def send_files(
     say: Callable[[str], None],
     cancelled: Callable[[], bool],
 ) -> None:
-    """Bring the files of a place to all hosts. Raises HostsError, and Cancelled."""
+    """Copy the files of a place to all hosts. Raises HostsError, and Cancelled."""
     root = Path(placed.root)
     names = chosen_files(root, placed.place.host_settings.files)
     total = sum((root / name).stat().st_size for name in names)
@@ -95,7 +95,7 @@ def _rsync(
         shell = transport.shell(host)
         assert shell is not None
         rsh, name = shell
-        if ":" in name:  # an IPv6 address: what follows the first colon would be the folder
+        if ":" in name:  # an IPv6 address: rsync would take the rest after its colon for a folder
             user, at, address = name.rpartition("@")
             name = f"{user}{at}[{address}]"
         command = [
@@ -106,7 +106,7 @@ def _rsync(
         ]  # fmt: skip
         commands[host] = (command, listed)
     answers = run_commands(placed.hosts, commands, timeout=LONGEST, cancelled=cancelled)
-    # Two lines of its own come last, whatever the reason was.
+    # All of stderr: rsync's last two lines are the same for every reason.
     _raise_for(answers, placed, cancelled, lambda answer: answer.errors or answer.problem())
 
 
@@ -123,7 +123,7 @@ def _raise_for(
 
 
 def _relative(folder: str) -> str:
-    """For rsync, to which a path without a slash before it is below the home folder."""
+    """The path for rsync, where a relative path starts in the home folder."""
     return folder[2:] if folder.startswith("~/") else folder
 
 
@@ -161,7 +161,7 @@ def _send_changed(
 
 def _archive(root: Path, names: Sequence[str]) -> bytes:
     data = io.BytesIO()
-    # What a link leads to travels: there it would lead to nothing.
+    # Links are sent as the files that they point to, which the hosts lack.
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1, dereference=True) as archive:
         for name in names:
             archive.add(root / name, name)

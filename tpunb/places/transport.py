@@ -1,9 +1,9 @@
-"""Commands on the hosts of a place, by ssh or gcloud: one process for each host.
+"""Runs commands on the hosts of a place with ssh or gcloud: one process for each host.
 
-The user's own ssh configuration, agent, jump hosts and known hosts hold: what is added is that
-nothing asks for a password, and a keep-alive and a time to connect where they are not configured.
-Standard input reaches the command on the host, also through gcloud (SDK 528: `tpu-vm ssh` and
-`compute ssh` leave it to the ssh that they start).
+The user's own ssh configuration, agent, jump hosts and known hosts are used. Added are: no question
+for a password, and a keep-alive and a connect time-out unless they are configured. Standard input
+reaches the command on the host, also through gcloud (SDK 528: `tpu-vm ssh` and `compute ssh` leave
+it to the ssh that they start).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Protocol
 
@@ -35,13 +35,13 @@ _DEFAULTS = {
     "serveraliveinterval": ("0", "ServerAliveInterval=5"),
     "connecttimeout": ("none", "ConnectTimeout=15"),
 }
-"""What `ssh -G` says where nothing is configured, and what is then given. Three unanswered
-messages (ServerAliveCountMax, 3 by default) end a connection."""
+"""Values that `ssh -G` prints for options that are not configured, and the options then added.
+Three unanswered messages (ServerAliveCountMax, 3 by default) end a connection."""
 _FLAGS = ("-o", "BatchMode=yes")
 _TAIL = 4000
-"""Bytes of what a command wrote to stderr that are kept."""
+"""Bytes kept from the end of a command's stderr."""
 PATIENCE = 60.0
-"""Seconds that a look at the hosts may take."""
+"""Time-out of a query of the hosts in seconds."""
 
 
 class Transport(Protocol):
@@ -49,20 +49,20 @@ class Transport(Protocol):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Their names, for people, in the order of node ranks."""
+        """Names of the hosts, for people, in order of node rank."""
 
     def command(self, host: int, remote: str) -> list[str]:
         """The local command that runs `remote` in a shell on a host."""
 
     def shell(self, host: int) -> tuple[list[str], str] | None:
-        """For rsync: its remote shell and the host's name; None where it has none."""
+        """The remote shell for rsync and the host's name; None if rsync cannot be used."""
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Give the hosts other node ranks: `order` has their present ones."""
+        """Give the hosts new node ranks: `order` lists their present ones."""
 
 
 class SshTransport:
-    """Plain ssh."""
+    """Hosts that are reached by plain ssh."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(hosts)
@@ -90,17 +90,17 @@ class SshTransport:
 
 
 def missing_options(host: str) -> list[str]:
-    """Options of ssh for what the user's configuration does not say about this host.
+    """Options of ssh that the user's configuration does not set for this host.
 
-    Raises PlaceError where there is no ssh.
+    Raises PlaceError if ssh is not installed.
     """
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             ["ssh", "-G", "--", host], capture_output=True, text=True, timeout=PATIENCE
         ).stdout
     except FileNotFoundError:
-        raise PlaceError("there is no `ssh` here: install OpenSSH's client") from None
-    configured = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+        raise PlaceError("`ssh` is not installed: install OpenSSH's client") from None
+    configured = dict(line.split(" ", 1) for line in printed.splitlines() if " " in line)
     return [
         word
         for name, (unset, option) in _DEFAULTS.items()
@@ -125,7 +125,8 @@ class GcloudTpuTransport:
             state = node.get("state") or "no state"
             raise PlaceError(
                 f"TPU VM {settings.name} is not ready (state: {state}): "
-                f"`gcloud compute tpus tpu-vm list --zone={settings.zone}` shows it"
+                "check it with "
+                f"`gcloud compute tpus tpu-vm list {shlex.join(_where(settings))}`"
             )
         self.addresses = tuple(str(endpoint["ipAddress"]) for endpoint in endpoints)
 
@@ -144,7 +145,7 @@ class GcloudTpuTransport:
         return None
 
     def reorder(self, order: Sequence[int]) -> None:
-        """They have their order: worker i is host i."""
+        """Do nothing: worker i is always host i."""
 
 
 class GcloudMigTransport:
@@ -163,7 +164,9 @@ class GcloudMigTransport:
         )
         waiting = [each for each in listed if each.get("instanceStatus") != "RUNNING"]
         if waiting or not listed:
-            what = f"{len(waiting)} of {len(listed)} VMs do not run" if listed else "it has no VM"
+            what = (
+                f"{len(waiting)} of {len(listed)} VMs are not running" if listed else "it has no VM"
+            )
             raise PlaceError(f"instance group {settings.name} is not ready: {what}")
 
     @property
@@ -191,21 +194,21 @@ def _where(settings: GcloudTpuSettings) -> list[str]:
 
 
 def _flags(settings: GcloudTpuSettings) -> list[str]:
-    """Gcloud's own: nothing is asked; a connection that is dead is noticed."""
+    """Options of gcloud against questions, and to notice dead connections."""
     ssh = ["-oBatchMode=yes", *(f"-o{option}" for _, option in _DEFAULTS.values())]
     internal = ["--internal-ip"] if settings.internal_ip else []
     return ["--quiet", *internal, *(f"--ssh-flag={flag}" for flag in ssh)]
 
 
 def run_tool(*command: str) -> str:
-    """What a command of the user's tools prints. Raises PlaceError with what it says instead."""
+    """Run one of the user's tools; return its output. Raises PlaceError with its stderr."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE
         )
     except FileNotFoundError:
         raise PlaceError(
-            f"there is no `{command[0]}` here: https://cloud.google.com/sdk/docs/install"
+            f"`{command[0]}` is not installed: https://cloud.google.com/sdk/docs/install"
         ) from None
     except subprocess.TimeoutExpired:
         raise PlaceError(f"`{' '.join(command)}` has not answered in {PATIENCE:g} s") from None
@@ -215,29 +218,22 @@ def run_tool(*command: str) -> str:
 
 
 def make_transport(place: PlaceConfig) -> Transport:
-    """How the hosts of a place are reached. Raises PlaceError where they are not to be had."""
+    """The transport to the hosts of a place. Raises PlaceError if the hosts are not ready."""
     match place.settings:
         case GcloudMigSettings() as settings:
             return GcloudMigTransport(settings, run_tool)
         case GcloudTpuSettings() as settings:
             return GcloudTpuTransport(settings, run_tool)
-        case SshSettings() as settings:
-            return SshTransport(settings.hosts)
-    raise PlaceError(
-        f'place {place.name} is of kind "{place.kind}", whose runs are not started from here yet: '
-        f"`tpunb submit NB.ipynb --on {place.name} --manifest | kubectl create -f -` starts one",
-        place.file,
-        f"places.{place.name}.kind",
-    )
+    return SshTransport(place.settings_as(SshSettings).hosts)
 
 
 class HostProcess:
-    """A command on a host: its streams here, and how the connection ended."""
+    """A command on a host: the local process with its streams."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Raises PlaceError where the tool is missing."""
+        """Start the command. Raises PlaceError if the tool is not installed."""
         self.tool = command[0]
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -248,7 +244,7 @@ class HostProcess:
             )
         except FileNotFoundError:
             self._stderr.close()
-            raise PlaceError(f"there is no `{command[0]}` here") from None
+            raise PlaceError(f"`{command[0]}` is not installed, or not on PATH") from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self.input = self._process.stdin
         self.output = self._process.stdout
@@ -258,7 +254,7 @@ class HostProcess:
         return self._process.pid
 
     def send(self, data: bytes) -> None:
-        """Write to the command's standard input; nothing if it has ended."""
+        """Write to the command's standard input, unless the command has ended."""
         with contextlib.suppress(OSError, ValueError):
             self.input.write(data)
             self.input.flush()
@@ -270,29 +266,29 @@ class HostProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The command's exit code, 255 where ssh has failed; None while it runs."""
+        """The command's exit code, 255 if ssh failed; None while it is running."""
         return self._process.poll()
 
     def wait(self, timeout: float) -> int | None:
-        """Wait for the end, `timeout` seconds at most."""
+        """Wait up to `timeout` seconds for the end; return the exit code, or None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
         return None
 
     def errors(self) -> str:
-        """The end of what was written to stderr."""
+        """The end of the command's stderr."""
         if self._stderr.closed:
             return ""
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
         return self._stderr.read().decode("utf-8", "replace").strip()
 
     def close(self) -> None:
-        """End the connection, whatever the command does."""
+        """Kill the local process, and with it the connection."""
         with contextlib.suppress(ProcessLookupError):
             # gcloud starts an ssh of its own.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        # Not before: a thread may be waiting for room in it, and closing it would wait as well.
+        # Only now: a thread may be waiting to write to it, and closing would wait for the thread.
         self.close_input()
         self.output.close()
         self._stderr.close()
@@ -300,23 +296,23 @@ class HostProcess:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command on a host said."""
+    """Output and exit code of a command on a host."""
 
     host: str
     returncode: int | None
-    """None: it was cut off, after `PATIENCE` or because nobody waits any more."""
+    """None if the command was cut off, after the time-out or because it was cancelled."""
     output: bytes
     errors: str
     started: float
-    """Seconds since the epoch, here."""
+    """Seconds since the epoch, by this machine's clock."""
     ended: float
 
     def problem(self) -> str:
-        """Why there is no answer; '' if there is one."""
+        """Why the command has failed; '' if it has not."""
         if self.returncode is None:
             return f"no answer in {self.ended - self.started:.0f} s"
         if self.returncode:
-            # gcloud ends with a line of its own, below that of its ssh.
+            # gcloud adds a line of its own after that of its ssh.
             return "; ".join(self.errors.splitlines()[-2:]) or f"exit code {self.returncode}"
         return ""
 
@@ -329,11 +325,11 @@ def ask_hosts(
     cancelled: Callable[[], bool] = lambda: False,
     into: Mapping[int, IO[bytes]] = MappingProxyType({}),
 ) -> dict[int, Answer]:
-    """Run a command on hosts at once, each with its standard input, and wait for all.
+    """Run a command on several hosts at once, and wait for all of them.
 
-    `remote`: by host, the command and what it reads. Those that have not ended when `cancelled`
-    says so, or after `timeout` seconds, are cut off. `into`: by host, a file for what is too long
-    for `Answer.output`.
+    `remote`: the command and its standard input, keyed by host. Commands that have not ended after
+    `timeout` seconds, or when `cancelled` returns True, are cut off. `into`: files for the output,
+    keyed by host, if it is too long for `Answer.output`.
     """
     commands = {
         host: (transport.command(host, command), data) for host, (command, data) in remote.items()
@@ -349,7 +345,7 @@ def run_commands(
     cancelled: Callable[[], bool],
     into: Mapping[int, IO[bytes]] = MappingProxyType({}),
 ) -> dict[int, Answer]:
-    """The same with commands of this machine, one for each of some hosts."""
+    """Run local commands, one for each of several hosts; otherwise like `ask_hosts`."""
     processes: dict[int, HostProcess] = {}
     inputs = {host: memoryview(data) for host, (_, data) in commands.items()}
     outputs = {host: bytearray() for host in commands}
@@ -403,11 +399,5 @@ def run_commands(
 
 
 def find_rsync() -> str | None:
-    """Rsync here."""
+    """The path of rsync on this machine; None if it is not installed."""
     return shutil.which("rsync")
-
-
-def tool_of(place: PlaceConfig) -> Path | None:
-    """The program that reaches the hosts, if it is installed."""
-    found = shutil.which("ssh" if isinstance(place.settings, SshSettings) else "gcloud")
-    return None if found is None else Path(found)

@@ -1,6 +1,6 @@
 """A run on disk: its spec, events, state, metrics, logs and result.
 
-`tpunb.runs()` lists runs and `tpunb.runs` is this package, so the package can be called.
+`tpunb.runs` is this package and `tpunb.runs()` lists runs, so the package is callable.
 """
 
 from __future__ import annotations

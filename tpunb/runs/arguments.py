@@ -1,4 +1,4 @@
-"""Arguments of `tpunb.launch` that are no literals: in a file of the run, read by each rank."""
+"""Arguments of `tpunb.launch` that are not literals: a file of the run that each rank reads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tpunb.runs.returns import load_value
 from tpunb.utils.errors import HandoffError
 
 NAME = "_arguments"
-"""What the train cell calls them: `train(0.1, _arguments["model"])`."""
+"""Their name in the train cell: `train(0.1, _arguments["model"])`."""
 
 
 class Arguments:
-    """Reads the file when the first of them is needed, by then in the rank's `__main__`.
+    """Reads the file when an argument is first used, in the rank's `__main__`.
 
-    All are in one file, so that an optimizer still holds the parameters of its model.
+    All arguments are in one file, so that an optimizer still holds the parameters of its model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class Arguments:
         if self._values is None:
             try:
                 self._values = load_value(self._path)
-            except Exception as error:  # whatever a user's class may raise when it is rebuilt
+            except Exception as error:  # a user's class may raise anything when it is rebuilt
                 raise HandoffError(
                     f"a rank cannot rebuild the arguments ({type(error).__name__}: {error}): "
                     "define their classes in a cell above the call of tpunb.launch"

@@ -1,8 +1,8 @@
-"""`tpunb.on_log`: passes on what runs log, for example to wandb or MLflow.
+"""`tpunb.on_log`: pass on the metrics of runs, for example to wandb or MLflow.
 
 In the kernel, where it is usually called, callbacks get each step of the runs that the kernel
-follows, reduced over ranks, in a thread of their own: a slow server slows nobody down. In a rank
-they get what this rank logs. Standard library only.
+follows, reduced over ranks, in a thread of their own: a slow server delays nothing else. In a rank
+they get the values that this rank logs. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from tpunb.runs.metrics import SETTLED, MetricSeries, Point
 
 Callback = Callable[[dict[str, float], int | None], object]
 
-LOOK = 1.0
-"""Seconds between two looks for steps that no other rank will log."""
+POLL_INTERVAL = 1.0
+"""Seconds between two checks for steps that no other rank will log."""
 PATIENCE = 10.0
-"""Seconds that the end of a run waits until callbacks have got everything."""
+"""Seconds that the end of a run waits for callbacks at most."""
 _callbacks: dict[object, Callback] = {}
 _passed_on: dict[tuple[Path, str], tuple[int, int]] = {}
-"""Attempt and step up to which this kernel has passed on a metric of a run."""
+"""The last attempt and step that this kernel has passed on, by run and metric."""
 
 
 def on_log(callback: Callback | None) -> Callback | None:
-    """Call `callback(values, step)` with what `tpunb.log` records; with None, call none any more.
+    """Call `callback(values, step)` with the metrics of `tpunb.log`; None removes all callbacks.
 
         # tpu: skip
         import wandb
         wandb.init(project="digits")
         tpunb.on_log(wandb.log)        # or mlflow.log_metrics
 
-    Call it in a cell that only the kernel runs: then it gets a dict of numbers for each step,
-    over all ranks as `tpunb.log` was told. Called in the train cell, it gets what this rank logs.
-    `step` is None where `tpunb.log` was called without one in the same process. A function that
-    is defined again, as when its cell is, replaces itself. It returns the callback.
+    Call it in a cell that only the kernel runs: then the callback gets a dict of numbers for each
+    step, reduced over all ranks as `tpunb.log` requested. If it is called in the train cell, the
+    callback gets the values that this rank logs. `step` is None if `tpunb.log` was called without
+    one in the same process. A function that is defined again, as when its cell runs again,
+    replaces its former definition. Return the callback.
 
-    An exception of a callback ends no run: it is reported once.
+    An exception in a callback does not end a run; it is reported once.
     """
     if callback is None:
         _callbacks.clear()
@@ -54,24 +55,24 @@ def on_log(callback: Callback | None) -> Callback | None:
 
 
 def forget() -> None:
-    """Forget what the cells above the train cell have set: the kernel has run them too."""
+    """Remove callbacks that cells above the train cell have set: the kernel has them too."""
     _callbacks.clear()
 
 
 def call(values: Mapping[str, float], step: int | None) -> str:
-    """Call all callbacks; returns what went wrong, '' if nothing."""
+    """Call all callbacks; return a description of their errors, '' if there are none."""
     problems = []
     for callback in [*_callbacks.values()]:
         try:
             callback(dict(values), step)
-        except Exception as error:  # of the user's; it must not end a training
+        except Exception as error:  # an error of the user's callback must not end a training
             name = getattr(callback, "__qualname__", type(callback).__qualname__)
-            problems.append(f"tpunb.on_log: {name} has failed: {type(error).__name__}: {error}")
+            problems.append(f"tpunb.on_log: {name} failed: {type(error).__name__}: {error}")
     return "; ".join(problems)
 
 
 class RunCallbacks:
-    """Passes on what one run logs: `add` returns at once."""
+    """Passes on the metrics of one run: `add` returns at once."""
 
     def __init__(self, run: RunDir, ranks: int) -> None:
         self._run = run.path
@@ -81,10 +82,10 @@ class RunCallbacks:
         # A run that is followed again is read from its beginning.
         self._before = {name: at for (path, name), at in _passed_on.items() if path == run.path}
         self.problem = ""
-        """What went wrong first."""
+        """The first error; '' if there was none."""
 
     def add(self, metric: Metric) -> None:
-        """Take what a rank has logged."""
+        """Take a metric that a rank has logged."""
         if self._thread is None:
             if not _callbacks:
                 return
@@ -94,22 +95,22 @@ class RunCallbacks:
         self._queue.put(metric)
 
     def close(self) -> None:
-        """No more metrics come."""
+        """End the thread once it has passed on all metrics."""
         self._queue.put(None)
 
     def finish(self) -> None:
-        """No more metrics come: wait until all were passed on, PATIENCE at most."""
+        """Close, and wait until all metrics are passed on, at most PATIENCE seconds."""
         self.close()
         if self._thread is not None:
             self._thread.join(PATIENCE)
             if self._thread.is_alive():
-                self.problem = self.problem or "tpunb.on_log: a callback has not ended yet"
+                self.problem = self.problem or "tpunb.on_log: a callback is still running"
 
     def _work(self) -> None:
         over = False
         while not over:
             try:
-                metric = self._queue.get(timeout=LOOK)
+                metric = self._queue.get(timeout=POLL_INTERVAL)
             except Empty:
                 self._pass_on(self._series.settle(monotonic() - SETTLED))
                 continue

@@ -1,7 +1,7 @@
-"""Finds lines of the notebook's cells in the files that a run's processes have compiled.
+"""Find lines of the notebook's cells in the files that a run's processes have compiled.
 
-These are the run's own `script.py` and, for cells that ran in a prelude that was kept from another
-run, the `script.py` of that one (`Block.origin`). Standard library only.
+These are the run's own `script.py` and, for cells that ran in a prelude kept from another run, the
+`script.py` of that run (`Block.origin`). Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpunb.utils import records
 
 
 def read_cell(run: RunDir, block: Block) -> Mapping[str, Any]:
-    """The cell of a block, as `notebook.json` has it; empty if it has not."""
+    """Return the cell of a block from `notebook.json`; {} if it is not there."""
     try:
         cells = records.read(run.snapshot)["cells"]
         cell = cells[block.cell]
@@ -26,9 +26,9 @@ def read_cell(run: RunDir, block: Block) -> Mapping[str, Any]:
 
 
 def read_block(run: RunDir, block: Block) -> list[str]:
-    """The lines of a block as its cell has them: `%%tpu_train` and `!ls`, not what became of them.
+    """Return the lines of a block as written in its cell: `%%tpu_train` and `!ls`, not converted.
 
-    Where the cell is not known line for line, as they ran.
+    If the cell is not known line for line, return the converted lines.
     """
     ran = run.script.read_text(encoding="utf-8").split("\n")[block.first - 1 : block.last]
     own = str(read_cell(run, block).get("source", "")).split("\n")
@@ -36,7 +36,7 @@ def read_block(run: RunDir, block: Block) -> list[str]:
 
 
 class CellLines:
-    """The way from a file and a line of a traceback to a cell and its line."""
+    """Maps a file and line of a traceback to a cell and its line."""
 
     def __init__(self, script: Path | str, spec: RunSpec) -> None:
         self.script = str(script)
@@ -48,7 +48,7 @@ class CellLines:
                 self._kept.setdefault(file, []).append((first, block))
 
     def __contains__(self, file: object) -> bool:
-        """Whether a file holds cells of this run."""
+        """True if a file holds cells of this run."""
         return file == self.script or file in self._kept
 
     @property
@@ -57,7 +57,7 @@ class CellLines:
         return (self.script, *self._kept)
 
     def script_line(self, file: str, line: int) -> int | None:
-        """The line of the run's own script; None for a line that is none of its cells'."""
+        """Return the line in the run's own script; None if it belongs to no cell of the run."""
         if file == self.script:
             return line
         for first, block in self._kept.get(file, ()):
@@ -66,11 +66,11 @@ class CellLines:
         return None
 
     def locate(self, file: str, line: int) -> tuple[int | None, int | None]:
-        """The cell's number and the line within it (from 1); None and None for no cell's line."""
+        """Return the cell's number and the line in it, from 1; (None, None) if it is in no cell."""
         own = self.script_line(file, line)
         return (None, None) if own is None else self._spec.locate(own)
 
     def describe(self, file: str, line: int) -> str:
-        """'cell [7], line 3'."""
+        """Return 'cell [7], line 3'."""
         own = self.script_line(file, line)
         return f"line {line} of {Path(file).name}" if own is None else self._spec.describe_line(own)

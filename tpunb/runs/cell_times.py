@@ -1,6 +1,6 @@
-"""How long the cells of a prelude took in earlier runs of a notebook, for the card of the next.
+"""Durations of prelude cells in earlier runs of a notebook, for the card of the next run.
 
-The kernel knows how long a cell took there, if it ran after tpunb was loaded.
+They are needed for cells that have not run in the kernel since tpunb was loaded.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tpunb.runs.spec import Block, PhaseKind
 from tpunb.utils.errors import TpunbError
 
 LOOKED_AT = 5
-"""Runs, the newest first: a run that begins in a kept prelude runs only what is left of it."""
+"""The number of newest runs to read: a run that begins in a kept prelude runs only its rest."""
 _TIMESTAMP = len("yyyymmdd-hhmmss")
-"""Characters at the beginning of an id."""
+"""The length of the time at the beginning of an id."""
 
 
 def with_last_times(blocks: Sequence[Block], script: str, run: RunDir) -> tuple[Block, ...]:
-    """The blocks of a script; where it is not known how long a cell took, from an earlier run.
+    """Return the blocks of a script with missing durations filled in from earlier runs.
 
-    `run` is the one that is to begin: those of its name are looked at. A cell is the same while
-    its text is.
+    `run` is the run about to begin; earlier runs of the same name are read. Cells are matched by
+    their text.
     """
     lines = script.split("\n")
     unknown = {
@@ -47,18 +47,18 @@ def with_last_times(blocks: Sequence[Block], script: str, run: RunDir) -> tuple[
 
 
 def _latest(run: RunDir) -> list[RunDir]:
-    """The latest runs before one that have its name, the newest first."""
+    """Return the latest runs before `run` with the same name, newest first."""
     name = run.id[_TIMESTAMP:]
     try:
         runs = list_runs(run.path.parent)
         named = [other for other in runs if other.id.endswith(name) and other.id != run.id]
-    except TpunbError:  # what is wrong with the folder, whoever writes there says
+    except TpunbError:  # an unusable folder is reported when the run is written
         return []
     return named[: -LOOKED_AT - 1 : -1]
 
 
 def _times(run: RunDir) -> Iterator[tuple[str, float]]:
-    """The text of each cell that a run's prelude has run, and how many seconds it took."""
+    """Yield the text of each prelude cell that a run has executed, and its duration in seconds."""
     try:
         spec = run.read_spec()
         lines = run.script.read_text(encoding="utf-8").split("\n")

@@ -1,8 +1,8 @@
-"""What the chips of a run have done: memory and duty cycle, host by host.
+"""Memory and duty cycle of a run's chips, by host.
 
-On each host, a process of its own (tpunb.machine.chip_meter) writes `chips.json` into the run's
-folder there; in the folder of the whole run it is below `hosts/<n>/`, but for host 0. Standard
-library only.
+On each host, a separate process (tpunb.machine.chip_meter) writes `chips.json` into the host's run
+folder. In the folder of the whole run the files of hosts other than 0 are below `hosts/<n>/`.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Chip:
-    """One chip, as libtpu told last; of a chip with two cores that are devices, one of these."""
+    """The latest values that libtpu reported for a chip, or for each core that is a device."""
 
     number: int
-    """On its host, from 0."""
+    """Its number on its host, from 0."""
     memory: int
     """Bytes of HBM in use."""
     total: int
-    """Bytes of HBM."""
+    """Bytes of HBM in total."""
     duty: float
     """Percent of the last seconds in which its TensorCore was busy."""
     peak: int = 0
-    """The most bytes that were in use at once."""
+    """The most bytes of HBM in use at once."""
     mean_duty: float | None = None
-    """Percent, over the time in which the train cell has run; None before it has."""
+    """The duty cycle in percent while the train cell has been running; None before that."""
     host: str = ""
-    """Which of several it is on."""
+    """The name of its host; '' for a run on one machine."""
 
     @property
     def name(self) -> str:
@@ -48,12 +48,12 @@ class Chip:
 
 
 def write_chips(run: Path, chips: Sequence[Chip]) -> None:
-    """Replace what is known of this host's chips. Raises OSError."""
+    """Replace the values of this host's chips. Raises OSError."""
     files.write_json(run / FILE, [asdict(chip) for chip in chips])
 
 
 def read_chips(run: Path, hosts: Sequence[str] = ()) -> tuple[Chip, ...]:
-    """The chips of all hosts of a run, in their order; none where nobody tells."""
+    """Return the chips of all hosts of a run, in order of hosts; () if there are no values."""
     if not hosts:
         return _read(run / FILE, "")
     places = [run / FILE, *(run / "hosts" / str(n) / FILE for n in range(1, len(hosts)))]
@@ -71,7 +71,7 @@ def _read(path: Path, host: str) -> tuple[Chip, ...]:
 
 
 def describe_chips(chips: Sequence[Chip]) -> str:
-    """'chips: duty cycle 87 % (12 % on chip 3), memory up to 12.1 of 16.0 GB'; '' for none."""
+    """Return 'chips: duty cycle 87 % (12 % on chip 3), memory up to 12.1 of 16.0 GB', or ''."""
     if not chips:
         return ""
     duties = {chip: chip.duty if chip.mean_duty is None else chip.mean_duty for chip in chips}
@@ -84,6 +84,6 @@ def describe_chips(chips: Sequence[Chip]) -> str:
 
 
 def mean_duty(chips: Sequence[Chip]) -> float | None:
-    """Percent, over all chips and the time in which the train cell has run; None if unknown."""
+    """Return the chips' mean duty cycle in percent, during the train cell; None if unknown."""
     known = [chip.mean_duty for chip in chips if chip.mean_duty is not None]
     return sum(known) / len(known) if known else None

@@ -1,4 +1,4 @@
-"""`tpunb.runs()` and `tpunb.plot()`: runs side by side, read from their folders."""
+"""`tpunb.runs()` and `tpunb.plot()`: compare runs, read from their folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpunb.runs import directory, listing, metrics, summary
 from tpunb.runs.directory import RunDir
-from tpunb.runs.parameters import parameters
+from tpunb.runs.parameters import differing, parameters
 from tpunb.runs.result import RunResult
 from tpunb.runs.state import read_result, read_spec, run_state
 from tpunb.utils import records
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 
 def runs(folder: Path | str | None = None) -> pd.DataFrame:
-    """A row for each run in a folder, oldest first, by id: its parameters and best metrics.
+    """Return a table of the runs in a folder, oldest first: state, parameters and best metrics.
 
-    Columns: `name`, `state`, `cores`, `device`, `started` (UTC), `duration` (seconds; of an active
-    run, so far), `resumed_from` (of `--resume`), `notebook` (its file), then `params.*`, and of
-    each metric `best.*`, or `last.*` if its name does not say whether less or more of it is better.
-    Of a run with more than 20 MB of metrics these are left out, and a UserWarning names it.
-    `params`: see `tpunb.runs.parameters.parameters`. `folder`: where `%tpu_setup --runs` says, or
-    `runs` in the working directory.
+    The index is the run's id. Columns: `name`, `state`, `cores`, `device`, `started` (UTC),
+    `duration` (seconds; so far for an active run), `resumed_from` (of `--resume`), `notebook` (its
+    file), then `params.*`, and for each metric `best.*`, or `last.*` if its name does not show
+    whether lower or higher is better. For a run with more than 20 MB of metrics these are left
+    out, and a UserWarning names it. `params`: see `tpunb.runs.parameters.parameters`.
+
+    `folder`: by default the one that `%tpu_setup --runs` set, or `runs` in the working directory.
+    Raises TpunbError if it cannot be read.
     """
     import pandas as pd
 
@@ -57,10 +59,10 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
 
 
 def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = None) -> Figure:
-    """A matplotlib figure with a panel for each metric, in it a line for each run.
+    """Return a matplotlib figure with a panel for each metric and a line for each run.
 
-    `which`: results, ids or parts of them, or rows of `tpunb.runs()`; by default all runs of
-    the folder that have logged something. Raises TpunbError for a run that is not there,
+    `which`: results, ids or parts of ids, or rows of `tpunb.runs()`; by default all runs in the
+    folder that have logged something. Raises TpunbError for a run that does not exist,
     MissingPackageError without matplotlib, ValueError if nothing was logged.
     """
     from tpunb.runs import figures
@@ -75,7 +77,7 @@ def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = Non
 
 
 def find_selected(which: Iterable[RunResult | str | pd.DataFrame], place: Path) -> Iterator[RunDir]:
-    """The folders of runs selected by results, ids or parts of them, or rows of `runs()`."""
+    """Yield the folders of runs selected by results, ids or parts of ids, or rows of `runs()`."""
     for selection in which:
         if isinstance(selection, RunResult):
             yield RunDir(selection.dir)
@@ -91,13 +93,12 @@ def _metrics(run: RunDir) -> pd.DataFrame:
 
 
 def _labels(runs: list[RunDir]) -> list[str]:
-    """Labels for a legend: names, or else parameters that differ, or else ids."""
+    """Return labels for a legend: names if they are unique, otherwise parameters, otherwise ids."""
     names = [_name(run) for run in runs]
     if len(set(names)) == len(names):
         return names
     given = [parameters(run) for run in runs]
-    names = list(dict.fromkeys(name for values in given for name in values))
-    differ = [name for name in names if len({repr(values.get(name)) for values in given}) > 1]
+    differ = differing(given)
     labels = [", ".join(f"{name}={values.get(name)}" for name in differ) for values in given]
     return labels if len(set(labels)) == len(labels) else [run.id for run in runs]
 
@@ -121,7 +122,7 @@ def _row(run: RunDir) -> dict[str, Any]:
         row["duration"] = result.duration
     elif state.active:
         row["duration"] = time.time() - row["started"]
-    with contextlib.suppress(TpunbError):  # of a lost run there may be no more than its folder
+    with contextlib.suppress(TpunbError):  # a lost run may have left only its folder
         spec = read_spec(run)
         row |= {"cores": spec.spmd or spec.world_size, "device": spec.device}
         row["resumed_from"] = spec.resumed_from

@@ -1,9 +1,9 @@
-"""The run folder: its files and how a run is found.
+"""The run folder: its files, and how to find a run.
 
     <runs>/<yyyymmdd-hhmmss>-<name>/
       spec.json  script.py  notebook.json  env.json       what was run
-      kernel_values.json  parameters.json                 what the kernel held, and what was taken
-      arguments.pt  arguments.json                        with which arguments (tpunb.launch)
+      kernel_values.json  parameters.json                 values of the kernel, and those it took
+      arguments.pt  arguments.json                        arguments of tpunb.launch
       events.jsonl                                        what happened (tpunb.runs.events)
       run.log                                             all ranks, prefixed, in order of arrival
       supervisor.log                                      what the supervisor did and when
@@ -15,10 +15,10 @@
       chips.json                                          what the TPU did (tpunb.runs.chips)
       running.lock  result.json                           whether it is running; how it ended
       requests.jsonl                                      requests to stop it (tpunb.runs.state)
-      place.json  mirror.json  mirror.log  hosts/<n>/…    of a run at a place: where, and what
-                                                          each host has besides (tpunb.places)
+      place.json  mirror.json  mirror.log  hosts/<n>/…    of a run at a place: where it is, and the
+                                                          other files of each host (tpunb.places)
 
-Processes of a run only append to files here, and the kernel only reads: nothing that a
+The processes of a run only append to files in it, and the kernel only reads them: nothing that a
 reader does can slow or block a rank.
 """
 
@@ -43,14 +43,15 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import append_text, write_json
 
 PRELUDE = "prelude"
-"""Name of the folder, in the place of a rank, for the prelude that runs once for all."""
+"""The name of the folder, instead of a rank, of the prelude that runs once for all ranks."""
 MOST_EVENTS = 4_000_000
-"""Bytes of events that are read at once; a run of weeks has a few thousand."""
-_ID = re.compile(r"\d{8}-\d{6}-.")
+"""The most bytes of events that are read; a run of weeks has a few thousand."""
+RUN_ID = re.compile(r"\d{8}-\d{6}-.")
+"""The beginning of a run's id, which is the name of its folder."""
 
 
 class RunDir:
-    """The paths of one run folder, and the files that more than one module reads or writes."""
+    """The paths in a run folder, and access to the files that several modules read or write."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
@@ -80,12 +81,12 @@ class RunDir:
 
     @property
     def kernel_values(self) -> Path:
-        """What the kernel holds of the names that the train cell reads, if it is to be compared."""
+        """The kernel's values of the names that the train cell reads, if they must be compared."""
         return self.path / "kernel_values.json"
 
     @property
     def parameters(self) -> Path:
-        """What the run has taken of it, by name: JSON values."""
+        """The values that the run took from the kernel, by name, as JSON."""
         return self.path / "parameters.json"
 
     @property
@@ -110,7 +111,7 @@ class RunDir:
 
     @property
     def stopping(self) -> Path:
-        """Exists once the run is being stopped, so that its ranks are not started again."""
+        """A file that exists once the run is being stopped, so that no attempt starts after it."""
         return self.path / "stopping"
 
     @property
@@ -119,20 +120,20 @@ class RunDir:
 
     @property
     def place(self) -> Path:
-        """Where the run is, if it is not on this machine (tpunb.places.place)."""
+        """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
         return self.path / "place.json"
 
     def is_away(self) -> bool:
-        """Whether it goes on at a place without anybody here."""
+        """True if the run continues at a place without a process on this machine."""
         return bool(records.read_dict(self.place).get("detached"))
 
     @property
     def copied(self) -> Path:
-        """Of a run in a bucket: what was copied from there (tpunb.runs.download)."""
+        """The record of the files copied from a bucket (tpunb.runs.download)."""
         return self.path / "copied.json"
 
     def is_running(self) -> bool:
-        """True while a supervisor holds the lock, which it does for as long as it lives."""
+        """True while a supervisor holds the lock, which it does until it ends."""
         try:
             fd = files.open_file(self.lock)
         except (FileNotFoundError, PermissionError):
@@ -146,9 +147,9 @@ class RunDir:
         return False
 
     def take_lock(self) -> IO[str] | None:
-        """Hold the lock for as long as the file is open; None where it cannot be written.
+        """Take the lock, which is held while the file is open; return None if it cannot be written.
 
-        Who reads the folder can tell by it a run that goes on from one whose supervisor has died.
+        It lets readers distinguish a running run from one whose supervisor has died.
         """
         with contextlib.suppress(OSError):
             lock = open(self.lock, "w")  # noqa: SIM115
@@ -162,12 +163,12 @@ class RunDir:
 
     @property
     def arguments(self) -> Path:
-        """Arguments of `tpunb.launch` that are no literals (tpunb.runs.arguments)."""
+        """Arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
         return self.path / "arguments.pt"
 
     @property
     def plain_arguments(self) -> Path:
-        """The others, by the names of the function's parameters: JSON values."""
+        """Arguments that are literals, by the names of the function's parameters, as JSON."""
         return self.path / "arguments.json"
 
     @property
@@ -175,15 +176,15 @@ class RunDir:
         return self.path / "checkpoints"
 
     def attempt(self, attempt: int, rank: int | None) -> Path:
-        """The folder of a rank in an attempt; rank None: of the prelude that ran for all."""
+        """The folder of a rank in an attempt; with None, of the prelude that ran for all ranks."""
         return self.path / "attempts" / str(attempt) / (PRELUDE if rank is None else str(rank))
 
     def error(self, attempt: int, rank: int | None) -> Path:
-        """Where a process describes the exception that ended it."""
+        """The file in which a process describes the exception that ended it."""
         return self.attempt(attempt, rank) / "error.json"
 
     def read_error(self, attempt: int, rank: int | None) -> Failure | None:
-        """What it describes; None if there is none, or a crash or full disk has left half of it."""
+        """Read the failure in `error`; None if it does not exist or was only written in part."""
         ended = {"rank": rank, "pid": None, "exitcode": None, "signal": None}
         try:
             return Failure.from_json({**records.read_dict(self.error(attempt, rank)), **ended})
@@ -191,57 +192,57 @@ class RunDir:
             return None
 
     def heartbeat(self, attempt: int, rank: int) -> Path:
-        """Where a rank counts what it has done (tpunb.runs.heartbeat)."""
+        """The heartbeat file of a rank (tpunb.runs.heartbeat)."""
         return self.attempt(attempt, rank) / "pulse"
 
     def collectives(self, attempt: int, rank: int) -> Path:
-        """Where a rehearsal rank counts its collectives (tpunb.xla.rehearsal.stats)."""
+        """The file in which a rehearsal rank counts collectives (tpunb.xla.rehearsal.stats)."""
         return self.attempt(attempt, rank) / "collectives.json"
 
     def progress(self, attempt: int, rank: int) -> Path:
-        """Where a rank says how far its loops have come (tpunb.runs.progress)."""
+        """The file with the progress of a rank's loops (tpunb.runs.progress)."""
         return self.attempt(attempt, rank) / "progress.json"
 
     def memory(self, attempt: int, rank: int) -> Path:
-        """Where another machine says how much memory the rank has there (bytes)."""
+        """The file with the memory in bytes of a rank on another machine."""
         return self.attempt(attempt, rank) / "memory.json"
 
     def saving(self, attempt: int, rank: int) -> Path:
-        """Where a rank notes the seconds of each of its checkpoints (tpunb.training.checkpoint)."""
+        """The file with the seconds of each of a rank's checkpoints (tpunb.training.checkpoint)."""
         return self.attempt(attempt, rank) / "saving.txt"
 
     @property
     def profile(self) -> Path:
-        """The trace of `--profile`, of all ranks, as xprof and TensorBoard read it."""
+        """The trace of `--profile` of all ranks, as xprof and TensorBoard read it."""
         return self.path / "profile"
 
     def step_times(self, attempt: int, rank: int) -> Path:
-        """Where a rank notes the times of the steps of its trace (tpunb.runs.trace)."""
+        """The file with the times of the steps in a rank's trace (tpunb.runs.trace)."""
         return self.attempt(attempt, rank) / "steps.json"
 
     def recompiled(self, attempt: int, rank: int) -> Path:
-        """Where a rank reports programs that were compiled again (tpunb.worker.recompiles)."""
+        """The file in which a rank reports recompiled programs (tpunb.worker.recompiles)."""
         return self.attempt(attempt, rank) / "recompiled.jsonl"
 
     def numbers(self, attempt: int, rank: int) -> Path:
-        """Where a rank of a run on several hosts says its local rank and its ordinal."""
+        """The file with the local rank and ordinal of a rank, in runs on several hosts."""
         return self.attempt(attempt, rank) / "numbers.json"
 
     def stacks(self, attempt: int, rank: int) -> Path:
-        """Where a rank writes its stacks when it is asked to."""
+        """The file to which a rank writes its stacks on request."""
         return self.attempt(attempt, rank) / "stacks.txt"
 
     def emit(self, event: Event) -> None:
-        """Append an event, with the time if it has none."""
+        """Append an event; set its time if it has none."""
         line = events.to_line(event)
         if not getattr(event, "time", 1.0):
             line = line.replace('"time": 0.0', f'"time": {time.time()}', 1)
         append_text(self.events, line)
 
     def read_events(self) -> list[Event]:
-        """The events so far, the newest `MOST_EVENTS` bytes of them.
+        """Return the events so far, from the newest `MOST_EVENTS` bytes.
 
-        What is none is left out: a full disk or a crash has cut it off.
+        Lines that a full disk or a crash has cut off are left out.
         """
         try:
             data = files.read_end(self.events, MOST_EVENTS)
@@ -254,16 +255,16 @@ class RunDir:
         return read
 
     def read_spec(self) -> RunSpec:
-        """What is to run. Raises OSError, and ValueError if the file does not say it."""
+        """Read `spec.json`. Raises OSError, and ValueError if the file holds no spec."""
         return RunSpec.from_json(records.read(self.spec))
 
     def write_spec(self, spec: RunSpec) -> None:
         write_json(self.spec, spec.to_json())
 
     def read_result(self) -> RunResult | None:
-        """The result without values of `--returns`; None if the run has not ended.
+        """Read the result, without values of `--returns`; None if the run has not ended.
 
-        Raises OSError, and ValueError if the file does not hold one.
+        Raises OSError, and ValueError if the file holds no result.
         """
         try:
             return RunResult.from_json(records.read(self.result), self.path)
@@ -275,7 +276,7 @@ class RunDir:
 
 
 class RankOfRun(NamedTuple):
-    """This process's place in a run."""
+    """The run, rank and attempt of this process."""
 
     run: RunDir
     rank: int
@@ -283,7 +284,7 @@ class RankOfRun(NamedTuple):
 
 
 def rank_of_run() -> RankOfRun | None:
-    """Which rank of which run this process is; None in the kernel or under plain torchrun."""
+    """Return the run and rank of this process; None in the kernel or under plain torchrun."""
     run, rank = os.environ.get(env_vars.RUN), os.environ.get("RANK")
     if not run or rank is None:
         return None
@@ -291,7 +292,7 @@ def rank_of_run() -> RankOfRun | None:
 
 
 def create_run(runs: Path, name: str) -> RunDir:
-    """Make a new run folder that only its user can read, with a unique id.
+    """Create a run folder with a unique id that only its user can read.
 
     Raises TpunbError if the folder cannot be written.
     """
@@ -309,17 +310,17 @@ def create_run(runs: Path, name: str) -> RunDir:
     except OSError as error:
         raise TpunbError(
             f"cannot make a run folder in {runs}: {error.strerror}. "
-            "Choose another place with `%tpu_setup --runs DIR`."
+            "Choose another folder with `%tpu_setup --runs DIR`."
         ) from error
     raise TpunbError(f"there are already 1000 runs called {stem} in {runs}")
 
 
 @contextlib.contextmanager
 def new_run(runs: Path, name: str) -> Iterator[RunDir]:
-    """A block that fills a new run folder and starts the run.
+    """Create a run folder for a block that fills it and starts the run.
 
-    If it fails, the folder is removed: nothing would ever write to it. Raises TpunbError if the
-    folder cannot be written.
+    If the block fails, the folder is removed, because nothing would ever write to it. Raises
+    TpunbError if the folder cannot be written.
     """
     run = create_run(runs, name)
     try:
@@ -330,25 +331,25 @@ def new_run(runs: Path, name: str) -> Iterator[RunDir]:
             raise
         raise TpunbError(
             f"nothing was started: {error.strerror or error} in {run.path}. Make room there, or "
-            "choose another place with `%tpu_setup --runs DIR`."
+            "choose another folder with `%tpu_setup --runs DIR`."
         ) from error
 
 
 def list_runs(runs: Path) -> list[RunDir]:
-    """All runs of this user in a folder, oldest first. Only folders that hold a spec count.
+    """Return all runs of this user in a folder, oldest first. Only folders with a spec count.
 
     Raises TpunbError if the folder cannot be read.
     """
     found = []
     for path in list_folders(runs):
         run = RunDir(path)
-        with contextlib.suppress(OSError):  # it holds none, or was removed a moment ago
+        with contextlib.suppress(OSError):  # it has no spec, or was just removed
             found.append((run.spec.lstat().st_mtime_ns, run.id, run))
     return [run for *_, run in sorted(found, key=lambda entry: entry[:2])]
 
 
 def list_folders(runs: Path) -> list[Path]:
-    """What may be run folders: folders that are this user's alone, not links to such.
+    """Return possible run folders: those that only this user can write, without links to such.
 
     Raises TpunbError if `runs` cannot be read.
     """
@@ -356,10 +357,10 @@ def list_folders(runs: Path) -> list[Path]:
 
 
 def describe_refused(runs: Path) -> str:
-    """'left out: ID, another user's (ann)': folders that are not used; '' if there are none."""
+    """Describe folders that are not used: 'left out: ID, another user's (ann)'; '' for none."""
     found: dict[str, list[str]] = {}
     for path in _entries(runs):
-        if _ID.match(path.name) and (refusal := ownership.why_refused(path)):
+        if RUN_ID.match(path.name) and (refusal := ownership.why_refused(path)):
             found.setdefault(refusal.what, []).append(path.name)
     return "\n".join(
         f"left out: {ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}, {what}"
@@ -377,14 +378,14 @@ def _entries(runs: Path) -> list[Path]:
 
 
 def find_run(runs: Path, wanted: str | None) -> RunDir:
-    """The run whose id contains `wanted`; the latest for None.
+    """Return the run whose id contains `wanted`; with None, the latest run.
 
-    Raises TpunbError, with the ids, if there is none or more than one, and for one that is not
+    Raises TpunbError, with the ids, if no run or more than one matches, and for a run that is not
     this user's.
     """
     every = list_runs(runs)
     if wanted and not any(wanted in run.id for run in every):
-        for path in filter(lambda path: _ID.match(path.name), _entries(runs)):
+        for path in filter(lambda path: RUN_ID.match(path.name), _entries(runs)):
             if wanted in path.name and (refusal := ownership.why_refused(path)):
                 raise TpunbError(f"run {path.name} is {refusal.what}: {refusal.then}")
     if not every:

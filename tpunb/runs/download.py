@@ -1,7 +1,7 @@
-"""Runs in a bucket (`%tpu_setup --runs URL`), read where they are not: a copy of what is small.
+"""Runs in a bucket (`%tpu_setup --runs URL`), read on another machine from a copy of small files.
 
-`tpunb runs URL` and `tpunb logs --runs URL` read a folder of the user's cache, in which each run
-has the files that they need. What has not changed there is not loaded again.
+`tpunb runs URL` and `tpunb logs --runs URL` read a folder in the user's cache that has the files
+that they need of each run. Files that have not changed in the bucket are not downloaded again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
 
 SMALL = 2_000_000
-"""Bytes of a file that is loaded for a list of runs."""
+"""The most bytes of a file that is downloaded for a list of runs."""
 _LISTED = ("spec.json", "result.json", "parameters.json", "arguments.json", "metrics.jsonl")
 _LOGS = ("run.log", "events.jsonl")
 _AT_ONCE = 16
@@ -30,12 +30,12 @@ _VERSIONS = ("etag", "ETag", "md5Hash", "generation", "mtime", "updated", "LastM
 
 
 def is_url(text: str) -> bool:
-    """Whether it names a place that is no folder of this machine."""
+    """True if the text is a URL, not a folder of this machine."""
     return "://" in text
 
 
 def cached_runs(url: str) -> Path:
-    """A folder here with the runs at a URL as they are now, and what lists of them need.
+    """Return a local folder with the current runs at a URL and the files that lists of runs need.
 
     Raises TpunbError if the bucket cannot be read.
     """
@@ -52,13 +52,13 @@ def cached_runs(url: str) -> Path:
             list(pool.map(lambda place: _copy_run(system, place, cache, url), places))
     here = {place.rpartition("/")[2] for place in places}
     for folder in cache.iterdir():
-        if folder.name not in here:  # removed there
+        if folder.name not in here:  # removed from the bucket
             shutil.rmtree(folder, ignore_errors=True)
     return cache
 
 
 def load_log(run: RunDir) -> None:
-    """Bring the log of a run of `cached_runs` as well; nothing for a run of this machine.
+    """Download the log of a run in `cached_runs`; do nothing for a run of this machine.
 
     Raises TpunbError if the bucket cannot be read.
     """
@@ -102,7 +102,7 @@ def _copy_run(system: Any, place: str, cache: Path, url: str) -> None:
 def _copy(
     system: Any, place: str, folder: Path, url: str, wanted: Sequence[str], most: int | None
 ) -> None:
-    """Bring those of the files that have changed and have no more than `most` bytes."""
+    """Download the wanted files that have changed and have no more than `most` bytes."""
     infos = {
         str(entry["name"]).rpartition("/")[2]: entry for entry in system.ls(place, detail=True)
     }
@@ -120,5 +120,5 @@ def _copy(
             continue
         files.atomic_write(folder / name, system.cat_file(f"{place}/{name}"))
         versions[name] = version
-    # Where it is from, and what the bucket said of its files.
+    # The source, and the versions that the bucket reported for the files.
     files.write_json(run.copied, {"url": url, "versions": versions})

@@ -1,7 +1,7 @@
-"""A run of the kernel that has ended, in the scripts of later runs: its result, values and handle.
+"""An ended run of the kernel in the scripts of later runs: its result, values and handle.
 
-A train cell that stands above another one is a few lines in the script of that one, which call the
-functions here: `tpunb.notebook.convert.handed` writes them.
+In the script of a train cell, a train cell above it is a few lines that call these functions:
+`tpunb.notebook.convert.earlier_values` writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tpunb.runs import given, last_run, returns, state, summary
+from tpunb.runs import copied_values, last_run, returns, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState
@@ -20,14 +20,14 @@ from tpunb.utils.errors import TpunbError
 
 
 def read_run(folder: str, *names: str) -> RunResult:
-    """The result that the kernel got, with the values of `--returns`; now it is `tpunb.last_run`.
+    """Return the result that the kernel got, with `--returns`, and make it `tpunb.last_run`.
 
-    Raises TpunbError if the run folder is not there any more, or if one of `names`, which the
-    kernel got from it, cannot be rebuilt here.
+    Raises TpunbError if the run folder no longer exists, or if one of `names`, which the kernel
+    got from it, cannot be rebuilt in this process.
     """
     run = RunDir(folder)
     if env_vars.RUN in os.environ:
-        run = given.find(run, RunDir(os.environ[env_vars.RUN]))
+        run = copied_values.locate(run, RunDir(os.environ[env_vars.RUN]))
     result = state.read_result(run)
     if result is None:
         raise TpunbError(
@@ -44,36 +44,36 @@ def read_run(folder: str, *names: str) -> RunResult:
 
 
 class EndedRun:
-    """What the handle of a run in the background (`--bg --out`) is once the run has ended."""
+    """The handle of a background run (`--bg --out`) after the run has ended."""
 
     def __init__(self, folder: str, *names: str, raises: bool = True) -> None:
-        """`names` as for `read_run`.
-
-        `raises`: `wait` raises the error of a run that has failed (not with `--no-raise`).
-        """
+        """`names`: as for `read_run`. `raises`: False with `--no-raise`; see `wait`."""
         self.dir = Path(folder)
         self.result: RunResult = read_run(folder, *names)
         self._raises = raises
 
     @property
     def id(self) -> str:
-        """The run's id, as %tpu_runs lists it."""
+        """The run's id, as `%tpu_runs` lists it."""
         return self.dir.name
 
     @property
     def state(self) -> RunState:
-        """How the run has ended."""
+        """The state in which the run ended."""
         return self.result.state
 
     def wait(self, timeout: float | None = None) -> RunResult:
-        """Bind the values of `--returns` in the script; the result."""
+        """Bind the values of `--returns` in the script and return the result.
+
+        Raises RunError if the run failed, unless the handle has `raises=False`.
+        """
         vars(sys.modules["__main__"]).update(self.result.returns)
         if self._raises:
             self.result.raise_for_failure()
         return self.result
 
     def stop(self) -> RunResult:
-        """The result: there is nothing to stop any more."""
+        """Return the result: the run has already ended."""
         return self.result
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""What happens during a run, as typed events.
+"""Typed events of a run.
 
-The processes of a run append the ones marked *kept* to `events.jsonl` in the run folder, one
-JSON object a line; the kernel reads them there. `Output`, `Metric` and `RankSnapshots` are made by
-followers of the run, from the logs, `metrics.jsonl` and the ranks' heartbeats.
+The processes of a run append the events marked *kept* to `events.jsonl` in the run folder, one
+JSON object per line, and the kernel reads them. Followers of the run make `Output`, `Metric` and
+`RankSnapshots` from the logs, `metrics.jsonl` and the ranks' heartbeats.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from tpunb.utils import records
 
 @dataclass(frozen=True)
 class Phase:
-    """Kept. What the run is doing now; `text` says it in words: 'prelude, cell [3]'."""
+    """Kept. The current phase of the run; `text` describes it: 'prelude, cell [3]'."""
 
     kind: PhaseKind
     text: str
     cell: int | None = None
-    """Of the prelude: the number shown beside the cell."""
+    """In the prelude: the number shown next to the running cell."""
     time: float = 0.0
     position: int | None = None
-    """Of the prelude: which of its cells it is, from 1."""
+    """In the prelude: the position of the cell among its cells, from 1."""
     count: int | None = None
-    """Of the prelude: how many cells it has."""
+    """In the prelude: the number of its cells."""
     expected: float | None = None
-    """Of the prelude: seconds that the cell took before, in the kernel or in a run; None if that is
-    not known."""
+    """In the prelude: seconds that the cell took before, in the kernel or in a run; None if not
+    known."""
     rest: float | None = None
-    """Of the prelude: seconds that the cells below it took together, if all of them are known."""
+    """In the prelude: seconds that all cells after it took before; None if any is not known."""
 
     @classmethod
     def of_prelude(cls, cells: Sequence[Block], index: int, where: str = "") -> Phase:
-        """That a cell of the prelude runs now: `cells[index]`, of all that the prelude has.
+        """Make the phase in which `cells[index]` of the prelude runs.
 
-        `where` says who runs it, if not one process for all ranks: ' on every rank'.
+        `where`: ' on every rank' if the ranks run it, not one process for all ranks.
         """
         cell = cells[index]
         known = [below.seconds for below in cells[index + 1 :] if below.seconds is not None]
@@ -58,7 +58,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Note:
-    """Kept. One line for the user."""
+    """Kept. A line for the user."""
 
     text: str
     time: float = 0.0
@@ -66,10 +66,10 @@ class Note:
 
 @dataclass(frozen=True)
 class RanksStarted:
-    """Kept. The ranks of an attempt were forked; `pids` in order of rank.
+    """Kept. The ranks of an attempt were forked; `pids` are in order of rank.
 
-    Of a run on several hosts each says it of its own ranks; in the folder of the whole run it is
-    said once, and all pids are 0: they are other machines'.
+    In a run on several hosts, each host emits it for its own ranks. The folder of the whole run
+    has it once, with all pids 0, because the processes are on other machines.
     """
 
     attempt: int
@@ -86,12 +86,12 @@ class RankEnded:
     exitcode: int
     time: float = 0.0
     peak: int = 0
-    """The most memory it has held at once, in bytes; pages shared with other ranks count."""
+    """Its peak memory in bytes, including pages shared with other ranks."""
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """Kept. A step of the shutdown sequence began: 'SIGINT', 'SIGTERM' or 'SIGKILL'."""
+    """Kept. A step of the shutdown sequence has begun: 'SIGINT', 'SIGTERM' or 'SIGKILL'."""
 
     step: str
     reason: str
@@ -101,7 +101,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Ended:
-    """Kept, last. `result.json` is written and no process is left."""
+    """Kept, the last event. `result.json` is written and no process is left."""
 
     state: RunState
     time: float = 0.0
@@ -109,10 +109,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Output:
-    """Text that a rank has written, as it came: any length, not always whole lines.
+    """Text that a rank has written, of any length, not always whole lines.
 
-    `rank` is None for the prelude that runs once for all ranks. `stream` is 'stdout',
-    'stderr' or 'prelude' (what the prelude wrote, in a rank or for all of them).
+    `rank` is None for the prelude that runs once for all ranks. `stream` is 'stdout', 'stderr' or
+    'prelude' (the output of the prelude, in a rank or for all ranks).
     """
 
     rank: int | None
@@ -128,14 +128,14 @@ class Metric:
     step: int | None
     values: Mapping[str, float] = field(default_factory=dict)
     reduce: Mapping[str, str] = field(default_factory=dict)
-    """How they are reduced over ranks, where it is not the mean (tpunb.runs.metrics.REDUCTIONS)."""
+    """The reductions over ranks of values that are not averaged (tpunb.runs.metrics.REDUCTIONS)."""
     time: float = 0.0
     attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Bar:
-    """How far a loop has come: `tpunb.track`, or a progress bar that was recognised."""
+    """The progress of a loop: `tpunb.track`, or a progress bar that was recognised."""
 
     name: str
     done: int
@@ -144,34 +144,34 @@ class Bar:
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """How one rank stands at one moment. Counts grow within an attempt."""
+    """The counts and state of one rank at one moment. Counts grow within an attempt."""
 
     begun: bool = False
-    """Whether its train cell has begun."""
+    """True once its train cell has begun."""
     steps: int = 0
     collectives: int = 0
     waiting: bool = False
-    """For other ranks, in a collective."""
+    """True while it waits for other ranks in a collective."""
     compiling: bool = False
     compilations: int = 0
     compile_seconds: float = 0.0
     memory: int = 0
-    """Bytes in RAM now; pages that it shares with other ranks count too."""
+    """Bytes in RAM, including pages that it shares with other ranks."""
     bars: tuple[Bar, ...] = ()
-    """Of `tpunb.track`, the outermost first."""
+    """The loops of `tpunb.track`, outermost first."""
     samples: int = 0
-    """Rows of the batches that the innermost `tpunb.track` has handed out."""
+    """Rows of the batches that the innermost `tpunb.track` has yielded."""
     input_seconds: float = 0.0
-    """In which its loops have waited for batches."""
+    """Seconds that its loops have waited for batches."""
 
 
 @dataclass(frozen=True)
 class RankSnapshots:
-    """How the ranks of the attempt stand now, in order of rank; None for one not yet there."""
+    """Snapshots of an attempt's ranks, in order of rank; None for a rank that has not started."""
 
     ranks: tuple[RankSnapshot | None, ...]
     chips: tuple[Chip, ...] = ()
-    """Of all hosts, where there is a TPU that tells."""
+    """The chips of all hosts; () if there are no values."""
 
 
 Event = RankSnapshots | Phase | Note | RanksStarted | RankEnded | Stopping | Ended | Output | Metric
@@ -181,12 +181,12 @@ KEPT: dict[str, type[Any]] = {
 
 
 def to_line(event: Event) -> str:
-    """An event as a line of `events.jsonl`, with its newline."""
+    """Return an event as a line of `events.jsonl`, with its newline."""
     return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
 
 
 def from_line(line: str) -> Event:
-    """The inverse of `to_line`. Raises ValueError for a line that is no kept event."""
+    """Parse a line of `to_line`. Raises ValueError for a line that is not a kept event."""
     data = records.parse(line)
     if isinstance(data, dict) and "event" not in data:
         data = older.upgrade_event(data)

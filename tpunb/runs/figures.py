@@ -1,6 +1,6 @@
-"""matplotlib figures of metrics, one panel for each metric.
+"""matplotlib figures of metrics, with a panel for each metric.
 
-Imported when a figure is made: raises MissingPackageError without matplotlib.
+Imported when a figure is made; without matplotlib, the import raises MissingPackageError.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ACROSS = 3
-"""Panels side by side."""
+"""The number of panels in a row."""
 _SIZE = 3.2, 2.4
-"""Inches of one panel."""
+"""Width and height of a panel in inches."""
 
 
 class Picture(Figure):
-    """A figure that shows itself as a cell's value, whatever matplotlib's backend is.
+    """A figure that is displayed as a cell's value with any matplotlib backend.
 
-    matplotlib teaches IPython to show figures once pyplot has chosen its inline backend, which
-    nothing here does: it would change the user's own figures.
+    IPython displays figures only after pyplot has chosen its inline backend. This module does not
+    choose it, because that would change the user's own figures.
     """
 
     def _repr_png_(self) -> bytes:
@@ -40,9 +40,9 @@ class Picture(Figure):
 
 
 def panels(runs: Mapping[str, pd.DataFrame]) -> Picture:
-    """A panel for each metric, in it a line for each run, by step.
+    """Draw a panel for each metric with a line for each run, by step.
 
-    `runs`: what `RunResult.metrics(reduced=True)` gives, by the name for the legend. A metric
+    `runs`: frames of `RunResult.metrics(reduced=True)`, keyed by the name for the legend. A metric
     that was logged without steps is drawn over the seconds since the run's start. Raises
     ValueError if nothing was logged.
     """
@@ -55,7 +55,7 @@ def panels(runs: Mapping[str, pd.DataFrame]) -> Picture:
         )
     )
     if not names:
-        raise ValueError("nothing was logged: tpunb.log(step, loss=loss) in the train cell does it")
+        raise ValueError("nothing was logged: call tpunb.log(step, loss=loss) in the train cell")
     across = min(ACROSS, len(names))
     down = math.ceil(len(names) / across)
     figure = Picture(figsize=(across * _SIZE[0], down * _SIZE[1]), layout="constrained", dpi=120)

@@ -1,6 +1,6 @@
-"""A run folder as the lines of a stream (`tpunb.runs.stream`): what was appended, what is new.
+"""Turn a run folder into the lines of a stream (`tpunb.runs.stream`): appended and new data.
 
-It reads the folder alone, so it can begin at any time and at any offsets. Standard library only.
+Only the folder is read, so a stream can begin at any time and any offsets. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from tpunb.runs.stream import (
 from tpunb.utils import files
 from tpunb.utils.files import Tail
 
-LOOK = 0.25
-"""Seconds between two looks for new files."""
+POLL_INTERVAL = 0.25
+"""Seconds between two searches for new files."""
 OFTEN = 0.5
-"""Seconds between two copies of a file that is written anew all the time (`pulse`)."""
+"""Seconds between two copies of a file that is rewritten all the time (`pulse`)."""
 PIECE = 1 << 18
-"""Bytes of one `Append`, at most, except for a line that is longer."""
+"""The most bytes of one `Append`, except for a single longer line."""
 MOST = 8_000_000
-"""Bytes of a file that is sent whole. None of a run is so large."""
+"""The most bytes of a file that is sent whole. No such file of a run is so large."""
 _PULSE = "pulse"
 _PRINTED, _DESCRIBED = "/stderr.log", "/error.json"
 
 
 class FolderStream:
-    """The files of one host's run folder, from offsets on."""
+    """Reads the files of one host's run folder from given offsets on."""
 
     def __init__(self, run: RunDir, since: Mapping[str, int] | None = None) -> None:
-        """`since`: how many bytes of which file are known already."""
+        """`since`: the number of bytes already known of each file."""
         self._run = run
         self._since = dict(since or {})
         self._tails: dict[str, Tail] = {}
         self._rests: dict[str, bytes] = {}
-        """Of merged files: the beginning of a line."""
+        """The incomplete last line of each merged file."""
         self._seen: dict[str, tuple[int, int, int]] = {}
-        """Of files that are sent whole: what `stat` said of them."""
+        """Inode, size and time of change of each file that was sent whole."""
         self._whole: list[str] = []
         self._looked = self._copied = float("-inf")
 
     def read(self, *, last: bool = False) -> Iterator[Append | Replace]:
-        """What is new. `last`: nothing more will come, so what is half a line is sent as well.
+        """Yield the new data, `result.json` after everything else.
 
-        `result.json` comes after everything else.
+        `last`: nothing more will be written, so incomplete lines are sent as well.
         """
         now = time.monotonic()
-        if now - self._looked >= LOOK or last:
+        if now - self._looked >= POLL_INTERVAL or last:
             self._looked = now
             self._find()
         for name, tail in self._tails.items():
             for line in self._read_tail(name, tail, last=last):
                 if name.endswith(_PRINTED):
-                    # A rank describes its failure before it prints it: readers rely on that.
+                    # A rank describes its failure before it prints it, and readers rely on that.
                     yield from self._read_whole(name.removesuffix(_PRINTED) + _DESCRIBED)
                 yield line
         copy = now - self._copied >= OFTEN or last
@@ -117,7 +117,7 @@ class FolderStream:
                 return
             else:
                 data = files.read_start(path, MOST)
-        except OSError:  # it is gone again, or nobody may read it
+        except OSError:  # it is gone again, or cannot be read
             return
         if self._seen.get(name) != key:
             self._seen[name] = key

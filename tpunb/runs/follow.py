@@ -1,6 +1,6 @@
-"""Following a run from another process: its outputs, events and metrics, and how its ranks stand.
+"""Follow a run from another process: its outputs, events and metrics, and its ranks' state.
 
-Everything is read from the run folder and /proc, so nothing here can slow or block a rank.
+Everything is read from the run folder and /proc, so following cannot slow or block a rank.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tpunb.utils.files import LineTail, Tail
 from tpunb.utils.text import size
 
 STREAMS = ("stdout", "stderr", PRELUDE)
-LOOK = 0.04
-"""Seconds between two looks into the run folder: quick to the eye, and cheap."""
+POLL_INTERVAL = 0.04
+"""Seconds between two reads of the run folder: fast enough for people, and cheap."""
 EAGER = 1.0
-"""Seconds after a start in which it looks four times as often: the first line is waited for."""
+"""Seconds after a start in which it reads four times as often, because the first line is urgent."""
 OLD_OUTPUT, OLD_METRICS = 1_000_000, 10_000_000
-"""Bytes, of each stream of a rank and of all metrics, that one who attaches is shown: a second."""
+"""Bytes of each stream of a rank, and of all metrics, that are read on attaching: a second."""
 SAMPLES = 0.5
-"""Seconds between two looks at how the ranks stand."""
+"""Seconds between two samples of the ranks' state."""
 
 
 class Outputs:
-    """Follows what the processes of a run write, as Output events.
+    """Follows the output of a run's processes, as Output events.
 
-    Bytes that are not UTF-8 are shown as replacement characters; a character that is split
-    between two reads is not.
+    Bytes that are not UTF-8 become replacement characters; a character that is split between two
+    reads is put together.
     """
 
     def __init__(self, run: RunDir, ranks: Iterable[int]) -> None:
@@ -67,10 +67,10 @@ class Outputs:
             self._tails.append((rank, stream, Tail(path), self._decoder("replace")))
 
     def read(self) -> list[Output]:
-        """What is new, in the order of ranks; empty if nothing is."""
+        """Return the new output in order of rank; [] if there is none."""
         outputs = self._read_all()
         if not outputs and self._run.attempt(self._attempt + 1, 0).parent.exists():
-            # The ranks of the attempt before have ended, and all that they wrote was read.
+            # The ranks of the attempt before have ended, and all their output was read.
             self.close()
             self._attempt += 1
             self._add()
@@ -86,7 +86,7 @@ class Outputs:
         return outputs
 
     def skip_to_end(self, kept: int) -> int:
-        """Go on at the last `kept` bytes of each file; returns how many are left out by it."""
+        """Skip all but the last `kept` bytes of each file; return the number of bytes skipped."""
         return sum(tail.skip_to_end(kept) for _, _, tail, _ in self._tails)
 
     def close(self) -> None:
@@ -96,19 +96,19 @@ class Outputs:
 
 
 class Follower:
-    """Follows a run from its start: kept events, metrics and outputs, as they come."""
+    """Follows a run from its start: kept events, metrics and outputs, as they are written."""
 
     def __init__(self, run: RunDir, ranks: int) -> None:
         self._events = LineTail(run.events)
         self._metrics = LineTail(run.metrics)
         self._outputs = Outputs(run, range(ranks))
         self.unreadable: Counter[str] = Counter()
-        """Lines that were left out because they are no records, by file."""
+        """The number of lines left out because they cannot be parsed, by file."""
         self.metrics_left_out = 0
-        """Bytes."""
+        """The number of bytes of metrics left out."""
 
     def read(self) -> Iterator[Event]:
-        """What is new. Outputs come before the events that were read with them."""
+        """Yield the new events, outputs before kept events that were read at the same time."""
         kept = [event for line in self._events.read() if (event := self._event(line))]
         yield from self._outputs.read()
         for line in self._metrics.read():
@@ -119,7 +119,7 @@ class Follower:
         yield from kept
 
     def skip_old(self) -> str:
-        """Leave out what is too much to be shown at once; in words what that is, '' for nothing."""
+        """Skip output and metrics that are too much to show at once; describe them, '' for none."""
         outputs = self._outputs.skip_to_end(OLD_OUTPUT)
         self.metrics_left_out = self._metrics.skip_to_end(OLD_METRICS)
         what = [f"{size(outputs)} of output"] * (outputs > 0)
@@ -142,12 +142,12 @@ class Follower:
 def follow_run(
     run: RunDir, ranks: int, gone: Callable[[], bool], *, attached: bool = False
 ) -> Iterator[Event | None]:
-    """The events of a run from its start; None whenever nothing happened. Ends after `Ended`.
+    """Yield the events of a run from its start, None whenever nothing happened, last `Ended`.
 
-    `gone` is asked before each look whether nobody will write any more; then it ends without
-    `Ended`, once everything was read. It also writes TensorBoard's file, and passes on what is
-    logged to `tpunb.on_log`. `attached`: of a run that has written much, only the newest output
-    and metrics.
+    `gone` is called before each read: if it returns True, nothing more will be written, and the
+    iteration ends without `Ended` once everything was read. TensorBoard's file is written, and
+    metrics are passed on to `tpunb.on_log`. `attached`: skip all but the newest output and metrics
+    of a run that has written much.
     """
     follower, tensorboard = Follower(run, ranks), TensorBoardWriter(run, ranks)
     callbacks = RunCallbacks(run, ranks)
@@ -156,10 +156,10 @@ def follow_run(
     looked, eager = 0.0, time.monotonic() + EAGER
     try:
         if attached and (left_out := follower.skip_old()):
-            yield Note(f"the first {left_out} left out here; {run.path} has all")
+            yield Note(f"the first {left_out} are not shown; everything is in {run.path}")
         end: Event | None = None
         while True:
-            last = gone()  # asked before the files are read: what was written last is read below
+            last = gone()  # called before the files are read, so that the last data is read below
             anything = False
             for event in follower.read():
                 anything = True
@@ -179,7 +179,7 @@ def follow_run(
             if not anything and (end is not None or last):
                 for name, count in follower.unreadable.items():
                     lines = "1 line" if count == 1 else f"{count:,} lines"
-                    yield Note(f"{lines} of {name} cannot be read: written in part, or edited")
+                    yield Note(f"{lines} of {name} cannot be read: incomplete or edited")
             if not anything and end is not None:
                 if tensorboard.problem:
                     yield Note(f"TensorBoard's file is not complete: {tensorboard.problem}")
@@ -192,7 +192,7 @@ def follow_run(
                 return
             if not anything or end is None:
                 yield None
-                time.sleep(LOOK / 4 if time.monotonic() < eager else LOOK)
+                time.sleep(POLL_INTERVAL / 4 if time.monotonic() < eager else POLL_INTERVAL)
     finally:
         tensorboard.close()
         callbacks.close()
@@ -207,7 +207,7 @@ def _hosts_of(run: RunDir) -> tuple[str, ...]:
 
 
 def sample_ranks(run: RunDir, attempt: int, pids: Sequence[int]) -> RankSnapshots:
-    """How the ranks of an attempt stand now: their heartbeats, progress and memory."""
+    """Read the current heartbeats, progress and memory of an attempt's ranks."""
     return RankSnapshots(
         tuple(_sample_rank(run, attempt, rank, pid) for rank, pid in enumerate(pids))
     )
@@ -236,7 +236,7 @@ def _sample_rank(run: RunDir, attempt: int, rank: int, pid: int) -> RankSnapshot
 
 @lru_cache(maxsize=1024)
 def _paths(folder: Path, attempt: int, rank: int) -> tuple[str, str, str]:
-    """Cached: for many ranks this would take longer than reading the files."""
+    """Paths of a rank's files; cached, because with many ranks they take longer than reading."""
     run = RunDir(folder)
     files = (run.heartbeat, run.progress, run.memory)
     heartbeat_file, progress_file, memory_file = (str(file(attempt, rank)) for file in files)
@@ -246,14 +246,14 @@ def _paths(folder: Path, attempt: int, rank: int) -> tuple[str, str, str]:
 def _read_progress(path: str) -> Progress:
     try:
         return records.build(Progress, records.read(path))
-    except (OSError, ValueError):  # there is none, or a crash has left half of it
+    except (OSError, ValueError):  # it does not exist, or a crash has left half of it
         return Progress()
 
 
 def _read_memory(path: str) -> int:
-    """What another machine has said of a rank there."""
+    """Read the bytes of memory that another machine reported for its rank; 0 before it has."""
     try:
-        told: int = records.convert(int, records.read(path))
-        return told
-    except (OSError, ValueError):  # nothing yet
+        reported: int = records.convert(int, records.read(path))
+        return reported
+    except (OSError, ValueError):
         return 0

@@ -1,7 +1,7 @@
-"""A rank's heartbeat: a few shared bytes that count what it has done.
+"""A rank's heartbeat: a few shared bytes with counts of its activity.
 
-The rank writes them, the supervisor and the kernel read them. Standard library only. Nothing
-here can block a rank: counting is a write to memory.
+The rank writes them; the supervisor and the kernel read them. Writing cannot block a rank: it is a
+write to memory. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ from tpunb.utils import files
 _T = TypeVar("_T")
 
 INTERVAL = 0.5
-"""Seconds between two looks at torch_xla's counters (80 µs each, measured)."""
+"""Seconds between two reads of torch_xla's counters (80 µs each, measured)."""
 _FORMAT = struct.Struct("<11Q")
 SIZE = _FORMAT.size
 _ACTIVITY = struct.Struct("<Q"), 9 * 8
 _INPUT = struct.Struct("<Q"), 10 * 8
 _OLDEST = 7 * 8
-"""Bytes of the heartbeats of earlier versions, which had the first counts only."""
+"""Bytes of the heartbeats of earlier versions, which had only the first counts."""
 
 Counts = tuple[int, int, int, int, int]
-"""Steps, compilations begun, compilations ended, nanoseconds of these, programs executed."""
+"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed."""
 
 
 @dataclass
 class Heartbeat:
-    """Counts that only grow."""
+    """The counts of a rank; they only grow."""
 
     train: int = 0
     """1 once the train cell has begun."""
     collectives_begun: int = 0
     collectives_ended: int = 0
     steps: int = 0
-    """`torch_xla.sync()` and what calls it (torch_xla's counter MarkStep)."""
+    """Calls of `torch_xla.sync()`, direct or not (torch_xla's counter MarkStep)."""
     compilations_begun: int = 0
     compilations_ended: int = 0
     compile_nanoseconds: int = 0
-    """Of the compilations that have ended."""
+    """Time spent in the compilations that have ended."""
     writes_begun: int = 0
-    """Of checkpoints and values for the kernel: to a file, a disk, a bucket."""
+    """Writes of checkpoints and values for the kernel, to a disk or a bucket."""
     writes_ended: int = 0
     activity: int = 0
-    """Whatever else shows that the rank goes on: batches of `tpunb.track`, calls of `tpunb.log`,
-    programs that were executed."""
+    """Other activity: batches of `tpunb.track`, calls of `tpunb.log`, executed programs."""
     input_nanoseconds: int = 0
-    """In which the loop waited for the next batch of a DataLoader or MpDeviceLoader."""
+    """Time that the loop waited for batches of a DataLoader or MpDeviceLoader."""
 
     @property
     def compiling(self) -> bool:
@@ -64,7 +63,7 @@ class Heartbeat:
 
     @property
     def writing(self) -> bool:
-        """True while the rank waits for a file system, which may be slow, or far away."""
+        """True while the rank waits for a file system, which may be slow or remote."""
         return self.writes_begun > self.writes_ended
 
     @property
@@ -78,7 +77,7 @@ class Heartbeat:
 
 
 def read_heartbeat(path: Path | str) -> Heartbeat | None:
-    """The present counts of a rank; None before it has written any."""
+    """Return the current counts of a rank; None before it has written any."""
     try:
         data = files.read_start(path, SIZE + 1)
     except (FileNotFoundError, PermissionError):
@@ -89,7 +88,7 @@ def read_heartbeat(path: Path | str) -> Heartbeat | None:
 
 
 class HeartbeatWriter:
-    """Writes the heartbeat of this rank. `count` gives what torch_xla has counted."""
+    """Writes the heartbeat of this rank. `count` returns torch_xla's counters."""
 
     def __init__(self, path: Path, count: Callable[[], Counts]) -> None:
         self._count = count
@@ -100,8 +99,8 @@ class HeartbeatWriter:
         self._counting = threading.Lock()
         self._last: Counts = (0, 0, 0, 0, 0)
         with open(path, "wb+") as file:
-            # Written, not only made as long: without its block on a full disk, the first write to
-            # the memory would end the process (SIGBUS).
+            # Zeros are written, instead of only setting the length: if the file had no block on a
+            # full disk, the first write to the memory would end the process (SIGBUS).
             file.write(bytes(SIZE))
             file.flush()
             self._memory = mmap.mmap(file.fileno(), SIZE)
@@ -110,13 +109,13 @@ class HeartbeatWriter:
         self._heartbeat.pack_into(self._memory)
 
     def begin_training(self) -> None:
-        """The train cell begins."""
+        """Note that the train cell begins."""
         self._heartbeat.train = 1
         self._write()
 
     @contextlib.contextmanager
     def collective(self) -> Iterator[None]:
-        """A block in which this rank waits for others."""
+        """Count a block in which this rank waits for others."""
         self._heartbeat.collectives_begun += 1
         self._write()
         yield
@@ -125,7 +124,7 @@ class HeartbeatWriter:
 
     @contextlib.contextmanager
     def storing(self) -> Iterator[None]:
-        """A block in which this rank waits for a file system."""
+        """Count a block in which this rank waits for a file system."""
         self._heartbeat.writes_begun += 1
         self._write()
         try:
@@ -135,16 +134,17 @@ class HeartbeatWriter:
             self._write()
 
     def note_activity(self) -> None:
-        """Less than a µs: called for every batch."""
+        """Count an activity. Takes less than 1 µs, because it is called for every batch."""
         if os.getpid() == self._pid:
             self._heartbeat.activity += 1
             form, offset = _ACTIVITY
             form.pack_into(self._memory, offset, self._heartbeat.activity)
 
-    def read_input(self, read: Callable[[], _T]) -> _T:
-        """What `read` returns, which the loop waits for: one loader inside another counts once.
+    def timed_read(self, read: Callable[[], _T]) -> _T:
+        """Call `read`, count the time that the loop waits for it, and return its result.
 
-        So do the threads of a loader: what they wait for is ready when the loop asks.
+        A loader inside another one counts once, and threads of a loader do not count: their
+        batches are ready when the loop needs them.
         """
         mine = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if self._reading or not mine:
@@ -165,8 +165,8 @@ class HeartbeatWriter:
     def watch_counters(self) -> None:
         """Follow torch_xla's counters from now on, in a thread.
 
-        Not before the XLA runtime starts threads of its own: a process with one thread can be
-        forked without a warning, by a DataLoader for example.
+        It must not be called before the XLA runtime starts its own threads: a process with one
+        thread can be forked without a warning, for example by a DataLoader.
         """
         if not self._watching and os.getpid() == self._pid:
             self._watching = True
@@ -190,61 +190,61 @@ class HeartbeatWriter:
             self._write()
 
     def flush(self) -> None:
-        """Add what torch_xla has counted since the last look: no more comes."""
+        """Add torch_xla's counts since the last read, at the end of the rank."""
         if os.getpid() == self._pid:
             self._add_counts()
 
 
 _pause = threading.Event()
 _writer: HeartbeatWriter | None = None
-"""Of this process, if it is a rank of a run; what is below does nothing in others."""
+"""The writer of this process if it is a rank; without it, the functions below do nothing."""
 
 
 def start_writer(path: Path, count: Callable[[], Counts]) -> None:
-    """Begin the heartbeat of this rank."""
+    """Start the heartbeat of this rank."""
     global _writer
     _writer = HeartbeatWriter(path, count)
 
 
 def begin_training() -> None:
-    """The train cell of this rank begins."""
+    """Note that the train cell of this rank begins."""
     if _writer is not None:
         _writer.begin_training()
 
 
 def complete_counts() -> None:
-    """The cells of this rank have ended: complete its counts."""
+    """Complete the counts of this rank after its cells have ended."""
     if _writer is not None:
         _writer.flush()
 
 
 def collective() -> contextlib.AbstractContextManager[None]:
-    """A block in which this process waits for other ranks."""
+    """Count a block in which this process waits for other ranks."""
     return contextlib.nullcontext() if _writer is None else _writer.collective()
 
 
 def storing() -> contextlib.AbstractContextManager[None]:
-    """A block in which this process waits for a file system: to write, to copy, to list."""
+    """Count a block in which this process waits for a file system: to write, copy or list."""
     return contextlib.nullcontext() if _writer is None else _writer.storing()
 
 
 def note_activity() -> None:
-    """This rank goes on, though it may print nothing."""
+    """Note that this rank is active, although it may print nothing."""
     if _writer is not None:
         _writer.note_activity()
 
 
-def read_input(read: Callable[[], _T]) -> _T:
-    """What `read` returns: the next batch, which this rank waits for (1 µs besides)."""
-    return read() if _writer is None else _writer.read_input(read)
+def timed_read(read: Callable[[], _T]) -> _T:
+    """Call `read` for the next batch, count the wait, and return the batch (costs 1 µs)."""
+    return read() if _writer is None else _writer.timed_read(read)
 
 
 def input_seconds() -> float:
-    """Seconds in which the loops of this rank have waited for batches."""
+    """Return the seconds that the loops of this rank have waited for batches."""
     return 0.0 if _writer is None else _writer.input_seconds
 
 
 def watch_counters() -> None:
-    """The XLA runtime starts now: follow its counters."""
+    """Follow torch_xla's counters; call it when the XLA runtime starts."""
     if _writer is not None:
         _writer.watch_counters()

@@ -1,10 +1,10 @@
-"""What the kernel holds of the names that a train cell reads: `kernel_values.json`.
+"""The kernel's values of the names that a train cell reads: `kernel_values.json`.
 
-A value is taken apart as far as it is a container of settings: a dict with texts as keys, a
-`SimpleNamespace` or `argparse.Namespace`, a dataclass's instance, a class of the notebook (`class
-CFG`) or an instance of one. So a setting is compared, and taken over, beside others that are no
-plain values. The same functions read the kernel's names and those of a run; they run no code of a
-user's class.
+Containers of settings are taken apart: a dict with string keys, a `SimpleNamespace` or
+`argparse.Namespace`, an instance of a dataclass, a class of the notebook (`class CFG`) or an
+instance of such a class. So each setting is compared and taken over by itself, even if others in
+the container are not plain values. The same functions read the kernel's names and those of a run.
+They run no code of a user's class.
 
 Standard library only.
 """
@@ -28,15 +28,15 @@ _MOST_PARTS = 300
 
 
 class PartKind(str, Enum):
-    """What a part of a value is."""
+    """The kind of a part of a value."""
 
     LEAF = "leaf"
     DICT = "dict"
     NAMESPACE = "namespace"
     INSTANCE = "instance"
-    """Of a dataclass, or of a class of the notebook with nothing but plain attributes."""
+    """An instance of a dataclass, or of a class of the notebook with only plain attributes."""
     FROZEN = "frozen"
-    """Of a frozen dataclass, whose attributes are set past it."""
+    """An instance of a frozen dataclass, whose attributes are set with `object.__setattr__`."""
     CLASS = "class"
 
 
@@ -45,17 +45,17 @@ class Part:
     """A value, or a setting in it."""
 
     path: str
-    """What stands behind the name: '', "['lr']", '.optimizer.lr'."""
+    """The expression after the name that reaches it: '', "['lr']", '.optimizer.lr'."""
     kind: PartKind
     literal: str | None = None
-    """The value as an expression, if all of it is plain and nothing in it may be a secret."""
+    """The value as an expression; None if it is not plain or may contain a secret."""
     digest: Digest | None = None
-    """Of a value that is not plain, if there is one."""
+    """The digest of a value that is not plain; None if its type has no digest."""
     secret: str | None = None
-    """A keyed hash of what may be a secret."""
+    """A keyed hash of a value that may be a secret."""
 
     def differs(self, other: Part) -> bool:
-        """Whether two values that are not taken apart further are certainly not the same."""
+        """True if two leaves certainly have different values."""
         if self.secret is not None or other.secret is not None:
             return self.secret != other.secret
         if self.literal is not None or other.literal is not None:
@@ -67,24 +67,24 @@ class Part:
 
 @dataclass(frozen=True)
 class KernelName:
-    """A name that the train cell reads, as the kernel holds it."""
+    """A name that the train cell reads, with its value in the kernel."""
 
     name: str
     parts: tuple[Part, ...]
-    """The value itself first, then what is in it."""
+    """The whole value, then its parts."""
     cell: int | None = None
-    """The number of the last cell of the prelude that makes it; None: none does."""
+    """The number of the last cell of the prelude that binds the name; None if no cell does."""
     certain: bool = True
-    """A difference can only come from what was done in the kernel: the cells make the name of
-    literals, or code that the run does not repeat has bound it."""
+    """True if a difference can only come from actions in the kernel: the cells make the value from
+    literals only, or code that the run does not repeat has bound the name."""
     takes: bool = True
-    """The kernel's value may stand beside all else that the cells make."""
+    """True if the run may use the kernel's value together with the other values of its cells."""
     stale: tuple[int, ...] = ()
-    """Numbers of cells that used the value in the kernel and use another in the run."""
+    """Numbers of cells that used this value in the kernel but another value in the run."""
 
     @property
     def plain(self) -> bool:
-        """Whether the whole value is plain."""
+        """True if the whole value is plain."""
         return self.parts[0].literal is not None
 
     @classmethod
@@ -96,13 +96,14 @@ class KernelName:
 
 @dataclass(frozen=True)
 class KernelValues:
-    """All of them, with the key of the hashes of secrets."""
+    """The content of `kernel_values.json`."""
 
     names: tuple[KernelName, ...] = ()
     key: str = ""
+    """The key of the hashes of secrets."""
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain JSON values."""
+        """Return a dict of plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -112,7 +113,7 @@ class KernelValues:
 
 
 def value_parts(name: str, value: object, key: str) -> tuple[Part, ...]:
-    """A value taken apart. `name` may show that it is a secret; `key` is that of the hashes."""
+    """Take a value apart. `name` may show that it is a secret; `key` is the key of the hashes."""
     found: list[Part] = []
     _take_apart(value, "", name, key, found)
     return tuple(found)
@@ -130,7 +131,7 @@ def _take_apart(value: object, path: str, name: str, key: str, found: list[Part]
         if len(found) - at > _MOST_PARTS:
             found[at:] = [Part(path, PartKind.LEAF, digest=digest(value))]
             return
-    # The text of the whole must not hold what its parts keep back.
+    # The text of the whole value must not contain the secrets that its parts omit.
     text = None if any(part.secret is not None for part in found[at:]) else literal(value)
     found.insert(at, Part(path, kind, text))
 
@@ -164,14 +165,14 @@ def _kind(value: object) -> PartKind:
         return PartKind.LEAF
     if (parameters := own.get("__dataclass_params__")) is not None:
         return PartKind.FROZEN if parameters.frozen else PartKind.INSTANCE
-    # All of its state is plain, so it can be the kernel's as a whole.
+    # If all of its state is plain, the kernel's instance can be taken over as a whole.
     of_notebook = own.get("__module__") == "__main__"
     plain = of_notebook and all(literal(item) is not None for item in attributes.values())
     return PartKind.INSTANCE if plain else PartKind.LEAF
 
 
 def _settings(value: Any, kind: PartKind) -> list[tuple[str, str, object]] | None:
-    """The settings in a container: how each is reached, its name and value; None for a leaf."""
+    """Return the settings in a container: the access, name and value of each; None for a leaf."""
     if kind is PartKind.LEAF or (kind is PartKind.DICT and len(value) > _MOST_PARTS):
         return None
     if kind is PartKind.DICT:
@@ -196,19 +197,19 @@ def _settings(value: Any, kind: PartKind) -> list[tuple[str, str, object]] | Non
 
 @dataclass(frozen=True)
 class Difference:
-    """A part in which the kernel's value is not that of the run."""
+    """A part whose value in the kernel differs from that in the run."""
 
     path: str
     here: Part | None
-    """In the run; None: it has no such part."""
+    """The part in the run; None if it does not exist there."""
     kernel: Part | None
-    """In the kernel; None: it has no such part."""
+    """The part in the kernel; None if it does not exist there."""
     parent: PartKind | None
-    """Of the run's part around it."""
+    """The kind of the part in the run that contains it."""
 
 
 def differences(kernel: tuple[Part, ...], here: tuple[Part, ...]) -> Iterator[Difference]:
-    """Where a value of the kernel and one of a run differ, the outermost parts only."""
+    """Yield the outermost parts in which a value of the kernel and one of a run differ."""
     own = {part.path: part for part in here}
     theirs = {part.path for part in kernel}
     done: list[str] = []
@@ -234,6 +235,6 @@ def _within(path: str, done: list[str]) -> bool:
 
 
 def _parent(path: str, own: Mapping[str, Part]) -> PartKind | None:
-    """The kind of the longest part that `path` continues."""
+    """Return the kind of the innermost part that contains `path`."""
     outer = [p for p in own if p != path and path.startswith(p)]
     return own[max(outer, key=len)].kind if outer else None

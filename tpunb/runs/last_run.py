@@ -1,7 +1,7 @@
 """`tpunb.last_run`: the result of the last run of this kernel.
 
-A module of its own, so that what sets it does not import the package's face. In a run it is set by
-the script, to what it was in the kernel (`tpunb.runs.ended`).
+It is in a module of its own, so that code that sets it need not import the `tpunb` package's API.
+In a run, the script sets it to the kernel's value (`tpunb.runs.ended`).
 """
 
 from __future__ import annotations

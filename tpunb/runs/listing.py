@@ -1,19 +1,18 @@
-"""Lists of run folders, and removal of old ones: `tpunb runs`, `tpunb clean`, `%tpu_runs`."""
+"""List run folders and remove old ones: `tpunb runs`, `tpunb clean`, `%tpu_runs`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb.runs import directory, download, metrics, summary, upload
+from tpunb.runs import directory, download, metrics, summary, tensorboard, upload
 from tpunb.runs.directory import RunDir
-from tpunb.runs.parameters import parameters
+from tpunb.runs.parameters import differing, parameters
 from tpunb.runs.result import STATE_STYLES
 from tpunb.runs.spec import RunState
 from tpunb.runs.state import read_result, read_spec, run_state
@@ -25,19 +24,19 @@ from tpunb.utils.text import date_and_time, duration, excerpt, size
 
 DAY = 86_400.0
 NEWEST = 20
-"""Runs that a table shows, if not all are asked for."""
+"""The number of runs that a table shows by default."""
 _READ = 1_000_000
-"""Bytes of metrics that are read for it; of a run with more, the best value is left out."""
+"""The most bytes of metrics that are read for a table; a run with more has no best value in it."""
 _WIDE = 60
-"""Characters of a run's parameters."""
-_ID = re.compile(r"\d{8}-\d{6}-.")
+"""The most characters of a run's parameters in a table."""
 _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
-    "kernel_values.json parameters.json "
+    "kernel_values.json parameters.json arguments.pt arguments.json given supervisor.log "
+    "place.json mirror.json mirror.log hosts "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
     "chips.json upload.json copied.json profile result.json".split()
 )
-"""What is in run folders: a folder without a spec, as a crash leaves it, is recognised by them."""
+"""The entries of run folders, by which a folder that a crash has left without a spec is known."""
 
 
 _chosen: Path | None = None
@@ -45,19 +44,17 @@ _bucket: str | None = None
 
 
 def default_folder() -> Path:
-    """Where runs are kept: where this process or its sweep was told, or `runs` in the working
-    directory.
-    """
+    """Return the folder of runs: as chosen for this process or its sweep, otherwise `./runs`."""
     if _chosen is not None:
         return _chosen
     return Path(os.environ.get(env_vars.RUNS) or Path.cwd() / "runs")
 
 
 def choose_folder(folder: str) -> Path:
-    """Keep the runs of this process elsewhere from now on: `%tpu_setup --runs`.
+    """Choose the folder for the runs of this process from now on: `%tpu_setup --runs`.
 
-    A URL: in `runs` here first, and copied there (tpunb.runs.upload). Raises TpunbError for one
-    that fsspec does not know.
+    With a URL, runs are written to `./runs` and copied to the URL (tpunb.runs.upload). Raises
+    TpunbError for a URL that fsspec does not support.
     """
     global _chosen, _bucket
     if download.is_url(folder):
@@ -69,13 +66,13 @@ def choose_folder(folder: str) -> Path:
 
 
 def bucket() -> str | None:
-    """The URL to which the runs of this process are copied; None: nowhere."""
+    """Return the URL to which the runs of this process are copied; None if they are not."""
     return _bucket
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run folder and what is known about it."""
+    """A run folder, with the run's state and times."""
 
     run: RunDir
     state: RunState
@@ -84,16 +81,16 @@ class StoredRun:
     started: float
     """Seconds since the epoch."""
     ended: float
-    """The same; for a run without a result, when its folder was last changed."""
+    """Seconds since the epoch; for a run without a result, the last change of its folder."""
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """The size of all its files in bytes."""
         return size_of(self.run.path)
 
 
 def list_stored(runs: Path) -> list[StoredRun]:
-    """All run folders, oldest first, also those that a crash has left half-written."""
+    """Return all run folders, oldest first, including those that a crash has left half-written."""
     stored = []
     for path in directory.list_folders(runs):
         with contextlib.suppress(OSError):  # it was removed a moment ago
@@ -103,13 +100,15 @@ def list_stored(runs: Path) -> list[StoredRun]:
 
 
 def _is_run(path: Path) -> bool:
-    """True for a run folder. `runs` may hold others: TensorBoard writes there too."""
+    """True for a run folder. There may be other folders: TensorBoard writes into `runs` too."""
     if (path / "spec.json").exists():
         return True
-    if not _ID.match(path.name):
+    if not directory.RUN_ID.match(path.name):
         return False
     names = {name for name in os.listdir(path) if not name.startswith(".")}
-    return names <= _PARTS
+    # The curves of a run; a folder with curves alone is of a program that calls TensorBoard.
+    others = {name for name in names if not name.startswith(tensorboard.PREFIX)}
+    return others <= _PARTS and (bool(others) or not names)
 
 
 def _inspect(run: RunDir) -> StoredRun:
@@ -131,9 +130,9 @@ def _inspect(run: RunDir) -> StoredRun:
 
 
 def format_table(runs: Path, *, whole: bool = False) -> str:
-    """The newest runs in a folder, or the `whole` of them, newest first, as a table.
+    """Return a table of the newest runs in a folder, or of all with `whole`, newest first.
 
-    With the first metric's best value, and the parameters: those that differ, if any do.
+    It has the first metric's best value, and the parameters that differ, or all if none does.
     """
     stored = list_stored(runs)[::-1]
     listed = stored if whole else stored[:NEWEST]
@@ -155,12 +154,11 @@ def _best(run: RunDir) -> str:
 
 
 def _describe_parameters(stored: list[StoredRun]) -> list[str]:
-    """'lr=0.1, depth=3' of each run."""
+    """Return 'lr=0.1, depth=3' for each run."""
     given = [parameters(entry.run) for entry in stored]
-    names = list(dict.fromkeys(name for values in given for name in values))
-    differ = [name for name in names if len({repr(values.get(name)) for values in given}) > 1]
+    names = differing(given) or list(dict.fromkeys(name for values in given for name in values))
     return [
-        excerpt(", ".join(f"{n}={values[n]}" for n in differ or names if n in values), _WIDE)
+        excerpt(", ".join(f"{n}={values[n]}" for n in names if n in values), _WIDE)
         for values in given
     ]
 
@@ -168,7 +166,7 @@ def _describe_parameters(stored: list[StoredRun]) -> list[str]:
 def _format_rows(
     stored: list[StoredRun], heads: tuple[str, ...], further: Sequence[tuple[str, ...]]
 ) -> str:
-    """`further`: of each run, what stands below `heads`, to the right of what every table has."""
+    """Format a table. `further`: for each run, the cells of the additional columns `heads`."""
     rows = [("run", "state", "cores", "time", "started", *heads)]
     for entry, more in zip(stored, further, strict=True):
         when = date_and_time(entry.started)
@@ -186,7 +184,7 @@ def _format_rows(
 
 
 def find_old(runs: Path, older_than: float | None, keep: int) -> list[StoredRun]:
-    """The runs to remove: ended or lost, `older_than` days ago, without the `keep` newest.
+    """Return the runs to remove: ended or lost `older_than` days ago, except the `keep` newest.
 
     A run from whose checkpoints an active run continues (`--resume`) is kept.
     """
@@ -204,13 +202,13 @@ def find_old(runs: Path, older_than: float | None, keep: int) -> list[StoredRun]
 
 
 def _resumed_from(run: RunDir) -> str | None:
-    """The folder of checkpoints that `--resume` gave it."""
+    """Return the folder of checkpoints that a run resumed from; None without `--resume`."""
     folder: str | None = records.read_dict(run.env).get(env_vars.RESUME)
     return folder
 
 
 def describe_removal(old: list[StoredRun]) -> str:
-    """What would be removed, and how much room that makes."""
+    """Describe the runs to remove and the space that this frees."""
     what = "1 run" if len(old) == 1 else f"{len(old)} runs"
     sizes = [entry.size for entry in old]
     table = _format_rows(old, ("size",), [(size(of_run),) for of_run in sizes])
@@ -218,9 +216,9 @@ def describe_removal(old: list[StoredRun]) -> str:
 
 
 def remove_runs(old: list[StoredRun]) -> None:
-    """Delete run folders, but not one that is active by now.
+    """Delete run folders, except of runs that are active by now.
 
-    Raises TpunbError for one that cannot be deleted.
+    Raises TpunbError for a folder that cannot be deleted.
     """
     for entry in old:
         if run_state(entry.run).active:

@@ -21,22 +21,22 @@ from tpunb.utils.text import parse_ranks, size
 
 _LINE = re.compile(r"\[(?:(?P<rank>\d+)(?P<err> err)?(?P<own> prelude)?|prelude|tpunb)\] ")
 _BEGINS = "Traceback (most recent call last)"
-# The words of logging and its relatives, exceptions and warnings by name, and the first letter
-# of glog's lines ('E1121 20:13:30.123456'), in which XLA and libtpu write.
+# The level names of logging and similar libraries, names of exceptions and warnings, and the first
+# letter of glog's lines ('E1121 20:13:30.123456'), the format of XLA and libtpu.
 _ERROR = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|^[\w.]*(?:Error|Exception|Interrupt)\b|^[EF]\d{4} |^Fatal Python"
 )
 _WARNING = re.compile(r"\bWARN(?:ING)?\b|Warning\b|^W\d{4} ")
 MOST = 60_000
-"""Bytes that a cell shows: a notebook is saved with them."""
+"""The most bytes that a cell shows, because they are saved in the notebook."""
 SEARCHED = 50_000_000
-"""Bytes of a log that a cell searches, in about a second."""
+"""The most bytes of a log that a cell searches, which takes about a second."""
 _HIT, _RESET = "\x1b[1;31m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
 class Search:
-    """Which lines of a log to show."""
+    """A selection of lines of a log."""
 
     ranks: str = "all"
     stream: str | None = None
@@ -44,34 +44,36 @@ class Search:
     level: str | None = None
     """'warning': warnings and errors; 'error': errors, with their tracebacks."""
     pattern: re.Pattern[str] | None = None
-    """Lines must match it; their rank and colours are not part of the text."""
+    """The expression that lines must match, without their rank and colours."""
     context: int = 0
-    """Lines to show before and after each match."""
+    """The number of lines to show before and after each match."""
     tail: int | None = None
-    """Only the last lines of the result."""
+    """The number of last lines to show; None for all."""
 
     @property
     def is_unfiltered(self) -> bool:
-        """True if all lines match."""
+        """True if all lines match, apart from `tail`."""
         return replace(self, tail=None).is_everything
 
     @property
     def is_everything(self) -> bool:
-        """True if no line is filtered out."""
+        """True if all lines are shown."""
         return self == Search()
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:
-    """A regular expression; case-insensitive unless it has capitals. Raises ArgumentTypeError."""
+    """Compile a regular expression, case-insensitive if it has no capitals.
+
+    Raises ArgumentTypeError.
+    """
     try:
-        # A capital is meant as one; without any, most people do not care.
         return re.compile(text, 0 if re.search(r"(?<!\\)[A-Z]", text) else re.IGNORECASE)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 class _Filter:
-    """Filters lines one by one."""
+    """Filters lines one at a time."""
 
     def __init__(self, search: Search, spec: RunSpec, *, colours: bool) -> None:
         """Raises TpunbError for a rank that the run does not have."""
@@ -88,20 +90,20 @@ class _Filter:
         self._before: deque[str] = deque(maxlen=search.context)
         self._after = 0
         self._gap = False
-        """True if lines were dropped since the last one that was kept."""
+        """True if lines were dropped since the last shown line."""
         self._any = False
         self._tracebacks: set[str] = set()
         """The prefixes of ranks that are in the middle of a traceback."""
 
     def take(self, lines: Iterable[str]) -> Iterator[str]:
-        """The matching lines."""
+        """Yield the matching lines."""
         if self._search.is_everything:
             yield from lines
             return
         by_level = self._search.level is not None
         for line in lines:
             if by_level and not self._tracebacks and not _may_be_bad(line):
-                # So it is with nearly all, and this is ten times as fast as to look closely.
+                # Nearly all lines are of this kind, and this is ten times as fast as a full match.
                 if self._by_source and not self._is_of(_LINE.match(line)):
                     continue
                 prefix, shown = "", None
@@ -126,7 +128,7 @@ class _Filter:
                 self._before.append(line)
 
     def _is_of(self, match: re.Match[str] | None) -> bool:
-        """True if a line is from the ranks and the stream of the search."""
+        """True if a line comes from the ranks and the stream of the search."""
         if match is None or match[0] == "[tpunb] ":
             return False
         rank = match["rank"]
@@ -139,7 +141,7 @@ class _Filter:
         return self._search.stream == ("stderr" if match["err"] else "stdout")
 
     def _hit(self, prefix: str, text: str) -> str | None:
-        """The text as it is shown; None if it does not match."""
+        """Return the text as shown; None if it does not match."""
         bare = strip_ansi(text)
         if self._search.level is not None and not self._is_bad(prefix, bare):
             return None
@@ -187,10 +189,10 @@ def _may_be_bad(line: str) -> bool:
 
 
 def read_lines(run: RunDir, search: Search, *, colours: bool = False) -> Iterator[str]:
-    """The matching lines of a run's log, without their line ends.
+    """Return the matching lines of a run's log, without their line ends.
 
-    With `colours` matches are highlighted. Raises TpunbError for a rank that the run
-    has not.
+    With `colours`, matches are highlighted. Raises TpunbError for a rank that the run does not
+    have.
     """
     line_filter = _Filter(search, state.read_spec(run), colours=colours)
     if search.tail is not None and search.is_unfiltered:
@@ -199,13 +201,13 @@ def read_lines(run: RunDir, search: Search, *, colours: bool = False) -> Iterato
 
 
 def _lines(run: RunDir, newest: int | None = None) -> Iterator[str]:
-    """The lines of the log, or those of its last `newest` bytes."""
+    """Yield the lines of the log, or of its last `newest` bytes."""
     with suppress(FileNotFoundError, PermissionError):
         yield from files.read_lines(run.log, newest)
 
 
 def _last_lines(run: RunDir, count: int) -> list[str]:
-    """The last lines of the log, which may be much larger than what is read of it."""
+    """Return the last lines of the log without reading more of a large log than needed."""
     newest, whole = 1 << 20, _size(run)
     while newest < whole:
         lines = list(_lines(run, newest))
@@ -227,9 +229,9 @@ def _tail(lines: Iterator[str], tail: int | None) -> Iterator[str]:
 
 
 def read_for_cell(run: RunDir, search: Search, most: int = MOST) -> str:
-    """The same as text for a cell's output, cut to its last `most` bytes, with a note if cut.
+    """Return the matching lines as text for a cell: the last `most` bytes, with a note if cut.
 
-    Of a log of more than `SEARCHED` bytes only the newest are searched.
+    Only the newest `SEARCHED` bytes of the log are searched.
     """
     line_filter = _Filter(search, state.read_spec(run), colours=True)
     beyond = _size(run) - SEARCHED
@@ -237,15 +239,15 @@ def read_for_cell(run: RunDir, search: Search, most: int = MOST) -> str:
     text, left_out = _newest(_tail(line_filter.take(lines), search.tail), most)
     if left_out:
         what = "1 line" if left_out == 1 else f"{left_out:,} lines"
-        text = f"… {what} left out here; {run.log} has all\n{text}"
+        text = f"… {what} not shown; all are in {run.log}\n{text}"
     if beyond > 0:
-        note = f"the first {size(beyond)} of {run.log} are not searched here; `tpunb logs` does"
+        note = f"the first {size(beyond)} of {run.log} were not searched; `tpunb logs` searches all"
         text = f"… {note}\n{text}"
     return text if text or search.tail == 0 else f"{no_match_message(run, search)}\n"
 
 
 def no_match_message(run: RunDir, search: Search) -> str:
-    """Why no line is shown."""
+    """Return the message for a search without matches."""
     if search.is_everything:
         return f"the log of run {run.id} is empty"
     return f"no matching lines in run {run.id} ({run.log})"
@@ -275,7 +277,7 @@ class LiveLog:
         self.newest: deque[str] = deque(maxlen=most)
 
     def read(self) -> bool:
-        """Read what was appended, a few megabytes at most; True if a line matches."""
+        """Read the new lines, a few megabytes at most; return True if a line matches."""
         new = list(self._filter.take(self._lines.read()))
         self.newest.extend(new)
         return bool(new)
@@ -285,7 +287,7 @@ class LiveLog:
 
 
 def follow_lines(run: RunDir, search: Search, *, colours: bool = False) -> Iterator[list[str]]:
-    """Like `read_lines`, in batches, as the log grows until the run has ended."""
+    """Yield matching lines as `read_lines` does, in batches, until the run has ended."""
     line_filter = _Filter(search, state.read_spec(run), colours=colours)
     lines = LineTail(run.log)
     newest = search.tail
@@ -293,7 +295,7 @@ def follow_lines(run: RunDir, search: Search, *, colours: bool = False) -> Itera
         lines.skip_to_end(SEARCHED)
     try:
         while True:
-            over = not state.run_state(run).active  # asked before the last look
+            over = not state.run_state(run).active  # read before the last lines are
             kept: deque[str] = deque(maxlen=newest)
             while new := lines.read():
                 kept.extend(line_filter.take(new))
@@ -305,6 +307,6 @@ def follow_lines(run: RunDir, search: Search, *, colours: bool = False) -> Itera
             newest = None
             if over:
                 return
-            time.sleep(state.LOOK)
+            time.sleep(state.POLL_INTERVAL)
     finally:
         lines.close()

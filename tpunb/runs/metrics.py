@@ -1,7 +1,7 @@
-"""What `tpunb.log` recorded: the rows of `metrics.jsonl`, and their values over all ranks.
+"""The metrics of `tpunb.log`: the rows of `metrics.jsonl`, and their values over all ranks.
 
-Ranks write what they have and never wait for each other; readers reduce. Standard library only:
-pandas is imported by `to_frame`.
+Ranks write their own values and never wait for each other; readers reduce them. Standard library
+only; `to_frame` imports pandas.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESERVED = ("rank", "attempt", "step", "time", "reduce")
-"""What a row holds beside the metrics."""
+"""The fields of a row that are not metrics."""
 _NUMBERS = ("rank", "time")
-"""What of it no row is without."""
+"""The reserved fields that every row must have."""
 MEAN = "mean"
 REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     MEAN: lambda values: sum(values) / len(values),
@@ -33,9 +33,9 @@ REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "min": min,
     "max": max,
 }
-"""How the values of several ranks become one."""
+"""The functions that reduce the values of several ranks to one, by name."""
 SPEED, FLOPS = "samples_per_second", "flops_per_sample"
-"""Metrics with these names were measured by `tpunb.training.Throughput`."""
+"""Names of the metrics that `tpunb.training.Throughput` logs."""
 Row = dict[str, Any]
 
 _LESS = frozenset(
@@ -45,17 +45,17 @@ _MORE = frozenset(
     "acc accuracy auc auroc f1 precision recall score iou miou dice bleu rouge map mcc r2 psnr "
     "ssim reward return top1 top5".split()
 )
-"""Words in the names of metrics of which less is better, or more."""
+"""Words in the names of metrics for which lower values are better (_LESS), or higher (_MORE)."""
 
 
 def reduce_ranks(how: str, values: Iterable[float]) -> float:
-    """One value from those of several ranks; NaN if one of them is NaN."""
+    """Reduce the values of several ranks to one; NaN if any of them is NaN."""
     known = list(values)
     return math.nan if any(map(math.isnan, known)) else REDUCTIONS[how](known)
 
 
 def parse_row(line: str) -> Row | None:
-    """A line of `metrics.jsonl`; None for one that a full disk or a crash has left."""
+    """Parse a line of `metrics.jsonl`; None if a full disk or a crash has damaged it."""
     try:
         row = records.parse(line)
     except ValueError:
@@ -69,21 +69,21 @@ def parse_row(line: str) -> Row | None:
         return None
     if not records.is_number(row.get("attempt", 0)):
         return None
-    # A float may be infinite, or no number.
+    # A float may be infinite or NaN.
     values: Iterable[Any] = values_of(row).values()
     return row if all(isinstance(v, float) or records.is_number(v) for v in values) else None
 
 
 MOST = 50_000_000
-"""Bytes of metrics that are read of a run: in about 5 s, and with half a gigabyte of memory."""
+"""The most bytes of metrics that are read: this takes about 5 s and half a gigabyte of memory."""
 
 
 DRAWN = 20_000_000
-"""Bytes of them for a figure, which has fewer points than they have rows."""
+"""The most bytes that are read for a figure, which has fewer points than they have rows."""
 
 
 def warn_if_spread(path: Path, most: int = MOST) -> None:
-    """Warn that of this file only parts are read."""
+    """Warn if a file is so large that only parts of it are read."""
     try:
         length = path.lstat().st_size
     except OSError:
@@ -96,11 +96,11 @@ def warn_if_spread(path: Path, most: int = MOST) -> None:
 
 
 def read_rows(path: Path, most: int = MOST) -> list[Row]:
-    """The rows of a file, in their order; lines that are none are left out. Of a file that has more
-    than `most` bytes, those of parts at equal distances.
+    """Read the rows of a file in order, without damaged lines.
 
-    After a retry a step counts once: what earlier attempts recorded from the first step of a
-    later attempt on is left out.
+    Of a file larger than `most` bytes, evenly spaced parts are read. A step that was repeated
+    after a retry counts once: rows of earlier attempts from the first step of a later attempt on
+    are left out.
     """
     try:
         rows = [
@@ -124,7 +124,7 @@ def _is_repeated(row: Row, began: Mapping[int, int]) -> bool:
 
 
 def to_event(row: Row) -> Metric:
-    """A row as the event that a follower of the run gets."""
+    """Convert a row to the event that a follower of the run yields."""
     return Metric(
         row["rank"],
         row.get("step"),
@@ -136,19 +136,19 @@ def to_event(row: Row) -> Metric:
 
 
 def values_of(row: Row) -> dict[str, float]:
-    """The metrics of a row, by name."""
+    """Return the metrics of a row, by name."""
     return {name: value for name, value in row.items() if name not in RESERVED}
 
 
 def reduce_rows(rows: Iterable[Row], *, whole: bool = False) -> list[Row]:
-    """A row for each step: its metrics reduced over the ranks that logged them.
+    """Return a row for each step, with its metrics reduced over the ranks that logged them.
 
     Calls without a step are matched by their number among such calls of a rank. If a rank logs
-    a metric of a step twice, the last value counts. `time` is the latest.
+    a metric twice in a step, the last value counts. `time` is the latest of the ranks.
 
-    `whole`: leave out a metric's steps that only some of its ranks have logged, as when a run is
-    stopped: the mean of some ranks is no better than that of all. (But where ranks log steps of
-    their own, every step counts.)
+    `whole`: leave out values of a metric at steps that only some of its ranks have logged, as when
+    a run is stopped: the mean over some ranks cannot be compared with that over all. (If the ranks
+    never log the same step, every step counts.)
     """
     steps: dict[tuple[Any, int], Row] = {}
     values: dict[tuple[Any, int], dict[str, dict[int, float]]] = {}
@@ -173,7 +173,7 @@ def reduce_rows(rows: Iterable[Row], *, whole: bool = False) -> list[Row]:
 
 
 def _keep_whole(values: Mapping[Any, dict[str, dict[int, float]]]) -> None:
-    """Drop each metric's values at steps that not all of its ranks have logged, if any has."""
+    """Drop a metric's values at steps that only some of its ranks logged, if all share any step."""
     together: dict[str, int] = {}
     every: dict[str, set[int]] = {}
     for of_step in values.values():
@@ -189,7 +189,7 @@ def _keep_whole(values: Mapping[Any, dict[str, dict[int, float]]]) -> None:
 def to_frame(
     rows: Sequence[Row], started: float, *, reduced: bool = False, whole: bool = False
 ) -> pd.DataFrame:
-    """The rows as a frame in order of time, in seconds since `started`.
+    """Return the rows as a frame in order of time, with `time` in seconds since `started`.
 
     `reduced`: a row for each step, without `rank`; `whole`: see `reduce_rows`.
     """
@@ -207,22 +207,25 @@ def to_frame(
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of a metric that a run has logged, or its last."""
+    """The best value of a metric in a run, or its last value."""
 
     name: str
+    """The metric's name."""
     value: float
+    """The value, reduced over ranks."""
     step: int | None
+    """The step of the value; None if it was logged without a step."""
     last: bool = False
-    """True if the metric's name does not say which value is better."""
+    """True for the last value, because the metric's name does not show which value is better."""
 
     def __str__(self) -> str:
-        """'best loss 0.1234 (step 40)', 'last lr 0.001'."""
+        """Return 'best loss 0.1234 (step 40)', 'last lr 0.001'."""
         step = "" if self.step is None or self.last else f" (step {self.step:,})"
         return f"{'last' if self.last else 'best'} {self.name} {self.value:.4g}{step}"
 
 
 def comparison(name: str) -> Callable[[float, float], bool] | None:
-    """True for (a, b) if a is the better value of a metric; None if its name does not tell."""
+    """Return a function that is True for (a, b) if a is better; None if the name does not show."""
     words = set(re.findall(r"[a-z]+[0-9]*", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
     if bool(words & _LESS) == bool(words & _MORE):
         return None
@@ -230,9 +233,9 @@ def comparison(name: str) -> Callable[[float, float], bool] | None:
 
 
 def best_values(rows: Iterable[Row]) -> list[Best]:
-    """The best value of each metric, in the order in which they came.
+    """Return the best value of each metric, in the order in which they were first logged.
 
-    `rows`: a row a step, as `reduce_rows` gives them.
+    `rows`: a row per step, as `reduce_rows` returns them.
     """
     best: dict[str, Best] = {}
     for row in rows:
@@ -246,13 +249,13 @@ def best_values(rows: Iterable[Row]) -> list[Best]:
 
 
 Curve = tuple[tuple[float, float], ...]
-"""Step and value of a metric, in order; without steps, the number of the call."""
+"""Pairs of step (or number of the call, without steps) and value of a metric, in order."""
 
 
 def curves(rows: Iterable[Row], most: int) -> dict[str, Curve]:
-    """The course of each metric in at most this many points, by name; the last is not averaged.
+    """Return the curve of each metric in at most `most` points; the last point is not averaged.
 
-    `rows`: a row a step, as `reduce_rows` gives them.
+    `rows`: a row per step, as `reduce_rows` returns them.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -265,7 +268,7 @@ def curves(rows: Iterable[Row], most: int) -> dict[str, Curve]:
 
 
 def thin_out(points: Sequence[tuple[float, float]], most: int) -> Curve:
-    """At most this many points: each is the mean of equally many, at the last one's step."""
+    """Return at most `most` points, each the mean of a group at the step of its last point."""
     each = max(1, math.ceil(len(points) / most))
     parts = (points[i : i + each] for i in range(0, len(points), each))
     return tuple((part[-1][0], sum(y for _, y in part) / len(part)) for part in parts)
@@ -279,13 +282,13 @@ class Point:
     step: int
     value: float
     time: float
-    """When its first rank logged it, in seconds since the epoch."""
+    """The time when the first rank logged it, in seconds since the epoch."""
 
 
 SETTLED = 5.0
-"""Seconds after which ranks that have not logged a step are taken not to log it."""
+"""Seconds after which ranks that have not logged a step are assumed not to log it."""
 HELD = 80
-"""Steps that wait for them at most: ranks write many at once where steps are short."""
+"""The most steps that wait for such ranks: with short steps, ranks write many at once."""
 MOST_PENDING = 1_000
 
 
@@ -299,12 +302,12 @@ class _Pending:
 
 
 class MetricSeries:
-    """Each metric's values by step, reduced over ranks, while the ranks log them.
+    """Reduces each metric's values by step over ranks, while the ranks log them.
 
-    A step is complete when all ranks have logged it, or all that log this metric: often rank 0
-    alone does, which shows after SETTLED seconds or HELD steps. When an attempt begins anew, the
-    steps of the attempt before it are dropped from its first step on. Calls without a step are
-    numbered. Without `keep` complete steps are handed out and forgotten.
+    A step is complete when all ranks that log this metric have logged it. Often only rank 0 logs a
+    metric, which is known after SETTLED seconds or HELD steps. When a new attempt begins, the steps
+    of the earlier attempt are dropped from the new attempt's first step on. Calls without a step
+    are numbered. Without `keep`, complete steps are returned and forgotten.
     """
 
     def __init__(
@@ -315,20 +318,20 @@ class MetricSeries:
         self._keep = keep
         self._clock = clock
         self._complete: dict[str, dict[int, float]] = {}
-        """By name and step."""
+        """Values by name and step."""
         self._pending: dict[str, dict[int, _Pending]] = {}
         self._ranks: dict[str, set[int]] = {}
-        """Those that have logged the metric."""
+        """The ranks that have logged each metric."""
         self._known: set[str] = set()
-        """Metrics of which it is known that no other ranks log them."""
+        """Metrics that are known not to be logged by further ranks."""
         self._newest: dict[str, int] = {}
-        """The highest complete step."""
+        """The highest complete step of each metric."""
         self._how: dict[str, str] = {}
         self._calls: dict[tuple[str, int], int] = {}
-        """Without a step, by name and rank."""
+        """The number of calls without a step, by name and rank."""
 
     def add(self, metric: Metric) -> list[Point]:
-        """Take what a rank has logged; returns the steps that this makes complete."""
+        """Take a metric that a rank has logged; return the steps that are complete now."""
         if metric.attempt < self.attempt:
             return []
         if metric.attempt > self.attempt:
@@ -351,7 +354,7 @@ class MetricSeries:
         return points
 
     def _look(self, name: str, step: int) -> list[Point]:
-        """What is complete now that a rank has logged this step."""
+        """Return the points that are complete now that a rank has logged this step."""
         pending = self._pending[name]
         if len(pending[step].by_rank) == self._world_size:
             return [self._close(name, step)]
@@ -365,12 +368,12 @@ class MetricSeries:
             oldest = next(iter(pending))
             if oldest > self._newest.get(name, -1):  # ranks log steps of their own
                 points.append(self._close(name, oldest))
-            else:  # a rank came to it after it was complete
+            else:  # a rank logged it after it was complete
                 del pending[oldest]
         return points
 
     def _learn(self, name: str, step: int) -> list[Point]:
-        """Others had time to log this step: if those that log the metric have, it is complete."""
+        """Complete a step that other ranks have had time to log, if all known ranks have."""
         if not self._is_known(name, step):
             return []
         self._known.add(name)
@@ -383,7 +386,7 @@ class MetricSeries:
         return [self._close(name, step) for step in steps if self._is_known(name, step)]
 
     def settle(self, since: float) -> list[Point]:
-        """Complete the steps that no other rank has logged since this time of the clock."""
+        """Complete steps that have been pending since this time of the clock or longer."""
         points = []
         for name, pending in self._pending.items():
             waiting = next((step for step in pending if pending[step].since <= since), None)
@@ -392,7 +395,7 @@ class MetricSeries:
         return points
 
     def finish(self, *, whole: bool = False) -> list[Point]:
-        """No more values come: the rest. `whole`: as in `reduce_rows`."""
+        """Return the remaining points at the end. `whole`: as in `reduce_rows`."""
         points = []
         for name, pending in self._pending.items():
             points += self._close_known(name, [*pending])
@@ -420,11 +423,11 @@ class MetricSeries:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics, in the order in which they came."""
+        """The names of the metrics, in the order in which they were first logged."""
         return tuple(self._complete)
 
     def values(self, name: str) -> list[tuple[int, float]]:
-        """Step and value of the complete steps, in order; while there are none, of the others."""
+        """Return (step, value) of the complete steps in order; without any, of pending steps."""
         if complete := self._complete[name]:
             return sorted(complete.items())
         return sorted((s, self._reduce(name, point)) for s, point in self._pending[name].items())

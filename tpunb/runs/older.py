@@ -1,6 +1,6 @@
-"""Fields that the files of older runs lack, from the texts that such runs wrote.
+"""Derive fields that the files of older runs lack from the texts that these runs wrote.
 
-`spec.json` of such a run has no "version". Nothing but this module reads meaning from texts.
+`spec.json` of such a run has no "version". No other module derives meaning from texts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FAILURES = {
 
 
 def upgrade_event(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of `events.jsonl` in today's form."""
+    """Convert a line of `events.jsonl` to the current form."""
     values = dict(data)
     values["event"] = values.pop("kind", None)
     if values["event"] == "Phase":
@@ -55,16 +55,16 @@ def upgrade_event(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_stop(reason: str) -> dict[str, Any] | None:
-    """`stop` of `result.json`, for the reason that it gives; None for no reason or another."""
-    # Folders of versions before `version` have nothing but this text.
+    """Return `stop` of `result.json` for a `reason` text; None for an unknown or empty text."""
+    # Older run folders have only this text.
     stops = (stop for start, stop in _STOPS.items() if reason.startswith(start))
     known = next(stops, None)
     return None if known is None else {"cause": known.cause, "origin": known.origin}
 
 
 def failure_kind(type: str, message: str) -> FailureKind:
-    """`kind` of an entry of `failures` in `result.json`."""
-    # Not "most often because memory ran out": a guess is no evidence.
+    """Return `kind` for an entry of `failures` in `result.json`."""
+    # The text "most often because memory ran out" does not count: it was a guess.
     if type == "Signal" and message.startswith("was killed because memory ran out ("):
         return FailureKind.OUT_OF_MEMORY
     return _FAILURES.get(type, FailureKind.EXCEPTION)

@@ -1,7 +1,8 @@
-"""Which run folders are used: those that nobody but this user, and root, can have written.
+"""Decide which run folders are safe to use: those that only this user and root can write.
 
-What a run has left is trusted as the user's own: values of `--returns` are unpickled, and requests
-are appended. A folder for runs may be shared, and /tmp is, so somebody else can lay a run there.
+The files of a run are trusted like the user's own: values of `--returns` are unpickled, and
+requests are appended. A folder for runs may be shared, as /tmp is, so other users can put forged
+run folders into it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Refusal(NamedTuple):
-    """Why a run folder is not used."""
+    """The reason why a run folder is not used."""
 
     what: str
-    """'another user's (ann)', after "it is"."""
+    """The reason, to follow "it is": 'another user's (ann)'."""
     then: str
-    """What follows from it, or what to do."""
+    """The consequence, or the fix."""
 
 
 def why_refused(folder: Path) -> Refusal | None:
-    """Why a run folder is not used; None for one that is this user's alone."""
+    """Return why a run folder is not used; None if only this user can write to it."""
     try:
         status = folder.lstat()
     except OSError as error:
@@ -48,15 +49,15 @@ def why_refused(folder: Path) -> Refusal | None:
 
 
 def is_own_file(fd: int) -> bool:
-    """Whether an open file is this user's."""
+    """True if an open file belongs to this user."""
     return os.fstat(fd).st_uid == os.geteuid()
 
 
 @lru_cache(maxsize=64)
 def _keeps_modes(runs: Path, device: int) -> bool:
-    """Whether the file system tells who can write: Windows' disks and some servers say all can."""
+    """True if the file system stores modes: Windows disks and some servers report all writable."""
     with contextlib.suppress(OSError):
-        folder = tempfile.mkdtemp(prefix=".tpunb-", dir=runs)  # its user's only
+        folder = tempfile.mkdtemp(prefix=".tpunb-", dir=runs)  # writable by this user only
         try:
             return not os.lstat(folder).st_mode & _OTHERS
         finally:

@@ -1,12 +1,12 @@
-"""The parameters of a run: what its cells assign as literals, and what came from the kernel.
+"""The parameters of a run: literals that its cells assign, and values from the kernel.
 
-Standard library only: the supervisor writes them into `result.json`.
+Standard library only, because the supervisor writes them into `result.json`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,12 @@ from tpunb.utils import records
 from tpunb.utils.secrets import is_secret_name, is_secret_text
 
 _TAGS = ("parameters", "injected-parameters")
-"""Papermill's: what the second assigns replaces what the first does."""
+"""papermill's tags: assignments in cells with the second tag replace those with the first."""
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """What is read of a `tpunb.notebook.models.Cell`."""
+    """The fields that are read of a `tpunb.notebook.models.Cell`."""
 
     index: int
     kind: str
@@ -30,23 +30,29 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What is read of a `tpunb.notebook.models.Snapshot`."""
+    """The fields that are read of a `tpunb.notebook.models.Snapshot`."""
 
     cells: tuple[_Cell, ...]
     train: int | None
 
 
 def parameters(run: RunDir) -> Mapping[str, Any]:
-    """The parameters that a run had, by name: numbers, texts, booleans and None.
+    """Return the parameters of a run by name: numbers, strings, booleans and None.
 
-    Names are those that cells tagged `parameters` and `injected-parameters` assign as literals, as
-    for papermill; without such cells, those that the prelude assigns at its top level. Values are
-    those of the last such assignment above the train cell, and before all what the run took from
-    the kernel, which may be a setting in something: 'config.lr'; and the arguments of a function
-    that `tpunb.launch` calls. What may be a secret is left out.
+    They are the literals assigned in cells tagged `parameters` or `injected-parameters`, as for
+    papermill; without such cells, those assigned at the top level of the prelude. The last
+    assignment above the train cell counts. Values that the run took from the kernel, which may be
+    settings in a container ('config.lr'), and arguments of a function that `tpunb.launch` calls
+    take precedence. Possible secrets are left out.
     """
     given = records.read_dict(run.parameters) | records.read_dict(run.plain_arguments)
     return {**_of_cells(run), **given}
+
+
+def differing(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of parameters that differ between runs; a run may lack some."""
+    names = dict.fromkeys(name for values in given for name in values)
+    return [name for name in names if len({repr(values.get(name)) for values in given}) > 1]
 
 
 def _of_cells(run: RunDir) -> Mapping[str, Any]:
@@ -65,7 +71,7 @@ def _of_cells(run: RunDir) -> Mapping[str, Any]:
 
 
 def _literals(sources: Iterable[str]) -> dict[str, Any]:
-    """Names that cells assign at their top level, with the last literals that fit into a table."""
+    """Return the names that cells assign at their top level, each with its last scalar literal."""
     literals: dict[str, Any] = {}
     for source in sources:
         try:

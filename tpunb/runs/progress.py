@@ -1,4 +1,4 @@
-"""Progress of the loops of a rank: a small file that followers of the run read."""
+"""The progress of a rank's loops: a small file that followers of the run read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ EVERY = 0.25
 
 @dataclass(frozen=True)
 class Progress:
-    """What the file says."""
+    """The content of the file."""
 
     bars: tuple[Bar, ...] = ()
-    """The outermost first."""
+    """The loops, outermost first."""
     samples: int = 0
 
 
 class ProgressFile:
-    """The file of one rank, written a few times a second at most."""
+    """The progress file of one rank, written a few times a second at most."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,18 +36,18 @@ class ProgressFile:
     def write(
         self, bars: Callable[[], Sequence[Bar]], samples: int = 0, *, now: bool = False
     ) -> None:
-        """Write the bars, outermost first, if it is time to, or `now`."""
+        """Write the bars, outermost first, if the last write is long enough ago or with `now`."""
         time_is = time.monotonic()
         if time_is < self._next and not now:
             return
         self._next = time_is + EVERY
         text = json.dumps(asdict(Progress(tuple(bars()), samples)))
-        # A full disk, a folder that is gone: not worth ending a training for.
+        # A full disk or a missing folder must not end a training.
         with contextlib.suppress(OSError):
             atomic_write(self.path, text.encode())
 
 
 def progress_path() -> Path | None:
-    """The progress file of this process; None if it is no rank of a run."""
+    """Return the progress file of this process; None if it is not a rank of a run."""
     this = rank_of_run()
     return None if this is None else this.run.progress(this.attempt, this.rank)

@@ -17,8 +17,8 @@ Between the supervisors of a run's hosts, over TCP (tpunb.worker.supervisor.host
     host 0       ──> every host    AllHere, StartAttempt, AbandonAttempt, AllFinished, StopHosts,
                                    RefuseRun, HostLost, RunOver, Beat
 
-A line is {"kind": <class name>, <fields>}. What is no message is logged and left out: neither end
-depends on the other being of the same version. Standard library only.
+A line is {"kind": <class name>, <fields>}. Lines that are not messages are logged and skipped, so
+the two ends may have different versions. Standard library only.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
 
 log = logging.getLogger(__name__)
@@ -44,47 +45,47 @@ class Preload:
     """Start a fork server, which imports torch and torch_xla and waits."""
 
     env: dict[str, str]
-    """Its whole environment."""
+    """The complete environment of the fork server."""
     sys_path: list[str]
     processors: list[int]
     idle: float = 3600.0
-    """Seconds without a run after which the supervisor ends; kept preludes end at half of it."""
+    """Seconds without a run after which the supervisor ends; kept preludes end after half of it."""
 
 
 @dataclass(frozen=True)
 class StartRun:
-    """Run what is in a run folder, after the runs that were ordered before it."""
+    """Start the run in a run folder, after the runs that were ordered before it."""
 
     dir: str
     env: dict[str, str]
     device: str | None = None
-    """Names what only one run of this user on this machine may use; None: nothing."""
+    """The name of a device that one run of this user at a time may use on this machine; or None."""
     detached: bool = False
     """The run outlives the kernel; the supervisor ends with it."""
     ahead: bool = False
-    """Only the prelude runs, for later runs to begin in: at low priority, until another run comes.
-    The supervisor removes the folder at its end, and says nothing to the kernel."""
+    """Only the prelude runs, at low priority and until another run is ordered, for later runs to
+    begin in. The supervisor removes the folder at the end, and sends nothing to the kernel."""
 
 
 @dataclass(frozen=True)
 class JoinHosts:
-    """The run in this folder is on several hosts, of which this supervisor's is one."""
+    """Join the other hosts of the run in this folder."""
 
     dir: str
     node_rank: int
     address: str
-    """This host's, as the others reach it; nothing listens on any other."""
+    """The address at which other hosts reach this host; it listens on no other."""
     leader: str
-    """Host 0's, which listens for the others."""
+    """The address of host 0, which listens for the other hosts."""
     port: int
     key: str
-    """Of the run: hosts prove to each other that they have it."""
+    """The key of the run: hosts prove to each other that they have it."""
     facts: dict[str, str]
-    """What must be the same on all hosts."""
+    """Properties that must be equal on all hosts, by name."""
     beat: float = 2.0
     """Seconds between two heartbeats."""
     lost_after: float = 20.0
-    """Seconds without one after which a host is lost."""
+    """Seconds without a heartbeat after which a host is lost."""
     patience: float = 300.0
     """Seconds that hosts wait for each other before the run begins."""
 
@@ -98,7 +99,7 @@ class StopRun:
     reason: str
     origin: StopOrigin | None = None
     now: bool = False
-    """Skip the grace period, or what is left of it."""
+    """Skip the rest of the grace period."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """None of the run's processes is left, and its `result.json` is written."""
+    """No process of the run is left, and its `result.json` is written."""
 
     dir: str
 
 
 @dataclass(frozen=True)
 class Broken:
-    """The fork server has ended by itself: this supervisor takes no more runs."""
+    """The fork server has ended unexpectedly: this supervisor accepts no more runs."""
 
     code: int
     output: str
@@ -123,14 +124,14 @@ class Broken:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The supervisor ends its run and then itself: it takes no other."""
+    """The supervisor ends its run and then itself: it accepts no more runs."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class ImportLibraries:
-    """The fork server's first order."""
+    """Import torch and torch_xla; the fork server's first order."""
 
     sys_path: list[str]
     tmp: str
@@ -147,34 +148,35 @@ class ForkRunner:
     dir: str
     env: dict[str, str]
     replicate: str | None
-    """Why every rank runs the prelude itself; None: the runner does, once."""
+    """Why every rank runs the prelude itself; None if the runner runs it once."""
     first_copy: int = 0
-    """The number of the first of these copies; those of a supervisor's life have one each."""
+    """The number of the first copy; numbers are unique in the life of a supervisor."""
     ahead: bool = False
-    """Run the prelude at low priority, and end."""
+    """Run the prelude at low priority, then end."""
     node_rank: int | None = None
-    """Which of several hosts this is: then no copy is left, and what all do comes on the socket."""
+    """This host's node rank in a run on several hosts: then the runner leaves no copies, and the
+    messages for all hosts come over its socket."""
     address: str = ""
-    """By which the other hosts reach this one."""
+    """The address at which other hosts reach this host."""
     port: int = 0
-    """At which host 0's supervisor listens for the others; `store_ports` follow."""
+    """The port at which host 0's supervisor listens for the others; `store_ports` follow it."""
 
 
 def store_ports(port: int) -> range:
-    """Where host 0 serves the ranks' store: at the first of these that is free.
+    """Return the ports for the ranks' store: host 0 serves it at the first that is free.
 
-    They come after the one at which its supervisor listens, so that a firewall can know them.
+    They follow the port at which its supervisor listens, so that a firewall can allow them.
     """
     return range(port + 1, min(port + 5, 65536))
 
 
 @dataclass(frozen=True)
 class LibrariesImported:
-    """From here on the fork server forks runners."""
+    """The libraries are imported: the fork server now forks runners."""
 
     variables: dict[str, list[str]]
-    """What importing them has set in the environment, as it does in the kernel: the values, before
-    if there was one, and after."""
+    """Environment variables that the imports have set, as they do in the kernel: the values before
+    (if there was one) and after."""
 
 
 @dataclass(frozen=True)
@@ -184,45 +186,45 @@ class RunnerForked:
 
 @dataclass(frozen=True)
 class RunnerExits:
-    """The runner is about to end by itself. One that ends without this has been ended."""
+    """The runner is about to end on its own. One that ends without this message was killed."""
 
     code: int
 
 
 @dataclass(frozen=True)
 class CellStarted:
-    """A cell of the prelude."""
+    """A cell of the prelude has started."""
 
     number: int | None
 
 
 @dataclass(frozen=True)
 class PreludeKept:
-    """The runner has left a copy of itself, which later runs can be forked from."""
+    """The runner has left a copy of itself, from which later runs can be forked."""
 
     pid: int
     copy: int
-    """Its number, by which the supervisor finds its own end of the connection to it."""
+    """The copy's number, by which the supervisor finds its end of the connection to it."""
     cells: int
-    """How many cells of the prelude have run in it."""
+    """The number of prelude cells that have run in it."""
     seconds: float
-    """How long those took that ran since the copy before."""
+    """The duration of the cells that ran after the previous copy."""
     modules: dict[str, list[int]]
-    """The imported files that are no package's: time of change in nanoseconds, and size."""
+    """Imported files outside of packages: their times of change in nanoseconds and sizes."""
     folders: list[str]
-    """Temporary folders that its cells have made, and that ranks may remove at their end."""
+    """Temporary folders that its cells have made and that ranks may remove when they end."""
 
 
 @dataclass(frozen=True)
 class PreludeNotKept:
-    """Later runs cannot be forked from this prelude from some cell on."""
+    """From some cell on, later runs cannot be forked from this prelude."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class PreludeNotForkable:
-    """The prelude did what forbids a fork after it; the runner ends."""
+    """The prelude did something after which forks are not safe; the runner ends."""
 
     reason: str
 
@@ -241,28 +243,28 @@ class RankExited:
     """Negative for a signal, as in subprocess."""
     time: float
     peak: int
-    """The most memory that it held at once, in bytes."""
+    """Its peak memory in bytes."""
     finished: bool
-    """Whether its train cell has ended well; without that it has failed, whatever its code."""
+    """True if its train cell has completed; otherwise the rank has failed, whatever its code."""
 
 
 @dataclass(frozen=True)
 class StopRanks:
-    """Torch elastic has seen a failed rank and wants the others ended."""
+    """torch elastic has detected a failed rank and requests that the others be ended."""
 
 
 @dataclass(frozen=True)
 class AttemptReady:
-    """All that comes before an attempt is done on this host: its ranks can be forked."""
+    """This host is prepared for an attempt: its ranks can be forked."""
 
     attempt: int
     port: int
-    """Of the store that host 0 serves for ranks; 0 from other hosts."""
+    """The port of the store that host 0 serves for ranks; 0 from other hosts."""
 
 
 @dataclass(frozen=True)
 class AttemptFinished:
-    """All ranks of this host have come to the end of the train cell."""
+    """All ranks of this host have reached the end of the train cell."""
 
     attempt: int
 
@@ -283,12 +285,12 @@ class StartAttempt:
     attempt: int
     address: str
     port: int
-    """Where ranks find the store that host 0 serves for them."""
+    """The port of the store that host 0 serves for ranks."""
 
 
 @dataclass(frozen=True)
 class AbandonAttempt:
-    """A rank somewhere has failed: end this attempt's ranks."""
+    """A rank of some host has failed: end this attempt's ranks."""
 
     attempt: int
     reason: str
@@ -296,24 +298,24 @@ class AbandonAttempt:
 
 @dataclass(frozen=True)
 class AllFinished:
-    """All ranks of all hosts have come to the end of the train cell."""
+    """All ranks of all hosts have reached the end of the train cell."""
 
 
 @dataclass(frozen=True)
 class HostHere:
-    """A host is there, and can begin."""
+    """A host has connected and is ready to begin."""
 
     facts: dict[str, str]
 
 
 @dataclass(frozen=True)
 class AllHere:
-    """All hosts are there, and alike: the prelude may begin."""
+    """All hosts have connected and have equal facts: the prelude may begin."""
 
 
 @dataclass(frozen=True)
 class RefuseRun:
-    """Nothing is started."""
+    """The run is refused: nothing is started."""
 
     reason: str
 
@@ -330,7 +332,7 @@ class StopHosts:
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host is gone, or has not come: the others end their ranks."""
+    """A host was lost or never connected: the others end their ranks."""
 
     node_rank: int
     reason: str
@@ -342,22 +344,22 @@ class HostEnded:
     """No process of the run is left on this host."""
 
     result: dict[str, Any]
-    """How it ended there: a `RunResult` of its ranks alone."""
+    """The JSON of a `RunResult` of this host's ranks."""
     now: float
-    """This host's clock."""
+    """The time of this host's clock."""
 
 
 @dataclass(frozen=True)
 class RunOver:
-    """No process is left anywhere."""
+    """No process of the run is left on any host."""
 
     result: dict[str, Any]
-    """That of the whole run."""
+    """The JSON of the `RunResult` of the whole run."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """Still there. `idle`: without activity for as long as makes a run count as hung."""
+    """A heartbeat. `idle`: there was no activity for the time after which a run counts as hung."""
 
     idle: bool = False
 
@@ -376,21 +378,21 @@ KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(M
 
 
 IMPORT_FILES = "tpunb-{}-"
-"""How the name of a supervisor's folder for temporary files begins, with its pid."""
+"""The beginning of the name of a supervisor's folder for temporary files, for its pid."""
 MOST_SOCKETS = 64
-"""With one message. Linux takes 253."""
+"""The most sockets sent with one message. Linux allows 253."""
 
 
 def encode_message(message: Message) -> bytes:
-    """A message as a line, with its newline."""
+    """Return a message as a line, with its newline."""
     values = {field.name: getattr(message, field.name) for field in fields(message)}
     return (json.dumps({"kind": type(message).__name__, **values}) + "\n").encode()
 
 
 def decode_message(line: bytes) -> Message | None:
-    """The message on a line; None, and a line in the log, if it is none."""
+    """Return the message on a line; if it is not a message, log it and return None."""
     try:
-        values: dict[str, Any] = json.loads(line)
+        values: dict[str, Any] = records.parse(line)
         kind = KINDS[values.pop("kind")]
         return kind(**{name: _checked(kind, name, value) for name, value in values.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -399,7 +401,7 @@ def decode_message(line: bytes) -> Message | None:
 
 
 def _checked(kind: type[Message], name: str, value: Any) -> Any:
-    """The value of a field; KeyError, TypeError or ValueError if it is not of the field's type."""
+    """Return a field's value. Raises KeyError, TypeError or ValueError if its type is wrong."""
     wanted = get_type_hints(kind)[name]
     union = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     types = tuple(get_origin(member) or member for member in union)
@@ -416,11 +418,11 @@ class MessageReader:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.closed = False
-        """Whether the other end is: nothing more will come."""
+        """True once the other end is closed and nothing more will come."""
         self._lines = LineBuffer()
 
     def read(self) -> list[Message]:
-        """What has come. [] if nothing has, where the pipe does not block."""
+        """Return the messages that have arrived; [] if there are none on a non-blocking pipe."""
         try:
             data = os.read(self.fd, 1 << 16)
         except BlockingIOError:
@@ -441,15 +443,15 @@ class MessageWriter:
         os.write(self._fd, encode_message(message))
 
     def close(self) -> None:
-        """In a rank: the user's code has nothing to say to the supervisor."""
+        """Close the pipe in a rank, whose code sends nothing to the supervisor."""
         os.close(self._fd)
 
 
 class OrderChannel:
-    """One end of a connection on which orders go, with sockets if need be.
+    """One end of a connection for orders, which may carry sockets.
 
-    The supervisor holds one end, a process that waits for orders the other, and each finds out by
-    it that the other has ended.
+    The supervisor holds one end and a process that waits for orders the other; the connection
+    also shows each that the other has ended.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -462,18 +464,18 @@ class OrderChannel:
         return self._socket.fileno()
 
     def send(self, message: Message, sockets: Sequence[socket.socket] = ()) -> None:
-        """Send an order. OSError if the other end has gone."""
+        """Send an order. Raises OSError if the other end is closed."""
         data = encode_message(message)
         sent = socket.send_fds(self._socket, [data], [each.fileno() for each in sockets])
         self._socket.sendall(data[sent:])
 
     @property
     def waiting(self) -> bool:
-        """Whether an order has been read already that nobody has received."""
+        """True if an order was read from the socket but not received yet."""
         return bool(self._waiting)
 
     def receive(self) -> tuple[Message, list[socket.socket]] | None:
-        """Wait for an order, with its sockets; None once the other end has gone."""
+        """Wait for an order and its sockets; return None once the other end is closed."""
         while True:
             while self._waiting:
                 message = decode_message(self._waiting.pop(0))

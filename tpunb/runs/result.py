@@ -1,6 +1,6 @@
-"""How a run ended: RunResult with its failures, summary, causes and errors; `result.json`.
+"""`RunResult`, how a run ended, with its failures, summary, causes and errors; `result.json`.
 
-Standard library only: the supervisor writes it. pandas and matplotlib are imported on use.
+Standard library only, because the supervisor writes it. pandas and matplotlib are imported on use.
 """
 
 from __future__ import annotations
@@ -38,56 +38,65 @@ _PROCESS_ENDS = (FailureKind.SIGNAL, FailureKind.EXIT, FailureKind.OUT_OF_MEMORY
 _OURS = (FailureKind.LOST, FailureKind.HOST_LOST, FailureKind.REFUSED)
 _MOST_ATTEMPTS = 10_000
 _WIDTH = 96
-"""Columns of a diagnosis as text."""
+"""The width in characters of a diagnosis as text."""
 _HEIGHT = 20
-"""Lines of it, at most."""
+"""The most lines of a diagnosis as text."""
 _LONGEST = 500
-"""Characters of a message in a headline."""
+"""The most characters of a message in a headline."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one process of a run failed."""
+    """The failure of one process of a run."""
 
     rank: int | None
-    """None: the prelude, or a process of tpunb itself."""
+    """The rank of the process; None for the prelude or a process of tpunb itself."""
     pid: int | None
+    """The process id; None if it is not known."""
     exitcode: int | None
+    """The exit code. Like `signal`, None if the run was stopped while the process was failing."""
     signal: str | None
-    """'SIGKILL', … if a signal ended it. Both are None if the stop met it on its way out."""
+    """The signal that ended the process, such as 'SIGKILL'; None if no signal did."""
     type: str
     """The exception's class name, or 'Signal', 'Exit', 'Hang' or 'Lost'."""
     message: str
+    """The exception's message, or a description of how the process ended."""
     cell: int | None
+    """The number of the cell that failed, as the notebook shows it; None if it is not known."""
     line: int | None
+    """The line of the cell that failed, from 1; None if it is not known."""
     traceback: str
-    """In notebook terms, ready to be shown."""
+    """The traceback with cells and their lines instead of files, ready to print."""
     time: float
-    """Seconds since the epoch."""
+    """The time of the failure, in seconds since the epoch."""
     source: tuple[tuple[int, str], ...] = ()
-    """The lines of the cell around the one where it failed, with their numbers."""
+    """The lines of the cell around the failed line, as (number, text)."""
     cell_id: str | None = None
-    """nbformat's id of the cell, if it has one."""
+    """nbformat's id of the cell; None if it has no id."""
     kind: FailureKind = FailureKind.EXCEPTION
+    """The kind of failure, for programs to decide on."""
     column: int | None = None
-    """Where in its line the failed expression begins, in characters from 0; Python 3.11 knows."""
+    """The column, from 0, at which the failed expression begins; needs Python 3.11."""
     host: str | None = None
-    """The name of the host that it was on; None for a run on one machine."""
+    """The name of the process's host; None for a run on one machine."""
 
     @property
     def who(self) -> str:
-        """'rank 3', 'rank host-1/3', 'the prelude', 'the prelude on host-1'."""
+        """The process in words: 'rank 3', 'rank host-1/3', 'the prelude', 'the prelude on h1'."""
         if self.rank is None:
             return f"the prelude on {self.host}" if self.host else "the prelude"
         return f"rank {self.host}/{self.rank}" if self.host else f"rank {self.rank}"
 
     def is_like(self, other: Failure) -> bool:
-        """True if another rank failed in the same way at the same line."""
+        """True if `other` has the same type and failed at the same line of the same cell."""
         return (self.type, self.cell, self.line) == (other.type, other.cell, other.line)
 
     @classmethod
     def from_json(cls, data: object) -> Failure:
-        """An entry of `failures` in `result.json`. Raises ValueError."""
+        """Build a Failure from an entry of `failures` in `result.json`.
+
+        Raises ValueError if the entry is not one.
+        """
         failure = records.build(cls, data)
         if isinstance(data, Mapping) and "kind" not in data:
             kind = older.failure_kind(failure.type, failure.message)
@@ -95,7 +104,7 @@ class Failure:
         return failure
 
     def headline(self) -> str:
-        """One line: who, where, what."""
+        """Describe the failure in one line: the process, the cell and line, the error."""
         first = self.message.strip().partition("\n")[0]
         if len(first) > _LONGEST:
             first = f"{first[:_LONGEST]} …"
@@ -115,28 +124,30 @@ class Failure:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective operation in one rank of a rehearsal, all its calls together."""
+    """All calls of one collective operation in one rank of a rehearsal."""
 
     rank: int
+    """The rank."""
     operation: str
-    """'all_reduce sum', 'all_gather', 'rendezvous', …"""
+    """The operation: 'all_reduce sum', 'all_gather', 'rendezvous', …"""
     calls: int
+    """The number of calls."""
     bytes: int
-    """What this rank contributed. A TPU's cores contribute as much."""
+    """The number of bytes that this rank sent, in all calls. A TPU core sends as many."""
     waited: float
-    """Seconds until all participants had arrived."""
+    """Seconds until all participants had arrived, in all calls."""
     took: float
-    """Seconds from then on."""
+    """Seconds from the arrival of all participants to the end, in all calls."""
 
 
 def count_collectives(rows: Sequence[Collective]) -> str:
-    """'120 collectives, 4.7 GB': of the rank with the most of each."""
+    """Return '120 collectives, 4.7 GB': the largest count and the largest volume of any rank."""
     calls = _largest_sum(rows, "calls")
     return f"{calls:,.0f} collective{'s' if calls != 1 else ''}, {_bytes_of(rows)}"
 
 
 def describe_collectives(rows: Sequence[Collective]) -> str:
-    """A sentence about one rank, and what of it holds for a TPU."""
+    """Describe the collectives of one rank, and which of these numbers hold for a TPU."""
     per_operation: dict[str, int] = {}
     for row in rows:
         per_operation[row.operation] = max(row.calls, per_operation.get(row.operation, 0))
@@ -150,7 +161,7 @@ def describe_collectives(rows: Sequence[Collective]) -> str:
 
 
 def _largest_sum(rows: Sequence[Collective], name: str) -> float:
-    """The largest sum of one rank."""
+    """Return the largest sum of a field over the rows of one rank."""
     sums: dict[int, float] = {}
     for row in rows:
         sums[row.rank] = sums.get(row.rank, 0) + getattr(row, name)
@@ -163,31 +174,35 @@ def _bytes_of(rows: Sequence[Collective]) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to know about a run that ended well, and what to do about it."""
+    """A remark on a run that ended well, and what to do about it."""
 
     message: str
+    """The observation."""
     fix: str
+    """The remedy."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Best metrics, time per phase and warnings of a finished run (`tpunb.runs.summary`)."""
+    """Best metrics, time per phase and advice for a finished run (`tpunb.runs.summary`)."""
 
     best: tuple[Best, ...] = ()
+    """The best value of each metric, or the last if its name does not show which is better."""
     spent: tuple[tuple[str, float], ...] = ()
-    """What took how many seconds."""
+    """The phases of the run and the seconds that each took: ('prelude', 2.5), …"""
     advice: tuple[Advice, ...] = ()
+    """Remarks on the run, and what to do about them."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """The course of each metric, by name."""
+    """The values of each metric over the steps, by name."""
     chips: str = ""
-    """What the TPU did, in words."""
+    """Duty cycle and memory of the TPU chips, as text; '' if they are not known."""
     steps: StepTimes | None = None
-    """Of `--profile`: where the time of a step went …"""
+    """The time of a mean step, from `--profile`; None without it."""
     trace: str = ""
-    """… and the command that opens the trace."""
+    """The command that opens the trace of `--profile`; '' without one."""
 
     def lines(self) -> list[str]:
-        """As text, a line for each part that there is."""
+        """Return the summary as text, with a line for each part that is not empty."""
         lines = []
         if self.best:
             lines.append(" · ".join(map(str, self.best)))
@@ -202,11 +217,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A line of a log that supports a cause, the ranks that wrote it and the cell it names."""
+    """A line of a log that supports a cause, with the ranks that wrote it and the cell it names."""
 
     text: str
+    """The line."""
     ranks: tuple[int, ...] = ()
+    """The ranks that wrote the line; () if they are not known."""
     cell: int | None = None
+    """The number of the cell that the line names; None if it names no cell."""
 
     def __str__(self) -> str:
         where = []
@@ -219,22 +237,25 @@ class Evidence:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Printable):
-    """One possible cause of a failure, its evidence and what to do."""
+    """A possible cause of a failure, with its evidence and fix."""
 
     id: str
-    """The rule's id, e.g. 'hbm-oom'."""
+    """The id of the rule that found it, e.g. 'hbm-oom'."""
     cause: str
+    """The cause, in a sentence."""
     fix: str
+    """What to do about it."""
     evidence: tuple[Evidence, ...]
+    """The lines of the log that support it."""
     confidence: float
-    """From 0 to 1: how sure the rule is that this is the cause, not a consequence."""
+    """How certain it is, from 0 to 1, that this is the cause and not a consequence."""
     link: str
-    """Where this is reported or documented."""
+    """The address of a report or of documentation."""
     steps: tuple[str, ...] = ()
-    """`fix` as a list: what to do first, then."""
+    """`fix` as a list of steps, in order."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `tpunb diagnose --json` prints for this cause."""
+        """Return the entry that `tpunb diagnose --json` prints for this cause."""
         return {
             "id": self.id,
             "cause": self.cause,
@@ -244,7 +265,7 @@ class Diagnosis(Printable):
         }
 
     def __str__(self) -> str:
-        """Cause, evidence, fix and link: at most 20 lines."""
+        """Return cause, evidence, fix and link in at most 20 lines."""
         cause = [paint(line, Style.STRONG) for line in _wrap(f"{self.cause} [{self.id}]", "", 5)]
         first, *more = self._fix_lines()
         link = paint(_shorten(f"  see {self.link}"), Style.FAINT)
@@ -254,7 +275,7 @@ class Diagnosis(Printable):
         return join("\n", [*cause, *evidence[: _HEIGHT - len(cause) - len(rest)], *rest])
 
     def _fix_lines(self) -> list[str]:
-        """The steps, each on lines of its own; numbered if there are several."""
+        """Return the lines of the steps, numbered if there are several."""
         steps = self.steps or (self.fix,)
         if len(steps) == 1:
             return _wrap(steps[0], "  fix: ", 8)
@@ -266,14 +287,14 @@ class Diagnosis(Printable):
 
 
 class Causes(Printable, list[Diagnosis]):
-    """Possible causes, the likeliest first."""
+    """A list of possible causes, the likeliest first."""
 
     def __str__(self) -> str:
         return join("\n\n", map(str, self)) or "[]"
 
 
 def _wrap(text: str, label: str, most: int) -> list[str]:
-    """The text in at most this many lines, behind a label."""
+    """Wrap the text into at most `most` lines, after a label."""
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -309,65 +330,86 @@ _STOPPED = {RunState.TIMED_OUT: "stopped at the time-out", RunState.INTERRUPTED:
 
 @dataclass(frozen=True, repr=False)
 class RunResult(Printable):
-    """How a run ended and what it left. `result.json` holds the same."""
+    """The result of a run: how it ended, its returned values and its metrics.
+
+    It is the value of a train cell, and `tpunb.last_run`; `result.json` in the run folder holds
+    the same data.
+
+        result = tpunb.last_run
+        result.state, result.duration      # 'succeeded', 81.4
+        result.returns["model"]            # with --returns model
+        result.metrics(reduced=True)       # a pandas DataFrame, a row per step
+    """
 
     state: RunState
-    """One that is not `active`."""
+    """How the run ended: succeeded, failed, hung, timed_out or interrupted."""
     name: str
+    """The name of the run: `--name`, or that of the notebook."""
     world_size: int
+    """The number of ranks, over all hosts."""
     device: Device
+    """'TPU', or 'CPU' for a rehearsal."""
     started: float
-    """Seconds since the epoch, as `ended`."""
+    """The start of the run, in seconds since the epoch."""
     ended: float
+    """The end of the last process of the run, in seconds since the epoch."""
     dir: Path
+    """The run folder."""
     returncode: int | None = 0
+    """0 if the run succeeded, 1 if it failed, 124 if hung or timed out, 130 if interrupted."""
     attempts: int = 1
+    """How often the ranks were started: 1, and more after retries (`--retries`)."""
     failures: tuple[Failure, ...] = ()
-    """Earliest first."""
+    """The failures of processes, earliest first."""
     peak_memory: tuple[int, ...] = ()
-    """The most memory that each rank held at once, in bytes; shared pages count in each."""
+    """The peak memory of each rank in bytes; pages that ranks share count for each of them."""
     memory_limit: int = 0
-    """Memory of this container or machine in bytes; 0 if it is not known."""
+    """The memory of the container or machine in bytes; 0 if it is not known."""
     collectives: tuple[Collective, ...] = ()
-    """Of a rehearsal: how many, how many bytes and how long, by rank and operation."""
+    """The collectives of a rehearsal, by rank and operation: their number, bytes and seconds."""
     warm: bool = False
+    """True if torch and torch_xla were already imported when the run began."""
     replicated: bool = False
     """True if every rank ran the prelude itself."""
     replicate_reason: str = ""
-    """Why it did."""
+    """Why every rank ran the prelude itself; '' if it ran once."""
     reason: str = ""
-    """Why the run was stopped, in words; empty if it was not."""
+    """Why the run was stopped, as text; '' if it was not stopped."""
     stop: Stop | None = None
-    """The same as data."""
+    """Why the run was stopped, as data; None if it was not stopped."""
     price: Price | None = None
-    """What the machine cost, as far as that was known when the run began."""
+    """The price of the machine, as known when the run began; None if it was not known."""
     returns: Mapping[str, Any] = field(default_factory=dict)
-    """Values of `--returns` from rank 0, tensors on the CPU."""
+    """The values of `--returns` from rank 0, by name, with tensors on the CPU."""
     returns_failed: Mapping[str, str] = field(default_factory=dict)
-    """Names of `--returns` that did not arrive, and why."""
+    """The names in `--returns` without a value, and why each has none."""
     spmd: int | None = None
-    """How many cores the one rank drove in torch_xla's SPMD mode; None: each rank had one."""
+    """The number of cores that one rank used in torch_xla's SPMD mode; None without SPMD."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """What `tpunb.runs()` shows as `params.*`: `tpunb.runs.parameters.parameters`."""
+    """The parameters of the run, by name, as `params.*` in `tpunb.runs()`."""
     resumed_from: str | None = None
-    """The run, folder or URL whose last checkpoint it began with (`--resume`)."""
+    """The run, folder or URL that `--resume` named; None without it."""
     hosts: tuple[str, ...] = ()
-    """The names of the hosts in order of node rank; (): it ran on the kernel's machine."""
+    """The names of the hosts in order of node rank; () for a run on the kernel's machine."""
     place: str = ""
-    """What `--on` named; '' for the kernel's machine."""
+    """The place that `--on` named; '' for the kernel's machine."""
     diagnoses: tuple[Diagnosis, ...] = ()
     """Possible causes of a failure, the likeliest first."""
     summary: Summary = field(default_factory=Summary)
+    """Best metrics, time per phase and advice."""
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `result.json`: of returns the names, without the folder itself."""
+        """Return the content of `result.json`: without `dir`, and with names for `returns`."""
         data = asdict(replace(self, returns={}, diagnoses=(), summary=Summary()))
         del data["dir"], data["returns_failed"], data["diagnoses"], data["summary"]
         return {**data, "returns": list(self.returns), "cost": self.cost}
 
     @classmethod
     def from_json(cls, data: object, folder: Path) -> RunResult:
-        """What `to_json` wrote, without values of returns. Raises ValueError."""
+        """Build a result from the content of `result.json`, without the values of `--returns`.
+
+        `folder`: the run folder. Raises ValueError if `data` is not the result of a run.
+        """
         if not isinstance(data, Mapping) or not isinstance(data.get("failures"), (list, tuple)):
             raise ValueError("not a RunResult")
         values = {name: data[name] for name in data if name not in ("returns", "cost")}
@@ -382,39 +424,41 @@ class RunResult(Printable):
 
     @property
     def failure(self) -> Failure | None:
-        """The first failure, which is the root cause of those that follow."""
+        """The first failure, which is the root cause of later ones; None if there is none."""
         return self.failures[0] if self.failures else None
 
     @property
     def duration(self) -> float:
-        """Seconds from the start to the end of the last process."""
+        """Seconds from the start of the run to the end of its last process."""
         return self.ended - self.started
 
     @property
     def cost(self) -> float | None:
-        """What the machine cost during the run, in dollars or `price.unit`; None if not known.
+        """The cost of the machine during the run, in dollars or `price.unit`; None if not known.
 
-        `price` says of which machine, and when the price was read.
+        `price` names the machine and the day on which the price was read.
         """
         return None if self.price is None else round(self.price.cost(self.duration), 4)
 
     def metrics(self, *, reduced: bool = False) -> pd.DataFrame:
-        """What `tpunb.log` recorded: a row per call and rank, in order of time.
+        """Return the metrics of `tpunb.log`: a row per call and rank, in order of time.
 
-        Columns `step`, `rank`, `time` (seconds since the run's start), then the metrics. With
-        `reduced` a row per step, without `rank`: each metric over the ranks as `tpunb.log` was
-        told (`reduce=`, the mean by default). After a retry a step counts once. Of more than 50 MB
-        of metrics, parts at equal distances are read, with a UserWarning.
+        The columns are `step`, `rank`, `time` (seconds since the run's start), then the metrics.
+        With `reduced`: a row per step, without `rank`, in which each metric is reduced over the
+        ranks as `tpunb.log(reduce=…)` requested (the mean by default). A step that was repeated
+        after a retry appears once. Of more than 50 MB of metrics, evenly spaced parts are read,
+        with a UserWarning.
         """
         metrics.warn_if_spread(self.dir / "metrics.jsonl")
         rows = metrics.read_rows(self.dir / "metrics.jsonl")
         return metrics.to_frame(rows, self.started, reduced=reduced)
 
     def plot(self, *others: RunResult) -> Figure:
-        """A matplotlib figure with a panel for each metric; with `others` a line for each run.
+        """Return a matplotlib figure with a panel for each metric.
 
-        Reduced over ranks, by step. Raises MissingPackageError without matplotlib, ValueError
-        if nothing was logged.
+        The values are reduced over ranks and drawn by step. With `others`, each panel has a line
+        for each run. Raises MissingPackageError without matplotlib, ValueError if nothing was
+        logged.
         """
         from tpunb.runs.figures import panels
 
@@ -430,19 +474,23 @@ class RunResult(Printable):
         return panels(frames)
 
     def raise_for_failure(self) -> None:
-        """Raise the RunError of this result's state; nothing if the run succeeded."""
+        """Raise an error if the run did not succeed; do nothing if it did.
+
+        Raises RankFailedError, RunHungError, RunTimeoutError or RunInterruptedError, depending on
+        `state`.
+        """
         if (error := _ERRORS.get(self.state)) is not None:
             raise error(self)
 
     def cores(self) -> str:
-        """'4 rehearsal cores', '8 TPU cores on 2 hosts', '4 rehearsal cores (SPMD)'."""
+        """Return '4 rehearsal cores', '8 TPU cores on 2 hosts', '4 rehearsal cores (SPMD)'."""
         cores = count_cores(self.spmd or self.world_size, self.device, len(self.hosts))
         return f"{cores} (SPMD)" if self.spmd else cores
 
     def explain(self, *, traceback: bool = True) -> str:
-        """The end of the run in words: what, where, why, what to do, and the log's path.
+        """Describe the end of the run: what happened, where and why, the fix and the log's path.
 
-        The first failure's `traceback` comes last.
+        Without `traceback`, a line names where to find the first failure's traceback.
         """
         lines = [*self._what_happened(), *self._missing_returns()]
         if self.diagnoses:
@@ -462,7 +510,7 @@ class RunResult(Printable):
         return join("\n", lines)
 
     def headline(self) -> str:
-        """The end of the run in one line."""
+        """Describe the end of the run in one line."""
         if self.state == RunState.SUCCEEDED:
             return f"succeeded on {self.cores()} after {self.duration:.1f} s{self.lacks()}"
         if self.state == RunState.FAILED and self.failure is not None:
@@ -471,7 +519,7 @@ class RunResult(Printable):
         return f"{_STOPPED.get(self.state, self.state)}{reason} after {self.duration:.1f} s"
 
     def remarks(self) -> list[str]:
-        """What belongs to a failed run's headline: other failures, missing values, what to do."""
+        """Return lines to show below the headline: other failures, missing values, what to do."""
         lines = []
         if self.failure is not None and self.state == RunState.FAILED:
             lines += self._other_failures(self.failure)
@@ -480,14 +528,14 @@ class RunResult(Printable):
         return [*lines, *self._missing_returns(), *self._how_to_continue()]
 
     def lacks(self) -> str:
-        """', but wieghts was not returned', of a run that succeeded; '' if nothing is missing."""
+        """Return ', but weights was not returned'; '' if no value is missing or the run failed."""
         if self.state != RunState.SUCCEEDED or not self.returns_failed:
             return ""
         were = "were" if len(self.returns_failed) > 1 else "was"
         return f", but {', '.join(self.returns_failed)} {were} not returned"
 
     def _missing_returns(self) -> list[str]:
-        if self.state != RunState.SUCCEEDED and not self.returns:  # nobody expects values
+        if self.state != RunState.SUCCEEDED and not self.returns:  # no values are expected
             return []
         return [f"{name} was not returned: {why}" for name, why in self.returns_failed.items()]
 
@@ -519,7 +567,7 @@ class RunResult(Printable):
         return [join("", [stopped, f"; all {self.world_size} ranks have ended"])]
 
     def _other_failures(self, first: Failure) -> list[str]:
-        """What else failed, in a line or two: ranks that failed alike, and how the next did."""
+        """Describe the other failures in a line or two: equal ones first, then the next one."""
         rest = [failure for failure in self.failures[1:] if failure.rank is not None]
         alike = [failure for failure in rest if failure.is_like(first)]
         lines = []
@@ -535,12 +583,12 @@ class RunResult(Printable):
         return lines
 
     def __repr__(self) -> str:
-        """One line, also in a list of results."""
+        """Return one line, also within a list of results."""
         back = f" · returned: {', '.join(self.returns)}" if self.returns else ""
         return f"RunResult {self.headline()}{back} · {self.dir.name}"
 
     def __str__(self) -> str:
-        """All that there is to say, as a terminal shows it below a cell."""
+        """Return the full description, as a terminal shows it below a cell."""
         if self.state != RunState.SUCCEEDED:
             return join(" ", ["RunResult", self.explain(traceback=False)])
         back = f" · returned: {', '.join(self.returns)}" if self.returns else ""
@@ -557,7 +605,7 @@ class RunResult(Printable):
 
 
 def number_lines(source: Sequence[tuple[int, str]], line: int | None) -> list[str]:
-    """Lines of a cell with their numbers, and a mark at the one that matters."""
+    """Return the lines of a cell with their numbers, and a mark at `line`."""
     return [
         paint(f"❯ {number:>4}  {text}", Style.STRONG)
         if number == line
@@ -567,7 +615,7 @@ def number_lines(source: Sequence[tuple[int, str]], line: int | None) -> list[st
 
 
 def signal_name(number: int) -> str:
-    """'SIGKILL' for 9; 'signal 99' for a number without a name."""
+    """Return 'SIGKILL' for 9; 'signal 99' for a number without a name."""
     try:
         return signals.Signals(number).name
     except ValueError:
@@ -575,13 +623,13 @@ def signal_name(number: int) -> str:
 
 
 class RunError(TpunbError):
-    """A run did not succeed. `result` has everything that is known about it."""
+    """Base of the errors of runs that did not succeed. `result` is the `RunResult`."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(result)
         self.result = result
         self.told = False
-        """True if a card below the cell says everything: one line is left to be said."""
+        """True if a card below the cell shows everything, so that the error shows one line only."""
 
     def __str__(self) -> str:
         return self.result.explain()
@@ -591,7 +639,7 @@ class RunError(TpunbError):
 
 
 class RankFailedError(RunError):
-    """A rank raised, crashed or was killed."""
+    """A rank raised an exception, crashed or was killed."""
 
 
 class RunHungError(RunError):
@@ -603,7 +651,7 @@ class RunTimeoutError(RunError):
 
 
 class RunInterruptedError(RunError):
-    """The run was stopped before its end."""
+    """The run was stopped before it ended."""
 
 
 _ERRORS = {

@@ -1,4 +1,4 @@
-"""Values of `--returns`, read in the kernel from what rank 0 has written."""
+"""Read the values of `--returns` in the kernel from the files that rank 0 has written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpunb.utils import files, records
 
 
 def collect_returns(result: RunResult, spec: RunSpec, *, attached: bool = False) -> RunResult:
-    """The result with the values that arrived, and for each other name the reason.
+    """Return the result with the values of `--returns`, and the reason for each missing value.
 
     `attached`: see `load_value`.
     """
@@ -35,16 +35,16 @@ def collect_returns(result: RunResult, spec: RunSpec, *, attached: bool = False)
         else:
             try:
                 values[name] = load_value(run.returns / f"{name}.pt", attached=attached)
-            except Exception as error:  # whatever a user's class may raise when it is rebuilt
+            except Exception as error:  # a user's class may raise anything when it is rebuilt
                 failed[name] = _why(error)
     return replace(result, returns=values, returns_failed=failed)
 
 
 def load_value(path: Path, *, attached: bool = False) -> Any:
-    """What `tpunb.xla.pickling.save_value` wrote.
+    """Load a value that `tpunb.xla.pickling.save_value` wrote.
 
-    It comes from the user's own processes, so it is unpickled without limits. Of a run that this
-    process has not started (`attached`) the file must be the user's: PermissionError if it is not.
+    The user's own processes wrote it, so it is unpickled without restrictions. For a run that this
+    process did not start (`attached`), PermissionError is raised if another user owns the file.
     """
     import torch
 

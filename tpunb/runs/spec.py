@@ -1,7 +1,7 @@
-"""What is to run (`spec.json`), and the words in which all parts of a run agree.
+"""The specification of a run (`spec.json`), and the enums that all parts of a run share.
 
-Standard library only: the supervisor, the fork server and the ranks read this too. The values
-of the enums are what the JSON files of a run folder hold, so they must not change.
+Standard library only, because the supervisor, the fork server and the ranks import it. The values
+of the enums are stored in the JSON files of run folders, so they must not change.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Role = Literal["header", "prelude", "parameters", "train"]
 Device = Literal["TPU", "CPU"]
 
 MOST_RANKS = 20_000
-"""The largest TPU slices have half as many chips."""
+"""The most ranks of a run; the largest TPU slices have half as many chips."""
 VERSION = 1
-"""Of the files of a run folder, `"version"` in `spec.json`. Runs made before have none."""
+"""The version of a run folder's files, `"version"` in `spec.json`; older runs have none."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""How many threads numerical libraries start, read when they are loaded."""
+"""Variables for the number of threads of numerical libraries, which read them when loaded."""
 
 
 class _Word(str, Enum):
-    """A string among a fixed few, shown as such; enum.StrEnum needs Python 3.11."""
+    """Base of enums of strings that are shown as strings; enum.StrEnum needs Python 3.11."""
 
     __repr__ = str.__repr__
 
@@ -35,7 +35,7 @@ class _Word(str, Enum):
 
 
 class RunState(_Word):
-    """How a run stands; the states of a `RunResult` are those that are not `active`."""
+    """The state of a run; a `RunResult` has one that is not `active`."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -47,9 +47,9 @@ class RunState(_Word):
     TIMED_OUT = "timed_out"
     INTERRUPTED = "interrupted"
     LOST = "lost"
-    """Its supervisor or its machine died: nothing will ever write its result."""
+    """Its supervisor or machine died: nothing will ever write its result."""
     AWAY = "away"
-    """It is at a place, and nobody here follows it: it may go on, or have ended there."""
+    """It is at a place and no process on this machine follows it; it may still be running there."""
 
     @property
     def active(self) -> bool:
@@ -76,11 +76,11 @@ class StopCause(_Word):
     PEER_FAILED = "peer"
     """Another rank failed."""
     HOST_LOST = "host_lost"
-    """Another host of the run was lost: it died, or nothing is heard from it any more."""
+    """Another host of the run was lost: it died, or it no longer answers."""
 
 
 class StopOrigin(_Word):
-    """How a person asked for a stop (`StopCause.USER`)."""
+    """The way in which a user requested a stop (`StopCause.USER`)."""
 
     NOTEBOOK = "notebook"
     """The train cell was interrupted: Ctrl-C, the stop button, or a cell's own time-out."""
@@ -93,88 +93,90 @@ class StopOrigin(_Word):
 
 
 class PhaseKind(_Word):
-    """What a run is doing."""
+    """The phase of a run."""
 
     QUEUED = "queued"
-    """It waits for a device that another run has."""
+    """It waits for a device that another run uses."""
     STARTING = "starting"
     PRELUDE = "prelude"
     TRAINING = "training"
     COLLECTING_STACKS = "stacks"
-    """It hangs: the stacks of its ranks are read before they are stopped."""
+    """It hangs: the stacks of its ranks are collected before they are stopped."""
     ENDED = "ended"
 
 
 class FailureKind(_Word):
-    """How a process of a run failed."""
+    """The kind of failure of a process of a run."""
 
     EXCEPTION = "exception"
     SIGNAL = "signal"
     EXIT = "exit"
-    """It ended with an exit code and without an exception: os._exit, or native code."""
+    """It ended with an exit code but without an exception: os._exit, or native code."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The kernel killed it because memory ran out."""
+    """The operating system killed it because memory ran out."""
     HANG = "hang"
     LOST = "lost"
     """A process of tpunb itself ended: the fork server or the supervisor."""
     PEER_LOST = "peer_lost"
-    """An exception that follows from another rank's end."""
+    """An exception that is a consequence of another rank's end."""
     HOST_LOST = "host_lost"
-    """A whole host is gone, or has never come."""
+    """A whole host was lost, or never connected."""
     REFUSED = "refused"
     """Nothing was started: a host differs from the others, or cannot take part."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run was stopped and, if a person did it, how."""
+    """Why a run was stopped and, if a user stopped it, in which way."""
 
     cause: StopCause
+    """Why the ranks were stopped."""
     origin: StopOrigin | None = None
+    """The way in which a user requested the stop; None if no user did."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Which ranks write a trace, and of which steps: `--profile 0,3:5-10`."""
+    """The ranks that write a trace, and the steps in it: `--profile 0,3:5-10`."""
 
     ranks: tuple[int, ...]
-    """(): all."""
+    """The ranks; () for all."""
     first: int
-    """A step, from 1."""
+    """The first step, from 1."""
     last: int
 
     def has(self, rank: int) -> bool:
-        """Whether this rank writes one."""
+        """True if this rank writes a trace."""
         return not self.ranks or rank in self.ranks
 
 
 @dataclass(frozen=True)
 class Price:
-    """The price of a machine for all who use it, and when it was looked up."""
+    """The list price of a machine, and when it was looked up."""
 
     per_hour: float
-    """In `unit`, for the whole machine."""
+    """The price of the whole machine per hour, in `unit`."""
     what: str
-    """'v5litepod-8 in us-west4, on demand'."""
+    """The machine: 'v5litepod-8 in us-west4, on demand'."""
     date: str
-    """The day on which it was read: prices change."""
+    """The day on which the price was looked up, because prices change."""
     source: str
-    """Where it was read."""
+    """The source of the price."""
     unit: str = "$"
-    """Of what is paid; "$": US dollars; otherwise what a quota is counted in: 'TPU hours'."""
+    """'$' for US dollars, otherwise the unit of a quota: 'TPU hours'."""
 
     def cost(self, seconds: float) -> float:
-        """In `unit`."""
+        """Return the cost of this many seconds, in `unit`."""
         return self.per_hour * seconds / 3600
 
     def describe_cost(self, seconds: float) -> str:
-        """'cost: about $0.03 (v5litepod-8 in us-west4, …)'."""
+        """Return 'cost: about $0.03 (v5litepod-8 in us-west4, …)'."""
         cost = self.cost(seconds)
         amount = f"about {self.amount(cost)}" if cost >= 0.01 else f"less than {self.amount(0.01)}"
         return f"cost: {amount} ({self})"
 
     def amount(self, cost: float) -> str:
-        """'$3.50', '3.50 TPU hours'."""
+        """Return '$3.50', '3.50 TPU hours'."""
         return f"${cost:.2f}" if self.unit == "$" else f"{cost:.2f} {self.unit}"
 
     def __str__(self) -> str:
@@ -183,28 +185,28 @@ class Price:
 
 @dataclass(frozen=True)
 class Block:
-    """A run of lines of a script that come from one cell. Lines are kept one for one."""
+    """A range of lines of a script that come from one cell, line for line."""
 
     role: Role
     first: int
-    """First line in the script, from 1."""
+    """The first line in the script, from 1."""
     last: int
-    """Last line in the script, inclusive."""
+    """The last line in the script, inclusive."""
     cell: int | None = None
-    """Index of the cell in the snapshot; None for the script's own header."""
+    """The index of the cell in the snapshot; None for the script's own header."""
     number: int | None = None
     """The number to show for the cell (see Cell.number), or its position if it never ran."""
     seconds: float | None = None
-    """How long the cell took when it last ran, in the kernel or, if that is not known, in a run;
-    None if neither is known."""
+    """The duration of the cell's last run in the kernel or, if that is not known, in an earlier
+    run; None if neither is known."""
     origin: tuple[str, int] | None = None
-    """Of a cell that ran in a prelude kept from another run: the file that it was compiled from,
-    that run's script, and its first line there."""
+    """For a cell that ran in a prelude kept from another run: the path of that run's script, from
+    which the cell was compiled, and its first line in it."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything the processes of a run need to know; `spec.json` in the run folder."""
+    """Everything that the processes of a run need to know; `spec.json` in the run folder."""
 
     id: str
     name: str
@@ -223,84 +225,84 @@ class RunSpec:
     retries: int = 0
     """How often the ranks are started again after one has failed."""
     replicate: str | None = None
-    """Why every rank runs the prelude itself; None: it runs once and the ranks are forked."""
+    """Why every rank runs the prelude itself; None if it runs once and the ranks are forked."""
     warm: bool = False
     """True if torch and torch_xla were already imported when the run began."""
     spmd: int | None = None
-    """How many cores torch_xla drives in its SPMD mode, from one process, the rank, of each host;
-    None: each core has a process, a rank, of its own."""
+    """The number of cores in torch_xla's SPMD mode, which one rank on each host drives; None if
+    each core has a rank of its own."""
     devices_per_chip: int = 1
-    """Devices that torch_xla finds in a process with one TPU chip: 2 on some generations."""
+    """The devices that torch_xla finds in a process with one TPU chip: 2 on some generations."""
     profile: Profile | None = None
     price: Price | None = None
-    """What this machine costs; None if it is not known."""
+    """The price of this machine; None if it is not known."""
     restored: tuple[str, ...] = ()
-    """Variables that the prelude's cells removed in the kernel: they are there again when the
-    prelude begins, and gone when it has ended."""
+    """Environment variables that the prelude's cells removed in the kernel: they are set again
+    when the prelude begins, and removed when it has ended."""
 
     resumed_from: str | None = None
-    """The run, folder or URL that `--resume` gave."""
+    """The run, folder or URL that `--resume` named."""
 
     hosts: tuple[str, ...] = ()
-    """The names of the hosts in order of node rank, as people see them; (): this machine alone.
-    Each has `world_size / len(hosts)` ranks, and a folder of the run with those of its ranks."""
+    """The display names of the hosts in order of node rank; () for this machine only. Each host
+    has `world_size / len(hosts)` ranks, and a run folder with the folders of its ranks."""
     place: str = ""
-    """What `--on` named; '' for a run on the kernel's own machine."""
+    """The place that `--on` named; '' for a run on the kernel's own machine."""
 
     @property
     def local_world_size(self) -> int:
-        """The ranks of one host."""
+        """The number of ranks on one host."""
         return self.world_size // max(1, len(self.hosts))
 
     @property
     def chips(self) -> int:
-        """TPU chips that it uses, on all hosts; 0 in a rehearsal."""
+        """The number of TPU chips that the run uses, on all hosts; 0 in a rehearsal."""
         if self.device != "TPU":
             return 0
-        if self.spmd is None:  # a process has a chip, whatever it does with it
+        if self.spmd is None:  # each process holds one chip
             return self.world_size
         return -(-self.spmd // self.devices_per_chip)
 
     def ranks_on(self, node_rank: int) -> range:
-        """The ranks on one host, in order: they are global ranks."""
+        """Return the (global) ranks on one host, in order."""
         first = node_rank * self.local_world_size
         return range(first, first + self.local_world_size)
 
     def host_of(self, rank: int) -> str | None:
-        """The name of the host that a rank is on; None for a run on one machine."""
+        """Return the name of a rank's host; None for a run on one machine."""
         return self.hosts[rank // self.local_world_size] if self.hosts else None
 
     def name_rank(self, rank: int) -> str:
-        """'3', or 'host-1/3' for a run on several hosts."""
+        """Return '3', or 'host-1/3' for a run on several hosts."""
         return self.name_ranks([rank])
 
     def name_ranks(self, ranks: Iterable[int]) -> str:
-        """'0-2,5', or 'host-0/0-1,host-1/2' for a run on several hosts."""
+        """Return '0-2,5', or 'host-0/0-1,host-1/2' for a run on several hosts."""
         return name_ranks(ranks, self.hosts, self.world_size)
 
     def cores(self) -> str:
-        """'4 rehearsal cores', '8 TPU cores on 2 hosts': all that the run uses."""
+        """Return '4 rehearsal cores', '8 TPU cores on 2 hosts': all cores of the run."""
         return count_cores(self.spmd or self.world_size, self.device, len(self.hosts))
 
     def locate(self, line: int) -> tuple[int | None, int | None]:
-        """The cell's number and the line within it (from 1) of a line of `script.py`."""
+        """Return the cell's number and the line in it (from 1) for a line of `script.py`."""
         for block in self.blocks:
             if block.cell is not None and block.first <= line <= block.last:
                 return block.number, line - block.first + 1
         return None, None
 
     def describe_line(self, line: int) -> str:
-        """'cell [7], line 3' for a line of `script.py`."""
+        """Return 'cell [7], line 3' for a line of `script.py`."""
         number, within = self.locate(line)
         return f"line {line} of script.py" if number is None else f"cell [{number}], line {within}"
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain JSON values."""
+        """Return a dict of plain JSON values."""
         return {"version": VERSION, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: object) -> RunSpec:
-        """The inverse of `to_json`. Raises ValueError."""
+        """Build a spec from the dict of `to_json`. Raises ValueError."""
         spec = records.build(cls, data)
         named = all(name.isidentifier() for name in spec.returns)
         whole = spec.world_size % max(1, len(spec.hosts)) == 0
@@ -310,7 +312,7 @@ class RunSpec:
 
 
 def count_cores(cores: int, device: Device, hosts: int = 0) -> str:
-    """'4 rehearsal cores', '1 TPU core', '16 TPU cores on 4 hosts'."""
+    """Return '4 rehearsal cores', '1 TPU core', '16 TPU cores on 4 hosts'."""
     kind = "rehearsal" if device == "CPU" else "TPU"
     on = f" on {hosts} hosts" if hosts > 1 else ""
     return f"{cores} {kind} core{'s' if cores != 1 else ''}{on}"

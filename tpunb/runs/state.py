@@ -1,13 +1,13 @@
-"""How a run stands, and requests to stop it, from any process: through its folder.
+"""The state of a run, and requests to stop it, from any process, through the run folder.
 
 A request is a line appended to `requests.jsonl` in the run folder, which the run's supervisor
-reads every few hundredths of a second. So it does not matter who asks, or whether the kernel that
-started the run still lives; and as only its user can write to the folder, nobody else can ask.
+reads every few hundredths of a second. So any process of the user can make a request, even if the
+kernel that started the run has ended; other users cannot, because they cannot write to the folder.
 
     STARTING ─> WAITING ─> RUNNING ─> STOPPING ─> SUCCEEDED, FAILED, HUNG, TIMED_OUT, INTERRUPTED
-        └──────────┴──────────┴──────────┴──────> LOST     (no result, and nobody holds the lock)
-                                                 AWAY     (the same, of a detached run at a place,
-                                                           and of one that is read from a bucket)
+        └──────────┴──────────┴──────────┴──────> LOST     (no result, and no process has the lock)
+                                                 AWAY     (the same, for a detached run at a place
+                                                           and for a run read from a bucket)
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tpunb.utils.text import date_and_time
 STARTING = 60.0
 """Seconds that a run may take from its `spec.json` until its supervisor holds the lock."""
 RECENT = 1.0
-"""Seconds for which a new lock that nobody holds says nothing: a supervisor takes it in steps."""
-LOOK = 0.05
-"""Seconds between two looks at a run that is waited for."""
+"""Seconds for which a new unheld lock proves nothing, because a supervisor takes it in steps."""
+POLL_INTERVAL = 0.05
+"""Seconds between two checks of a run that is waited for."""
 
 
 def run_state(run: RunDir) -> RunState:
-    """How a run stands.
+    """Return the state of a run.
 
-    It is lost if its supervisor or its machine has died, so that nothing will ever say how it
-    ended. A folder that cannot be read is lost too: a machine that crashes leaves half a file,
-    or an empty one.
+    It is lost if its supervisor or machine has died, so that nothing will ever write its result.
+    A run whose files cannot be read is lost too: a machine that crashes leaves half a file, or an
+    empty one.
     """
     while True:
         # In this order: a supervisor writes the result and then releases the lock.
@@ -57,11 +57,11 @@ def run_state(run: RunDir) -> RunState:
             return RunState.STARTING if _is_new(run.path, STARTING) else gone
         if not _is_new(run.lock, RECENT):
             return gone
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
 def read_result(run: RunDir) -> RunResult | None:
-    """The result of a run, or None if there is none that can be read."""
+    """Return the result of a run; None if there is none or it cannot be read."""
     try:
         return run.read_result()
     except (OSError, ValueError):  # cut off, or empty
@@ -69,7 +69,7 @@ def read_result(run: RunDir) -> RunResult | None:
 
 
 def read_spec(run: RunDir) -> RunSpec:
-    """What was to run. Raises TpunbError if a crash has left nothing that can be read."""
+    """Return the spec of a run. Raises TpunbError if a crash has left no readable one."""
     try:
         return run.read_spec()
     except (OSError, ValueError):
@@ -77,7 +77,7 @@ def read_spec(run: RunDir) -> RunSpec:
 
 
 def _is_new(path: Path, seconds: float) -> bool:
-    """Whether a file was written just now; one from the future was not: the clock was set back."""
+    """True if a file was just written; False for a time in the future (the clock was set back)."""
     try:
         return abs(time.time() - path.lstat().st_mtime) < seconds
     except OSError:
@@ -85,7 +85,7 @@ def _is_new(path: Path, seconds: float) -> bool:
 
 
 def _active_state(run: RunDir) -> RunState:
-    """By the last of its events that says."""
+    """Return the state of an active run from the last of its events that shows it."""
     for event in reversed(run.read_events()):
         if isinstance(event, Stopping):
             return RunState.STOPPING
@@ -103,19 +103,19 @@ def request_stop(
     origin: StopOrigin | None = None,
     now: bool = False,
 ) -> None:
-    """Ask the supervisor to stop the run; with `now`: without a grace period.
+    """Request that the supervisor stop the run; with `now`, without a grace period.
 
-    `cause`: that a user wants it, or that the kernel of a run at a place is gone.
+    `cause`: a user's wish, or that the kernel of a run at a place has ended.
 
-    Haste is for who has seen that the run is being stopped: two who ask in the same moment both
-    leave it time to save.
+    Pass `now` only if the run was already seen to be stopping: then two requests made at the same
+    moment still leave it time to save.
     """
     request = {"do": "stop", "cause": cause, "reason": reason, "origin": origin, "now": now}
     files.append_text(run.requests, json.dumps(request) + "\n")
 
 
 def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iterator[str]:
-    """Ask a run to stop and wait until it has ended; yields lines for the user.
+    """Request a stop, wait until the run has ended, and yield lines for the user.
 
     Raises TpunbError for a lost run.
     """
@@ -126,7 +126,7 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
     hurry = before is RunState.STOPPING
     request_stop(run, reason, origin=origin, now=hurry)
     if hurry:
-        yield f"run {run.id} is being stopped already: the rest of its grace period is skipped"
+        yield f"run {run.id} is already being stopped: the rest of its grace period is skipped"
     else:
         grace = read_spec(run).grace
         yield f"stopping run {run.id}: its ranks have {grace:g} s to save; stop it again to hurry"
@@ -138,19 +138,19 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
 
 
 def wait_for_end(run: RunDir, most: float = math.inf) -> None:
-    """Return once a run has ended or is lost, or nobody here follows it any more.
+    """Wait until a run has ended, is lost, or is no longer followed by a process on this machine.
 
-    `most`: seconds after which it also returns.
+    `most`: seconds to wait at most.
     """
     until = time.monotonic() + most
     while (now := run_state(run)).active and now is not RunState.AWAY:
         if time.monotonic() > until:
             return
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
 def describe_end(run: RunDir) -> str:
-    """How a run ended, in a line. Raises TpunbError for a lost run."""
+    """Describe the end of a run in a line. Raises TpunbError for a lost run."""
     result = read_result(run)
     if result is None:
         raise TpunbError(lost_message(run))
@@ -160,24 +160,25 @@ def describe_end(run: RunDir) -> str:
 
 
 def lost_message(run: RunDir) -> str:
-    """What to say about a lost run."""
+    """Return the message for a lost run."""
     if run.is_away():
         return (
-            f"the hosts of run {run.id} do not answer, so nobody here knows how it stands. "
-            f"`tpunb attach {run.id}` asks them again; what came from them is in {run.path}"
+            f"the hosts of run {run.id} do not answer, so its state is not known. "
+            f"`tpunb attach {run.id}` connects to them again; the files received so far are in "
+            f"{run.path}"
         )
     leftover = records.read_dict(run.place).get("leftover")
     return (
         f"run {run.id} is lost: its supervisor or its machine has ended without a result. "
-        f"What it wrote until then is in {run.path}"
+        f"The files written until then are in {run.path}"
     ) + (f". {leftover}" if leftover else "")
 
 
 def find_active(runs: Path, wanted: str | None) -> RunDir:
-    """The active run whose id contains `wanted`; the latest active run for None.
+    """Return the active run whose id contains `wanted`; with None, the latest active run.
 
-    If no active run fits, the run that does, so that its end can be described. Raises TpunbError
-    if none fits, or more than one.
+    If no active run matches, return the ended run that does, so that its end can be described.
+    Raises TpunbError if no run matches, or more than one.
     """
     known = directory.list_runs(runs)
     active = [run for run in known if run_state(run).active]

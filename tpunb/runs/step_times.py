@@ -1,4 +1,4 @@
-"""Where the time of a mean step went (`--profile`). Standard library only."""
+"""The parts of the time of a mean step (`--profile`). Standard library only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Seconds of one device in a trace."""
+    """Times of one device in a trace, in seconds."""
 
     busy: float
-    """In which a program ran."""
+    """Seconds in which a program ran."""
     collectives: float
-    """In which an operation of these was one that exchanges data with other devices."""
+    """Seconds of `busy` in which an operation exchanged data with other devices."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A mean step: seconds, over the steps and ranks of a trace."""
+    """The times of a step in seconds, averaged over the steps and ranks of a trace."""
 
     first: int
     last: int
@@ -27,15 +27,15 @@ class StepTimes:
     compiling: float
     collectives: float
     device: DeviceTime | None = None
-    """Of the mean device, in a mean step; None without a trace of devices."""
+    """The times of a device, averaged over devices and steps; None without a trace of devices."""
 
     @property
     def rest(self) -> float:
-        """Neither of the waits: the cell's own Python."""
+        """Seconds without any of the waits: the cell's own Python."""
         return max(0.0, self.seconds - self.input - self.compiling - self.collectives)
 
     def host_parts(self) -> list[tuple[str, float]]:
-        """What the ranks' Python did in a step, in seconds, in order."""
+        """Return the activities of the ranks' Python in a step and their seconds, in order."""
         parts = [
             ("waiting for input", self.input),
             ("compiling", self.compiling),
@@ -45,7 +45,7 @@ class StepTimes:
         return [(name, took) for name, took in parts if took > 0]
 
     def device_parts(self) -> list[tuple[str, float]]:
-        """What the devices did in a step, in seconds; [] if no trace tells."""
+        """Return the activities of the devices in a step and their seconds; [] without a trace."""
         if self.device is None:
             return []
         parts = [
@@ -56,7 +56,7 @@ class StepTimes:
         return [(name, took) for name, took in parts if took > 0]
 
     def __str__(self) -> str:
-        """'steps 5 to 10: 24.1 ms each: waiting for input 14.0, Python 10.1; device 9.0, …'."""
+        """Return 'steps 5 to 10: 24.1 ms each: waiting for input 14.0, …; device 9.0, …'."""
         told = [
             ", ".join(f"{name} {1000 * took:.1f}" for name, took in parts)
             for parts in (self.host_parts(), self.device_parts())

@@ -1,13 +1,13 @@
-"""What `tpunb node --stream` says on its standard output, and hears on its standard input.
+"""The lines that `tpunb node --stream` writes to standard output and reads from standard input.
 
-    tpunb node  ──> whoever started it    Hello, then Append and Replace as files grow, End
-    whoever started it  ──> tpunb node    Start first, then Stop, Alive; a stream that closes, or is
-                                          silent for longer than Start allows, is a stop
+    tpunb node  ──> its parent     Hello, then Append and Replace as files grow, End
+    its parent  ──> tpunb node     Start first, then Stop, Alive; a stream that closes, or is silent
+                                   for longer than Start allows, is a stop
 
 A line is {"kind": <the class in lower case>, <fields>}; bytes are in base64. Files are named by
-their path in the run folder. Each host has a run folder of the same run, in which the folders of
-its own ranks are; `place_in_union` says where a file of a host stands in the folder that holds all
-of them. Standard library only.
+their path in the run folder. Each host has its own folder of the run, with the folders of its own
+ranks; `path_in_union` maps a host's file to its path in the folder of the whole run. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
 
 MERGED = ("run.log", "events.jsonl", "metrics.jsonl")
-"""Files of lines that every host has and that are one in the union. An `Append` to one of them
-holds whole lines only, so that those of several hosts can be put in order of `time`."""
+"""Files of lines that every host has and that are merged into one. An `Append` to one of them
+holds whole lines only, so that the lines of several hosts can be sorted by `time`."""
 SHARED = ("parameters.json",)
-"""Every host has the same one."""
+"""Files that are equal on all hosts."""
 PROFILE = "profile"
-"""A folder with a file of each rank, which together are one trace."""
+"""The folder with the trace of the run, a file for each rank."""
 _TRACE = re.compile(r"rank-(\d+)\.xplane\.pb", re.ASCII)
 RESULT = "result.json"
-"""Of the whole run, on every host, once host 0 has written it. A host that was cut off from host 0
-has one of its own ranks, which names the host that it has lost."""
+"""The result of the whole run, on every host, once host 0 has written it. A host that was cut off
+from host 0 has a result of its own ranks, which names the host that it has lost."""
 
 
 SENT = (
     "spec.json script.py notebook.json notebook.ipynb env.json kernel_values.json arguments.pt "
     "arguments.json given"
 ).split()
-"""What of a run folder exists before the run."""
+"""Entries of a run folder that exist before the run."""
 ARCHIVE = "more.tar.gz"
-"""Of `tpunb node --files`: those of them that are no text."""
+"""The archive in `tpunb node --files` with those of them that are not text."""
 OWN = frozenset(
     (
         *SENT,
@@ -50,37 +50,37 @@ OWN = frozenset(
         *"running.lock stopping synced hosts".split(),
     )
 )
-"""What a run folder here has for itself: no host writes it."""
+"""Entries of a run folder that belong to its own machine: no host may write them."""
 FOLDERS = frozenset(["attempts"])
-"""Not returns, checkpoints and profiles: they are large, and are fetched at the end."""
+"""Folders that are streamed. Returns, checkpoints and profiles are large and fetched at the end."""
 GROWING = (".log", ".jsonl", ".txt")
 WHOLE = (".json", "/pulse")
 
 
 @dataclass(frozen=True)
 class Hello:
-    """First: who this host is, and from where it knows."""
+    """The first line: which host this is, and how it found out."""
 
     run: str
     """The run's id."""
     node_rank: int
     nnodes: int
     host: str
-    """Its name, as people see it."""
+    """The host's display name."""
     address: str
-    """By which the other hosts reach it."""
+    """The address at which the other hosts reach it."""
     source: str
-    """'flags', 'TPU_WORKER_ID and TPU_WORKER_HOSTNAMES', 'the metadata server', …"""
+    """The source of node rank and hosts: 'flags', 'the metadata server', …"""
     rendezvous: str
-    """HOST:PORT at which host 0 listens; the port that it got where 0 was asked for."""
+    """HOST:PORT at which host 0 listens; the actual port if port 0 was requested."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of tpunb, python, torch and torch_xla; '' for what is not installed."""
+    """The versions of tpunb, python, torch and torch_xla; '' for a package not installed."""
     chips: int = 0
-    """TPU chips of this host."""
+    """The number of TPU chips of this host."""
     pid: int = 0
-    """Of the process that stops the run on this host at SIGTERM."""
+    """The process that stops the run on this host at SIGTERM."""
     time: float = 0.0
-    """This host's clock, for who compares it with others."""
+    """The time of this host's clock, to compare it with others."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ class Append:
     """The offset of the first of these bytes."""
     data: bytes
     time: float
-    """When they were read on this host."""
+    """The time at which they were read on this host."""
 
 
 @dataclass(frozen=True)
 class Replace:
-    """A small file has been written anew."""
+    """A small file was rewritten."""
 
     file: str
     data: bytes
@@ -106,45 +106,45 @@ class Replace:
 
 @dataclass(frozen=True)
 class End:
-    """Last. No process of the run is left on this host, and everything was sent."""
+    """The last line: no process of the run is left on this host, and everything was sent."""
 
     returncode: int
     message: str = ""
-    """Why nothing was started, if nothing was."""
+    """Why nothing was started; '' if something was."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The first line to a node that reads its key here (`--key-file -`)."""
+    """The first line to a node that reads its key from standard input (`--key-file -`)."""
 
     key: str
-    """Of the run, in hexadecimal digits: hosts prove to each other that they have it."""
+    """The run's key in hexadecimal digits: hosts prove to each other that they have it."""
     variables: dict[str, str] = field(default_factory=dict)
-    """For the environment of the ranks; they may be secrets, so no file holds them."""
+    """Environment variables for the ranks; they may be secrets, so they are in no file."""
     alive_within: float = 0.0
-    """Seconds without a line after which whoever started it is gone: a connection that is cut does
-    not close. 0: never."""
+    """Seconds without a line after which the parent counts as gone (a connection that is cut does
+    not close); 0 for never."""
 
 
 @dataclass(frozen=True)
 class Alive:
-    """Whoever started it is still there."""
+    """The parent is still there."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Whoever follows has everything that it wants: a host that lingers may go."""
+    """The follower has everything that it needs: a host that waits for it may end."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop the run on all hosts; any host may be told."""
+    """Stop the run on all hosts; it may be sent to any host."""
 
     cause: StopCause = StopCause.USER
     reason: str = ""
     origin: StopOrigin | None = None
     now: bool = False
-    """Skip the grace period, or what is left of it."""
+    """Skip the rest of the grace period."""
 
 
 Line = Hello | Append | Replace | End | Start | Stop | Alive | Taken
@@ -152,7 +152,7 @@ _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_a
 
 
 def encode(line: Line) -> bytes:
-    """A line, with its newline."""
+    """Return a line of the stream, with its newline."""
     values = {each.name: getattr(line, each.name) for each in fields(line)}
     if isinstance(line, (Append, Replace)):
         values["data"] = base64.b64encode(line.data).decode()
@@ -160,7 +160,7 @@ def encode(line: Line) -> bytes:
 
 
 def decode(line: bytes | str) -> Line:
-    """The inverse. Raises ValueError for what is no such line."""
+    """Parse a line of the stream. Raises ValueError if it is not one."""
     data = records.parse(line)
     kind = _KINDS.get(str(data.get("kind"))) if isinstance(data, dict) else None
     if kind is None:
@@ -177,18 +177,18 @@ def decode(line: bytes | str) -> Line:
 
 
 class StreamReader:
-    """Puts a stream together from pieces of any length, with other text between its lines.
+    """Reads a stream from pieces of any length, with other text between its lines.
 
-    Where the stream comes again from its start (a log that is followed anew), who merges it leaves
-    out what is there: `Append.at` says where each piece stands.
+    If the stream is repeated from its start (a log that is followed again), the merger leaves out
+    known data: `Append.at` is the offset of each piece.
     """
 
     def __init__(self, longest: int) -> None:
-        """`longest`: bytes of a line; what is longer is text."""
+        """`longest`: the most bytes of a line of the stream; longer lines are text."""
         self._lines = LineBuffer(longest)
 
     def feed(self, data: bytes) -> Iterator[Line | str]:
-        """The lines that are whole now; as text what is no line of a node's stream."""
+        """Yield the lines that are complete now, those that are not of the stream as text."""
         for line in self._lines.feed(data):
             try:
                 yield decode(line)
@@ -197,9 +197,9 @@ class StreamReader:
 
 
 def is_streamed(file: str) -> bool:
-    """Whether a stream has this file: both ends ask, because a host could name any.
+    """True if a file is part of the stream. Both ends check this, as a host could send any path.
 
-    No part of its path begins with a dot, as '..' does and what is still being written.
+    No part of the path may begin with a dot, as '..' and unfinished files do.
     """
     parts = file.split("/")
     return (
@@ -211,12 +211,12 @@ def is_streamed(file: str) -> bool:
     )
 
 
-def place_in_union(file: str, node_rank: int, ranks: range) -> str:
-    """Where a host's file stands in the folder of the whole run.
+def path_in_union(file: str, node_rank: int, ranks: range) -> str:
+    """Return the path of a host's file in the folder of the whole run.
 
-    The folders of its ranks (`ranks`) and their parts of a trace have the same name; what all
-    hosts have is merged, or that of host 0; anything else, as `supervisor.log`, the prelude's
-    folder and what it says of ranks that are not its own, is below `hosts/<node rank>/`.
+    The folders of its ranks (`ranks`) and their parts of a trace keep their paths. Files that all
+    hosts have are merged, or taken from host 0. All other files, such as `supervisor.log`, the
+    prelude's folder and files of ranks that are not its own, are below `hosts/<node rank>/`.
     """
     rank = _rank_of(file)
     if rank in ranks if rank is not None else node_rank == 0 or file in (*MERGED, *SHARED):
@@ -225,7 +225,7 @@ def place_in_union(file: str, node_rank: int, ranks: range) -> str:
 
 
 def _rank_of(file: str) -> int | None:
-    """The rank whose file it is: in its folder, or its part of a trace."""
+    """Return the rank of a file in a rank's folder or in a trace; None for other files."""
     parts = file.split("/")
     if parts[0] == "attempts" and len(parts) > 2 and parts[2].isdecimal():
         return int(parts[2])

@@ -1,4 +1,4 @@
-"""The summary of a finished run, from its folder."""
+"""The summary of a finished run, made from its folder."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.runs.metrics import Row
 from tpunb.runs.result import Advice, RunResult, Summary
-from tpunb.runs.spec import PhaseKind, RunState
+from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 from tpunb.runs.step_times import StepTimes
 from tpunb.utils import files
 
 READ = 20_000_000
-"""Bytes of metrics that are read at the end of a run, in about a second; larger files are not."""
+"""The most bytes of metrics that are read, in about a second; larger files are not read."""
 MOST = 6
-"""Metrics whose best value is shown."""
+"""The number of metrics whose best value is shown."""
 POINTS = 120
-"""Points of a metric's curve."""
+"""The number of points of a metric's curve."""
 MANY = 10
-"""Programs that a rank may compile before their number is compared with that of its steps."""
+"""The number of programs that a rank may compile before it is compared with its steps."""
 _STEPS_EACH = 5
-"""Steps that a compiled program should serve at least."""
+"""The number of steps that a compiled program should serve at least."""
 LONG = 600.0
 """Seconds of a run after which a missing checkpoint is worth a note."""
 BUSY = 70.0
-"""Percent of the duty cycle from which on nothing is said about what limits it."""
+"""The duty cycle in percent from which on no limit is reported."""
 MUCH = 0.2
-"""Share of the training from which on a wait counts as its limit."""
+"""The share of the training from which on a wait counts as its limit."""
 SHORT = 10.0
-"""Seconds of training in which nothing is worth saying: it only starts."""
+"""Seconds of training below which no limit is reported, because it has only started."""
 
 
 class _Limit(enum.Enum):
-    """What the chips wait for."""
+    """The cause for which the chips wait."""
 
     INPUT = enum.auto()
     COMPILING = enum.auto()
@@ -54,7 +54,7 @@ _LIMITS = {
     _Limit.COMPILING: (
         "compiling is the limit",
         "equal shapes in all steps need one program, and a longer run pays it once; "
-        "%%tpu_debug says what differs",
+        "%%tpu_debug shows what differs",
     ),
     _Limit.CHECKPOINTS: (
         "writing checkpoints is the limit",
@@ -71,7 +71,7 @@ _PARTS = {
 
 
 def summarize(result: RunResult) -> Summary:
-    """Best metrics, time per phase and warnings."""
+    """Return best metrics, time per phase and advice."""
     run = RunDir(result.dir)
     rows = read_steps(run)
     heartbeats = [
@@ -97,9 +97,9 @@ def summarize(result: RunResult) -> Summary:
 
 
 def read_steps(run: RunDir, most: int = READ) -> list[Row]:
-    """A row for each step that all ranks of a metric have logged, reduced over them.
+    """Return a row for each step that all ranks of a metric have logged, reduced over them.
 
-    None if there are more than `most` bytes to read.
+    Return [] if there are more than `most` bytes to read.
     """
     if has_more(run, most):
         return []
@@ -107,7 +107,7 @@ def read_steps(run: RunDir, most: int = READ) -> list[Row]:
 
 
 def has_more(run: RunDir, most: int = READ) -> bool:
-    """Whether a run has more than `most` bytes of metrics."""
+    """True if a run has more than `most` bytes of metrics."""
     try:
         return run.metrics.lstat().st_size > most
     except OSError:
@@ -117,7 +117,7 @@ def has_more(run: RunDir, most: int = READ) -> bool:
 def _spent(
     run: RunDir, result: RunResult, heartbeats: list[Heartbeat]
 ) -> tuple[tuple[str, float], ...]:
-    """Seconds of the run's parts, in their order; together they are all of it."""
+    """Return the parts of the run and their seconds, in order; together they are the whole run."""
     phases = _phases(run, result)
     compiling = max((rank.compile_nanoseconds / 1e9 for rank in heartbeats), default=0.0)
     saving = max(
@@ -136,7 +136,7 @@ def _spent(
 
 
 def _phases(run: RunDir, result: RunResult) -> dict[str, float]:
-    """Seconds from the beginning of each kind of phase to that of the next."""
+    """Return the seconds from the beginning of each kind of phase to the next phase."""
     spent: dict[str, float] = {}
     name, since = _PARTS[PhaseKind.STARTING], result.started
     for event in run.read_events():
@@ -148,7 +148,7 @@ def _phases(run: RunDir, result: RunResult) -> dict[str, float]:
 
 
 def _saving_seconds(run: RunDir, attempt: int, rank: int) -> float:
-    """Seconds that the checkpoints of a rank took."""
+    """Return the seconds that the checkpoints of a rank took."""
     try:
         lines = files.read_start(run.saving(attempt, rank), READ).split()
     except (FileNotFoundError, PermissionError):
@@ -172,35 +172,43 @@ def _advice(
     ]
     most = max(heartbeats, key=lambda rank: rank.compilations_ended, default=Heartbeat())
     if most.compilations_ended > max(MANY, most.steps / _STEPS_EACH):
-        advice.append(
-            Advice(
-                f"{most.compilations_ended} programs were compiled in {most.steps} steps",
-                "batches of one shape need one program; %%tpu_debug says what differs",
+        fix = "batches of one shape need one program; %%tpu_debug shows what differs"
+        spec = _read_spec(run)
+        if spec is not None and spec.spmd is not None:
+            fix = (
+                "fetch sharded tensors together and seldom: each needs a program of its own; " + fix
             )
+        advice.append(
+            Advice(f"{most.compilations_ended} programs were compiled in {most.steps} steps", fix)
         )
     if result.attempts > 1:
         advice.append(
             Advice(
-                f"it took {result.attempts} attempts",
-                f"run.log says how the first {result.attempts - 1} ended",
+                f"the run took {result.attempts} attempts",
+                f"run.log shows how the first {result.attempts - 1} ended",
             )
         )
     if result.duration > LONG and result.device == "TPU" and not run.checkpoints.exists():
         advice.append(
             Advice(
-                "it has left no checkpoint",
+                "the run has saved no checkpoint",
                 "tpunb.save(state, step) lets a later run continue from it",
             )
         )
     return advice
 
 
-def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, list[Advice]]:
-    """Of `--profile`: a mean step, the command that opens the trace, and why there is none."""
+def _read_spec(run: RunDir) -> RunSpec | None:
     try:
-        profile = run.read_spec().profile
-    except (OSError, ValueError):
-        return None, "", []
+        return run.read_spec()
+    except (OSError, ValueError):  # missing, or damaged
+        return None
+
+
+def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, list[Advice]]:
+    """Return a mean step of `--profile`, the command to open the trace, and advice without one."""
+    spec = _read_spec(run)
+    profile = None if spec is None else spec.profile
     if profile is None:
         return None, "", []
     steps = trace.read_step_times(run, profile, result.world_size, result.attempts)
@@ -210,8 +218,8 @@ def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, lis
         return steps, "", []
     missing = Advice(
         f"--profile has no trace of steps {profile.first} to {profile.last}",
-        "fewer or earlier steps, if the loop was shorter; else room on the disk, and no other "
-        "profiler in the cell",
+        "choose fewer or earlier steps if the loop was shorter; otherwise check that the disk has "
+        "room and that the cell starts no other profiler",
     )
     return steps, "", [missing]
 
@@ -219,7 +227,7 @@ def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, lis
 def _limit(
     spent: dict[str, float], heartbeats: list[Heartbeat], duty: float | None
 ) -> Advice | None:
-    """Why the chips were not busy for much of the training; None if they were, or none tells."""
+    """Return why the chips were idle for much of the training; None if busy or not known."""
     training = sum(spent.get(part, 0.0) for part in ("compiling", "checkpoints", "training"))
     if duty is None or duty >= BUSY or training < SHORT:
         return None
@@ -242,7 +250,7 @@ def _limit(
 
 
 def _became_nan(rows: list[Row]) -> dict[str, Row]:
-    """The metrics that ended as NaN, and the row in which each became NaN."""
+    """Return the metrics that ended as NaN, with the row in which each became NaN."""
     since: dict[str, Row] = {}
     for row in rows:
         for name, value in metrics.values_of(row).items():

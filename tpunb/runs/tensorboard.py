@@ -1,4 +1,4 @@
-"""TensorBoard's event file of a run, written to its folder by the kernel that follows it.
+"""Write the TensorBoard event file of a run to its folder, in the kernel that follows the run.
 
 `tensorboard --logdir runs` shows each run by its id, with one curve per metric, reduced over
 ranks, and with its parameters as HParams. A thread of the kernel writes it, because ranks never
@@ -10,9 +10,9 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import socket
 import threading
 import time
-from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
@@ -22,13 +22,13 @@ from tpunb.runs.metrics import SETTLED, MetricSeries, Point
 from tpunb.runs.parameters import parameters
 from tpunb.utils import files
 
-PREFIX = "events"
-"""tensorboardX makes 'events.out.tfevents.1700000000.host' of it."""
+PREFIX = "events.out.tfevents."
+"""The beginning of a file's name, as TensorBoard expects it; the time and the host follow."""
 SET_BY_IMPORT = "CRC32C_SW_MODE"
-"""A variable that tensorboardX 2.6 sets when it is imported. Left in the kernel's environment, it
-would make preludes stale that were kept before."""
+"""A variable that tensorboardX 2.6 sets when it is imported. If it stayed in the kernel's
+environment, it would make preludes stale that were kept before."""
 SET_BEFORE = SET_BY_IMPORT in os.environ
-"""Whether the kernel had it before this."""
+"""True if the kernel had the variable before the import."""
 EVERY = 1.0
 """Seconds between two writes to the file."""
 
@@ -44,15 +44,15 @@ class TensorBoardWriter:
         """Why the file is incomplete; empty if it is complete."""
 
     def add(self, metric: Metric) -> None:
-        """Take what a rank has logged."""
+        """Take a metric that a rank has logged."""
         if self._thread is None:
-            # Not a daemon: a kernel that ends right after its run waits for the rest.
+            # Not a daemon: a kernel that ends right after its run must wait for the rest.
             self._thread = threading.Thread(target=self._work, name="tpunb-tensorboard")
             self._thread.start()
         self._queue.put(metric)
 
     def close(self) -> None:
-        """No more metrics come. The thread writes what is left and ends."""
+        """Have the thread write the remaining metrics and end."""
         if self._thread is not None:
             self._queue.put(None)
 
@@ -62,7 +62,7 @@ class TensorBoardWriter:
             with open(lock_file, "w") as lock:
                 if _is_locked(lock):
                     return  # another process follows this run and writes
-                for older in self._run.path.glob(f"{PREFIX}.out.tfevents.*"):
+                for older in self._run.path.glob(f"{PREFIX}*"):
                     older.unlink()  # of an earlier follower; this one starts at the first metric
                 _EventFile(self._run, self._ranks).write(self._queue)
         except OSError as error:  # the disk is full, or the folder was removed
@@ -72,8 +72,8 @@ class TensorBoardWriter:
 
 
 def import_writer() -> None:
-    """Import tensorboardX, which takes a second or two, and leave the environment as it was."""
-    importlib.import_module("tensorboardX.event_file_writer")
+    """Import tensorboardX, which takes a second or two, without changing the environment."""
+    importlib.import_module("tensorboardX.record_writer")
     importlib.import_module("tensorboardX.summary")
     if not SET_BEFORE:
         os.environ.pop(SET_BY_IMPORT, None)
@@ -90,32 +90,43 @@ def _is_locked(lock: IO[str]) -> bool:
 class _EventFile:
     """The curves of one event file.
 
-    tensorboardX's SummaryWriter would do, but for a full disk: its own thread ends there without
-    a word, and the queue before it, once full, blocks whoever adds to it for good.
+    tensorboardX's SummaryWriter is not used because of full disks: its thread then ends silently,
+    and its queue, once full, blocks all callers forever. Nor is its EventsWriter, which then does
+    not close its file.
     """
 
     def __init__(self, run: RunDir, ranks: int) -> None:
         import_writer()
-        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.record_writer import RecordWriter
 
         self._series = MetricSeries(ranks, keep=False)
-        self._file: Any = EventsWriter(str(run.path / PREFIX))
-        self._write_parameters(parameters(run))
+        self._parameters = dict(parameters(run))
+        name = f"{PREFIX}{int(time.time())}.{socket.gethostname()}"
+        self._file: Any = RecordWriter(str(run.path / name))
 
-    def _write_parameters(self, values: Mapping[str, Any]) -> None:
-        """For the HParams page, which finds the runs' metrics by itself."""
+    def _write_event(self, time: float, **values: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
+
+        self._file.write(Event(wall_time=time, **values).SerializeToString())
+
+    def _write_start(self) -> None:
+        """Write the format, and the parameters for the HParams page.
+
+        That page finds the runs' metrics by itself.
+        """
         from tensorboardX.summary import hparams
 
-        if values:
-            _, start, _ = hparams(dict(values), {})
-            self._file.write_event(Event(wall_time=time.time(), summary=start))
+        self._write_event(time.time(), file_version="brain.Event:2")
+        if self._parameters:
+            _, start, _ = hparams(self._parameters, {})
+            self._write_event(time.time(), summary=start)
 
     def write(self, queue: SimpleQueue[Metric | None]) -> None:
-        """Write what comes until None does."""
+        """Write metrics from the queue until None arrives."""
         flushed = 0.0
         over = False
         try:
+            self._write_start()
             while not over:
                 try:
                     metric = queue.get(timeout=EVERY)
@@ -140,16 +151,14 @@ class _EventFile:
         self._add(self._series.add(metric))
 
     def _purge(self, step: int, time: float) -> None:
-        """Have TensorBoard drop this step and later ones of the attempt before."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        """Make TensorBoard drop this step and later ones of the previous attempt."""
+        from tensorboardX.proto.event_pb2 import SessionLog
 
-        begins = SessionLog(status=SessionLog.START)
-        self._file.write_event(Event(wall_time=time, step=step, session_log=begins))
+        self._write_event(time, step=step, session_log=SessionLog(status=SessionLog.START))
 
     def _add(self, points: list[Point]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
         for point in points:
             summary = scalar(point.name, point.value)
-            self._file.write_event(Event(wall_time=point.time, step=point.step, summary=summary))
+            self._write_event(point.time, step=point.step, summary=summary)

@@ -1,9 +1,9 @@
-"""The trace of `--profile`: what ranks noted beside it, and what it says of the devices.
+"""The trace of `--profile`: the ranks' marks, and the times of devices in the trace.
 
-The marks are of the ranks' own Python thread, which waits for input, for the compiler, in a
-rehearsal for other ranks, and else runs the cell (which includes waiting for the device where a
-value is read). A trace from a TPU has a plane for each device, with the programs that ran there and
-their operations; one of a rehearsal has none.
+Marks are times of a rank's Python thread, which waits for input, for the compiler or, in a
+rehearsal, for other ranks; otherwise it runs the cell (which includes waiting for the device when
+a value is read). A trace from a TPU has a plane for each device, with the programs that ran on it
+and their operations; a trace of a rehearsal has none.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tpunb.runs.step_times import DeviceTime, StepTimes
 from tpunb.utils import files, records
 
 MOST = 100_000_000
-"""Bytes of traces that are read for the picture: in about a second. Other ranks' are left out."""
+"""The most bytes of traces that are read, in about a second; further ranks' are left out."""
 SUFFIX = ".xplane.pb"
-"""Of the file with a trace."""
+"""The suffix of files with a trace."""
 _DEVICE = "/device:"
 _PROGRAMS, _OPERATIONS = "XLA Modules", "XLA Ops"
 _COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
-"""Names of XLA's operations, which may go on: 'all-reduce-start.3'."""
+"""Prefixes of the names of XLA's operations: 'all-reduce-start.3'."""
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What one rank noted: seconds of each step, and of what it waited for in it."""
+    """The notes of one rank: the seconds of each step, and of the waits in it by cause."""
 
     first: int
     last: int
@@ -39,23 +39,23 @@ class Marks:
     input: tuple[float, ...] = ()
     compiling: tuple[float, ...] = ()
     collectives: tuple[float, ...] = ()
-    """Of a rehearsal; a TPU's are part of the device's time."""
+    """Waits in a rehearsal; a TPU's collectives are part of the device's time."""
 
 
 def session_of(run: RunDir, profile: Profile) -> Path:
-    """The folder of one session, in which xprof looks for a file for each host: here, each rank."""
+    """Return the folder of a session, where xprof expects a file per host; it has one per rank."""
     return run.profile / "plugins" / "profile" / f"steps-{profile.first}-{profile.last}"
 
 
 def write_marks(path: Path, marks: Marks) -> None:
-    """Note the steps of a rank. Raises OSError."""
+    """Write the marks of a rank. Raises OSError."""
     files.write_json(path, asdict(marks))
 
 
 def read_step_times(
     run: RunDir, profile: Profile, world_size: int, attempts: int
 ) -> StepTimes | None:
-    """The mean step of a run's trace; None if no rank has come that far."""
+    """Return the mean step of a run's trace; None if no rank has reached its steps."""
     for attempt in reversed(range(attempts)):
         found = {
             rank: marks
@@ -107,9 +107,9 @@ def _read_marks(path: Path) -> Marks | None:
 
 
 def read_devices(trace: Path, most: int = MOST) -> tuple[list[DeviceTime], int]:
-    """What each device did, of a rank's trace, and the bytes that were read.
+    """Return the times of each device in a rank's trace, and the number of bytes read.
 
-    Nothing of none, of one that is cut off, and of one with more than `most` bytes.
+    There are no times if the file is missing, truncated or larger than `most` bytes.
     """
     try:
         if trace.stat().st_size > most:
@@ -148,7 +148,7 @@ def _spans(events: Iterable[Any]) -> list[tuple[int, int]]:
 
 
 def _covered(spans: Sequence[tuple[int, int]]) -> float:
-    """Seconds in which at least one of these lasts."""
+    """Return the seconds that are covered by at least one of the spans."""
     total, end = 0, -1
     for begin, until in sorted(spans):
         total += max(0, until - max(begin, end))
@@ -158,7 +158,7 @@ def _covered(spans: Sequence[tuple[int, int]]) -> float:
 
 @lru_cache(maxsize=1)
 def _xspace_class() -> Any:
-    """The fields of XSpace that are read, of tsl's profiler/protobuf/xplane.proto."""
+    """Make the message XSpace with the fields that are read, of tsl's xplane.proto."""
     from google.protobuf import descriptor_pb2, message_factory
 
     field = descriptor_pb2.FieldDescriptorProto
@@ -174,7 +174,7 @@ def _xspace_class() -> Any:
         ],
         "XLine": [("name", 2, text, False), ("events", 4, "XEvent", True)],
         "XEventMetadata": [("id", 1, number, False), ("name", 2, text, False)],
-        # A map is written as such entries.
+        # A map is encoded as a list of such entries.
         "Entry": [("key", 1, number, False), ("value", 2, "XEventMetadata", False)],
         "XPlane": [
             ("name", 2, text, False),
@@ -196,5 +196,5 @@ def _xspace_class() -> Any:
 
 
 def xspace() -> Any:
-    """An empty trace."""
+    """Return an empty trace."""
     return _xspace_class()()

@@ -1,11 +1,12 @@
-"""A run's folder in a bucket: written here first, copied there by a process of its own.
+"""Copy a run's folder to a bucket, in a separate process, while the run writes it locally.
 
     python -c … RUN URL
 
-`%tpu_setup --runs gs://bucket/runs` has it started for each run (`start_upload`); the URL is any
-that fsspec supports. It only reads the folder, so nothing of the run waits for the bucket. It
-outlives the kernel, tries again what fails, gives up on what hangs, and ends when all is there. The
-result is copied last: who finds it there finds everything. `upload.json` says how it stands.
+With `%tpu_setup --runs gs://bucket/runs`, `start_upload` starts the process for each run; fsspec
+must support the URL. The process only reads the folder, so the run never waits for the bucket. It
+outlives the kernel, repeats calls that fail, gives up calls that hang, and ends when everything is
+copied. The result is copied last, so a bucket with the result is complete. `upload.json` holds the
+state of the copy.
 """
 
 from __future__ import annotations
@@ -32,57 +33,79 @@ from tpunb.utils.errors import TpunbError
 FILE = "upload.json"
 RESULT = "result.json"
 _OWN = frozenset([FILE, "running.lock", "stopping", "requests.jsonl", "copied.json"])
-"""What says nothing elsewhere."""
+"""Files that are of no use in a bucket."""
 EVERY = 10.0
-"""Seconds between two copies of what grows; a file that takes long to copy waits ten times that."""
-LOOK = 0.5
-"""Seconds between two looks whether the run has ended."""
+"""Seconds between two copies of a growing file, or ten times the duration of its last copy."""
+POLL_INTERVAL = 0.5
+"""Seconds between two checks of the run folder."""
 SETTLED = 1.5
-"""Seconds after the end without a change after which nobody writes to the folder any more."""
+"""Seconds without a change after the end of a run after which its folder counts as complete."""
 PATIENCE = 120.0
-"""Seconds that the bucket may take for a file, and a second for each `_SLOWEST` bytes …"""
+"""Seconds that a call may take, plus a second for each `_SLOWEST` bytes."""
 _SLOWEST = 500_000
 GIVE_UP = 1800.0
-"""… and after the end of the run, seconds without any success after which it gives up."""
+"""Seconds of failures after the end of the run after which the process gives up."""
+LATE = 30.0
+"""Seconds after a failed call in which the bucket may still carry it out."""
+_GIVEN_UP = 4
+"""Times its time limit after which a call without an answer no longer counts as pending."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between two tries."""
+"""Seconds between two attempts after a failure."""
 _AT_ONCE = 8
-"""Files: a run of many ranks has thousands of small ones."""
+"""The number of concurrent calls: a run of many ranks has thousands of small files."""
 _WHOLE = 32_000_000
-"""Bytes of a file that is read at once, as it is at one moment."""
+"""The most bytes of a file that is read at once, so that the copy is from one moment."""
 _UPLOADER = "from tpunb.runs import upload; upload.main()"
 
 
 @dataclass(frozen=True)
 class UploadState:
-    """How it stands."""
+    """The content of `upload.json`: the state of the copy."""
 
     url: str
-    """Of the run's folder there."""
+    """The URL of the run's folder in the bucket."""
     done: bool = False
     files: int = 0
     bytes: int = 0
-    """Copied so far; what was copied again counts again."""
+    """The bytes copied so far, including repeated copies."""
     problem: str = ""
-    """The newest failure, until something succeeds again."""
+    """The latest failure; '' once all calls succeed again."""
     pid: int = 0
+    """The process that copies."""
 
 
 class Bucket(Protocol):
-    """Where the folder is copied to; calls raise whatever the library for it raises."""
+    """The destination of the copy; calls may raise any error of the bucket's library."""
 
     def put(self, source: Path, name: str) -> int:
-        """Copy a file as it is now; its bytes."""
+        """Copy the current content of a file; return the number of bytes."""
 
     def remove(self, name: str) -> int:
-        """Remove a file, if there is one; 0 bytes."""
+        """Remove a file if it exists; return 0."""
+
+    def is_pending(self, name: str) -> bool:
+        """True if an earlier call for this file has failed and is still running."""
+
+
+Version = tuple[int, int]
+"""Size and time of change of a file, as `stat` reports them."""
+
+
+@dataclass(frozen=True)
+class FailedCalls:
+    """Failed calls for one file. The bucket may carry them out late, after a later call."""
+
+    at: float
+    """When the last one failed."""
+    versions: frozenset[Version | None]
+    """The versions that they may leave in the bucket; None: no file."""
 
 
 class FsspecBucket:
-    """A folder in a file system of fsspec's."""
+    """A folder in an fsspec file system."""
 
     def __init__(self, url: str) -> None:
-        """Raises ImportError and ValueError for a URL that fsspec cannot do."""
+        """Raises ImportError and ValueError for a URL that fsspec does not support."""
         from fsspec.core import url_to_fs
 
         system, path = url_to_fs(url, skip_instance_cache=True)
@@ -102,7 +125,7 @@ class FsspecBucket:
         return len(data)
 
     def _make_folder(self, folder: str) -> None:
-        """For file systems that have folders; in a bucket it is nothing."""
+        """Make a folder in file systems that have folders; do nothing in a bucket."""
         if folder not in self._made:
             self._system.makedirs(folder, exist_ok=True)
             self._made.add(folder)
@@ -114,7 +137,7 @@ class FsspecBucket:
 
 
 class Uploader:
-    """Keeps the copy of one run's folder. `clock`: seconds from any origin."""
+    """Keeps the copy of a run's folder up to date. `clock`: returns seconds from any origin."""
 
     def __init__(
         self, run: RunDir, bucket: Bucket, url: str, clock: Callable[[], float] = time.monotonic
@@ -128,65 +151,110 @@ class Uploader:
         self._told: UploadState | None = None
         self._changed_at = clock()
         self._mutex = threading.Lock()
-        self._copied: dict[str, tuple[int, int]] = {}
-        """What `stat` said of the files that are there."""
+        self._copied: dict[str, Version | None] = {}
+        """The version of each file in the bucket; None: not known, because a call failed."""
+        self._failed: dict[str, FailedCalls] = {}
+        """By file, until they can no longer change what is in the bucket."""
         self._due: dict[str, float] = {}
         self._hangs = False
-        """Whether a call of this round has got no answer: the others are left for the next."""
+        """True if a call of this round got no answer: other calls are left for the next round."""
 
     def copy(self, *, eager: bool = False) -> bool:
-        """Copy what has changed and is due, or all of it; not `result.json`. False if one fails."""
+        """Copy files that have changed and are due (`eager`: all that have changed), remove others.
+
+        `result.json` is not copied. Return False if a call failed.
+        """
         self._hangs = False
         here = dict(_files_of(self._run.path))
         here.pop(RESULT, None)
         gone = [name for name in self._copied if name not in here]
         new = [
             name
-            for name, key in here.items()
-            if self._copied.get(name) != key and (eager or self._clock() >= self._due.get(name, 0))
+            for name, version in here.items()
+            if self._copied.get(name) != version
+            and (eager or self._clock() >= self._due.get(name, 0))
         ]
         if gone or new:
             self._changed_at = self._clock()
+        over = {name: failed for name, failed in self._failed.items() if self._is_over(name)}
+        changed = {*gone, *new}
+        again = [name for name in over if name not in changed and self._may_be_stale(name)]
+        gone += [name for name in again if name not in here]
+        new += [name for name in again if name in here]
         with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             removed = list(pool.map(self._remove, gone))
-            put = list(pool.map(self._put, new))
-        for name in [name for name, fine in zip(gone, removed, strict=True) if fine]:
-            del self._copied[name]
-        for name in [name for name, fine in zip(new, put, strict=True) if fine]:
-            self._copied[name] = here[name]
+            put = list(pool.map(lambda name: self._put(name, here[name]), new))
+        for name, fine in zip(gone, removed, strict=True):
+            if fine:
+                self._copied.pop(name, None)
+        for name, fine in zip(new, put, strict=True):
+            self._copied[name] = here[name] if fine else None
+        fine_now = dict(zip([*gone, *new], [*removed, *put], strict=True))
+        for name, failed in over.items():
+            if fine_now.get(name, True) and self._failed[name] is failed:
+                del self._failed[name]
         return all(removed) and all(put)
 
+    def _is_over(self, name: str) -> bool:
+        """True if failed calls for a file can no longer change what is in the bucket."""
+        quiet = self._clock() - self._failed[name].at >= LATE
+        return quiet and not self._bucket.is_pending(name)
+
+    def _may_be_stale(self, name: str) -> bool:
+        """True if failed calls may replace what is in the bucket by something else."""
+        return self._failed[name].versions != {self._copied.get(name)}
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no failed call can replace what is in the bucket by something else."""
+        return not any(map(self._may_be_stale, self._failed))
+
     def finish(self) -> bool:
-        """Copy `result.json`, if there is one: everything else is there. False if that fails."""
-        return not (self._run.path / RESULT).exists() or self._put(RESULT)
+        """Copy `result.json`, if it exists, after everything else. Return False if that fails."""
+        # Its content never changes, so a failed call that is carried out late does no harm.
+        return not (self._run.path / RESULT).exists() or self._put(RESULT, None)
 
     def _remove(self, name: str) -> bool:
-        return self._try(lambda: self._bucket.remove(name)) is not None
+        return self._try(name, None, lambda: self._bucket.remove(name)) is not None
 
-    def _put(self, name: str) -> bool:
+    def _put(self, name: str, version: Version | None) -> bool:
         source, began = self._run.path / name, self._clock()
-        count = self._try(lambda: self._bucket.put(source, name))
+
+        def put() -> int:
+            try:
+                return self._bucket.put(source, name)
+            except FileNotFoundError:
+                if source.exists():  # then something is missing in the bucket
+                    raise
+                return 0  # just removed: nothing to copy, and nothing arrives late
+
+        count = self._try(name, version, put)
         if count is None:
-            return not source.exists()  # removed a moment ago: nothing to copy
+            return not source.exists()
         self._due[name] = self._clock() + max(EVERY, 10 * (self._clock() - began))
         with self._mutex:
             self._files, self._bytes = self._files + 1, self._bytes + count
         return True
 
-    def _try(self, call: Callable[[], int]) -> int | None:
+    def _try(self, name: str, version: Version | None, call: Callable[[], int]) -> int | None:
+        """Call the bucket; None if that fails. `version`: what the call leaves in the bucket."""
         if self._hangs:
             return None
         try:
             return call()
-        # Each library has errors of its own, and all of them mean: try again.
+        # Each library has errors of its own, and after all of them the call is repeated.
         except Exception as error:
             if isinstance(error, TimeoutError):
                 self._hangs = True
+            with self._mutex:
+                before = self._failed.get(name)
+                versions = frozenset([version]) | (before.versions if before else frozenset())
+                self._failed[name] = FailedCalls(self._clock(), versions)
             self._problem = f"{type(error).__name__}: {error}".rstrip(": ")[:500]
             return None
 
     def save_state(self, *, done: bool = False) -> None:
-        """Say how it stands."""
+        """Write `upload.json` if it has changed."""
         told = UploadState(
             self._url, done, self._files, self._bytes, "" if done else self._problem, os.getpid()
         )
@@ -196,21 +264,21 @@ class Uploader:
                 self._told = told
 
     def run(self, wait: Callable[[float], None] = time.sleep) -> bool:
-        """Until everything is there, after the end of the run; False if it had to give up."""
+        """Copy until the run has ended and everything is copied; return False after giving up."""
         failing_since: float | None = None
         pause, told = _FIRST_PAUSE, False
         while self._run.path.exists():
             standing = state.run_state(self._run)
             ended = not standing.active or standing is RunState.AWAY
             fine = self.copy(eager=ended)
-            settled = ended and self._clock() - self._changed_at >= SETTLED
+            settled = ended and self._clock() - self._changed_at >= SETTLED and self.is_settled
             if fine and settled and (fine := self.finish()):
                 self.save_state(done=True)
                 return True
             if fine:
                 failing_since, pause, self._problem = None, _FIRST_PAUSE, ""
                 self.save_state()
-                wait(LOOK)
+                wait(POLL_INTERVAL)
                 continue
             failing_since = self._clock() if failing_since is None else failing_since
             failing = self._clock() - failing_since
@@ -226,12 +294,12 @@ class Uploader:
 
     def _tell(self) -> None:
         with contextlib.suppress(OSError):
-            text = f"not copied to {self._url} so far, and tried again: {self._problem}"
-            self._run.emit(Note(f"{text}. All of it is in {self._run.path}"))
+            text = f"not copied to {self._url} yet, retrying: {self._problem}"
+            self._run.emit(Note(f"{text}. All files are in {self._run.path}"))
 
 
-def _files_of(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names and what `stat` says of them; nothing hidden: those are still being written."""
+def _files_of(folder: Path) -> Iterator[tuple[str, Version]]:
+    """Yield the names and versions of files, without hidden files: those are not complete yet."""
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
@@ -239,24 +307,24 @@ def _files_of(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
             relative = path.relative_to(folder).as_posix()
             if name.startswith(".") or name == "pulse" or relative in _OWN:
                 continue
-            with contextlib.suppress(OSError):  # removed a moment ago
+            with contextlib.suppress(OSError):  # just removed
                 status = path.lstat()
                 if path.is_file() and not path.is_symlink():
                     yield relative, (status.st_size, status.st_mtime_ns)
 
 
 class PatientBucket:
-    """A bucket whose calls end: one that hangs is left alone in its thread, and is an error."""
+    """A bucket whose calls end: a call that hangs is left in its thread and raises TimeoutError."""
 
     def __init__(self, url: str, within: float = PATIENCE) -> None:
         self._url = url
         self._patience = within
-        self._late: dict[str, futures.Future[int]] = {}
-        """Calls that were given up, by the file that they may still write."""
+        self._pending: dict[str, list[tuple[futures.Future[int], float]]] = {}
+        """Calls that were given up, by the file that they may still change, and their last time."""
         self._connect()
 
     def _connect(self) -> None:
-        """Anew: after a call that hangs, its connections and its thread are of no use."""
+        """Connect, also after a call that hangs, which makes connection and thread unusable."""
         self._bucket = patience.start(lambda: FsspecBucket(self._url))
 
     def put(self, source: Path, name: str) -> int:
@@ -266,9 +334,11 @@ class PatientBucket:
     def remove(self, name: str) -> int:
         return self._within(self._patience, name, lambda bucket: bucket.remove(name))
 
+    def is_pending(self, name: str) -> bool:
+        now = time.monotonic()
+        return any(not call.done() and now < last for call, last in self._pending.get(name, ()))
+
     def _within(self, limit: float, name: str, call: Callable[[FsspecBucket], int]) -> int:
-        if (late := self._late.pop(name, None)) is not None:
-            futures.wait([late], 4 * limit)  # or what it does, which is older, would come last
         bucket = self._bucket
         answer = patience.start(lambda: call(bucket.result()))
         futures.wait([answer], limit)
@@ -276,35 +346,36 @@ class PatientBucket:
         if self._bucket is bucket and (not done or (bucket.done() and bucket.exception())):
             self._connect()
         if not done:
-            self._late[name] = answer
+            last = time.monotonic() + _GIVEN_UP * limit
+            self._pending.setdefault(name, []).append((answer, last))
             raise TimeoutError(f"no answer for {limit:.0f} s")
         return answer.result()
 
 
 def main() -> None:
-    """In the process of one run."""
+    """Run the uploader of one run, in its own process."""
     folder, url = sys.argv[1:]
     os.nice(10)
     uploader = Uploader(RunDir(folder), PatientBucket(url), url)
     complete = uploader.run()
     sys.stdout.flush()
-    # A thread of a call that hangs is not waited for.
+    # Without waiting for threads of calls that hang.
     os._exit(0 if complete else 1)
 
 
 _started: dict[Path, subprocess.Popen[bytes]] = {}
-"""Children of this process, which takes note of their end, by the run's folder."""
+"""The uploaders that this process has started, by run folder."""
 
 
 def start_upload(run: RunDir, url: str) -> None:
-    """Have a run's folder copied to a folder of its name below `url`, from now to its end.
+    """Start a process that copies a run's folder to a folder below `url` until the run's end.
 
     Raises OSError if no process can be started.
     """
     for done in [path for path, process in _started.items() if process.poll() is not None]:
         del _started[done]
     place = f"{url.rstrip('/')}/{run.id}"
-    _started[run.path] = interrupts.start_apart(
+    _started[run.path] = interrupts.start_in_own_session(
         _UPLOADER,
         str(run.path),
         place,
@@ -316,9 +387,9 @@ def start_upload(run: RunDir, url: str) -> None:
 
 
 def wait_for_upload(run: RunDir, most: float, stopped: Callable[[], bool]) -> str:
-    """Wait until a run's folder is in its bucket; what to tell if it is not, '' if it is.
+    """Wait until a run's folder is in its bucket; return '', or a message if it is not.
 
-    For whoever ends with the cell, as papermill does, and with it maybe the machine.
+    It is for programs that end after the cell, such as papermill, maybe followed by the machine.
     """
     deadline, process = time.monotonic() + most, _started.get(run.path)
     while True:
@@ -328,13 +399,13 @@ def wait_for_upload(run: RunDir, most: float, stopped: Callable[[], bool]) -> st
             return ""
         if gone or stopped() or time.monotonic() > deadline:
             break
-        time.sleep(LOOK / 5)
+        time.sleep(POLL_INTERVAL / 5)
     problem = f": {told.problem}" if told is not None and told.problem else ""
     return f"not all of {run.path} is in the bucket yet{problem}"
 
 
 def is_copying(run: RunDir) -> bool:
-    """Whether a process is at it now."""
+    """True if a process is copying the run now."""
     told = read_state(run)
     return told is not None and not told.done and _alive(told.pid)
 
@@ -344,7 +415,7 @@ def _alive(pid: int) -> bool:
 
 
 def read_state(run: RunDir) -> UploadState | None:
-    """How the upload of a run stands; None if it has none, or it has not begun."""
+    """Return the state of a run's upload; None if there is none, or it has not begun."""
     try:
         told: UploadState = records.build(UploadState, records.read(run.path / FILE))
     except (OSError, ValueError):
@@ -353,9 +424,9 @@ def read_state(run: RunDir) -> UploadState | None:
 
 
 def check_url(url: str) -> None:
-    """Raise TpunbError if fsspec does not know such places, or lacks a package for them.
+    """Raise TpunbError if fsspec does not support the URL, or lacks a package for it.
 
-    Also for a URL with a secret: it would be in the run's folder, and in the list of processes.
+    A URL with a secret is refused too: it would be in the run folder and in the process list.
     """
     if secrets.is_secret_text(url) or secrets.kept_value("", url) == secrets.HIDDEN:
         raise TpunbError(

@@ -1,5 +1,5 @@
-"""Many runs of one notebook: what is tried, what is known of it on disk, and how it is shown.
+"""Sweeps, many runs of one notebook: search space, records on disk, scheduler and table.
 
-Trials are papermill runs, which processes of their own make (`tpunb.kernel.trials`), started by
-name from here: nothing of the kernel's side is imported.
+Trials are papermill runs in worker processes (`tpunb.kernel.trials`). This package starts them by
+name, so it imports nothing from `tpunb.kernel`.
 """

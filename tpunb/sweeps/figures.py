@@ -1,6 +1,6 @@
-"""The figure of a sweep: its metric over the trials, its parameters side by side, what matters.
+"""The figure of a sweep: metric over the trials, parallel coordinates, parameter importance.
 
-Imported when a figure is made: raises MissingPackageError without matplotlib.
+Import this module when a figure is drawn: it raises MissingPackageError without matplotlib.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tpunb.sweeps.folder import Trial, TrialState
 from tpunb.sweeps.table import SweepTable
 
 _PANEL = 4.2, 3.0
-"""Inches of the first and the last panel; the one between them grows with the parameters."""
+"""Size of the first and last panel in inches; the middle one grows with the parameters."""
 _AXIS = 1.3
-"""Inches of each parameter's axis."""
+"""Width of each parameter's axis in inches."""
 _LEAST = 4
-"""Trials with which a parameter's importance says something."""
+"""Minimum number of trials for a meaningful importance of parameters."""
 
 
 def draw(table: SweepTable) -> Picture:
-    """The metric over the trials, parallel coordinates, and importance if that is known.
+    """Draw the metric over the trials, parallel coordinates, and, if known, the importance.
 
-    Raises ValueError while no trial is complete.
+    Raises ValueError if no trial is complete.
     """
     trials = [trial for trial in table.sorted() if table.value(trial) is not None]
     trials = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
@@ -74,7 +74,7 @@ def _over_trials(axis: Any, table: SweepTable, trials: Sequence[Trial]) -> None:
 
 
 def _parallel(axis: Any, table: SweepTable, trials: Sequence[Trial], names: Sequence[str]) -> None:
-    """A vertical axis for each parameter and for the metric, a line for each trial."""
+    """Draw a vertical axis for each parameter and for the metric, and a line for each trial."""
     import matplotlib
 
     columns = [[trial.parameters.get(name) for trial in trials] for name in names]
@@ -113,7 +113,7 @@ def _parallel(axis: Any, table: SweepTable, trials: Sequence[Trial], names: Sequ
 
 
 def _scaled(column: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]]:
-    """Heights from 0 to 1, and where which values are written."""
+    """Return the values' heights from 0 to 1, and the labels of the axis with their heights."""
     numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in column)
     distinct = list(dict.fromkeys(map(repr, sorted(column) if numbers else column)))
     if not numbers:
@@ -137,7 +137,7 @@ def _scaled(column: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]
 
 
 def _importance(table: SweepTable, names: Sequence[str]) -> Mapping[str, float]:
-    """How much of the metric's spread each parameter explains; {} where that is not known."""
+    """Return the share of the metric's variance that each parameter explains; {} if unknown."""
     if len(names) < 2:
         return {}
     try:
@@ -187,5 +187,5 @@ def _importance(table: SweepTable, names: Sequence[str]) -> Mapping[str, float]:
 def _bars(axis: Any, important: Mapping[str, float]) -> None:
     names = sorted(important, key=lambda name: important[name])
     axis.barh(names, [important[name] for name in names], color="C0")
-    axis.set_xlabel("importance: share of what the parameters explain")
+    axis.set_xlabel("importance (share of the explained variance)")
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,19 +1,19 @@
-"""A sweep on disk: what it tries, and how each trial stands.
+"""The folder of a sweep: the sweep's definition, and the state of each trial.
 
     <runs>/sweeps/<notebook>-<digest>/
-      sweep.json             what is tried, of which notebook (SweepSpec)
-      <notebook>.ipynb       the notebook as it was when the sweep began: trials run this
-      trials/0007.json       how trial 7 stands (Trial)
-      trials/0007.ipynb      the notebook as it ran
-      trials/0007.runs       the folders of its runs, a line each
-      journal.log            Optuna's, of --search
-      sweep.log              what papermill and kernels wrote besides
-      sweep.lock             held while the sweep goes on
-    <runs>/sweeps/done/<key>     where the trial with this key is
+      sweep.json             the notebook and its search space (SweepSpec)
+      <notebook>.ipynb       the notebook at the start of the sweep, which the trials run
+      trials/0007.json       the state of trial 7 (Trial)
+      trials/0007.ipynb      the notebook that trial 7 executed
+      trials/0007.runs       the folders of its runs, one per line
+      journal.log            Optuna's journal (--search)
+      sweep.log              other output of papermill and the kernels
+      sweep.lock             held while the sweep is running
+    <runs>/sweeps/done/<key>     the sweep and number of the trial with this key
 
-Every file is whole whenever it exists, so a sweep that was killed, at whatever moment, goes on with
-the next call: trials that have ended stay as they are, one that was cut off runs again. A key
-stands for all that a trial depends on: code, parameters, packages, cores and place.
+Files are written atomically, so after a kill at any moment the next call continues the sweep: ended
+trials stay as they are, and a trial that was cut off runs again. A key identifies everything that
+a trial depends on: code, parameters, packages, cores and place.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
 
 FOLDER = "sweeps"
-"""Of all sweeps, in the folder of the runs."""
+"""Folder of all sweeps, in the folder of the runs."""
 _DONE = "done"
 _MODULES = 20_000_000
-"""Bytes of the notebook's own modules that are read to see whether they have changed."""
+"""Maximum bytes of a module of the user that are read for its digest."""
 
 
 class TrialState(str, Enum):
-    """How a trial stands; the values are for people too."""
+    """The state of a trial; the values are shown to users too."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -64,12 +64,12 @@ class TrialState(str, Enum):
 
     @property
     def over(self) -> bool:
-        """Whether it will not run again."""
+        """True if the trial has ended."""
         return self not in (TrialState.WAITING, TrialState.RUNNING)
 
 
 class Kind(str, Enum):
-    """Where the parameters of a sweep's trials come from."""
+    """The source of the parameters of a sweep's trials."""
 
     GRID = "grid"
     RANDOM = "random"
@@ -79,31 +79,31 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """What a sweep tries."""
+    """The definition of a sweep."""
 
     notebook: str
-    """The file that it was made of."""
+    """Path of the notebook."""
     kind: Kind
     space: Mapping[str, Any]
-    """As `Choice.to_json` and `Range.to_json` say; of a list of trials, the list."""
+    """The search space (`Choice.to_json`, `Range.to_json`), or {"trials": the list of trials}."""
     metric: str | None
     maximize: bool | None
-    """None: the metric's name says it."""
+    """None: decided by the metric's name."""
     place: str
-    """What `--on` named; '' for this machine."""
+    """The place of `--on`; '' for this machine."""
     cores: str
     code: str
-    """Digest of the notebook's code, and of its own modules."""
+    """Digest of the notebook's code, and of the user's modules that it imports."""
     packages: str
-    """Digest of the names and versions of all that is installed."""
+    """Digest of the names and versions of all installed packages."""
     again: int = 0
-    """How often it was started from nothing."""
+    """How often the sweep was started from the beginning with --again."""
     cell: str | None = None
-    """The train cell whose trials run in the kernel that asked (`%%tpu_train --grid`)."""
+    """Digest of the train cell, for trials that are runs of one kernel (`%%tpu_train --grid`)."""
     version: int = 1
 
     def digest(self) -> str:
-        """What tells it from others of the same notebook."""
+        """Return a digest that identifies the sweep among those of the same notebook."""
         return _digest({**asdict(self), "again": 0})[:8]
 
 
@@ -115,55 +115,55 @@ class Trial:
     parameters: Mapping[str, Any]
     state: TrialState = TrialState.WAITING
     value: float | None = None
-    """The best value of the sweep's metric …"""
+    """The best value of the sweep's metric."""
     step: int | None = None
-    """… and at which step it was logged."""
+    """The step at which `value` was logged."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The best value of every metric, or its last if its name does not say which is better."""
+    """The best value of each metric; the last one if its name does not show which is better."""
     started: float | None = None
     ended: float | None = None
     runs: tuple[str, ...] = ()
-    """The folders of its runs, the latest attempt's."""
+    """The run folders of the latest attempt."""
     attempts: int = 0
-    """How often it was started and came to an end."""
+    """Number of attempts that have ended."""
     error: str = ""
-    """Its first line, if it failed."""
+    """First line of the error, if the trial failed."""
     device: str = ""
     cores: int = 0
     chips: int = 0
-    """Of a TPU, that its runs used at once."""
+    """Number of TPU chips that its runs used at once."""
     cost: float | None = None
-    """US dollars, where the machine's price is known."""
+    """US dollars, if the machine's price is known."""
     copied_from: str = ""
-    """The sweep and the number of the trial that ran with the same parameters before."""
+    """Sweep and number of an earlier trial with the same key, whose result this trial has."""
     code: str = ""
-    """Digest of the notebook's code and its own modules when it began (`SweepSpec.code`)."""
+    """`SweepSpec.code` at the start of the trial."""
 
     @property
     def duration(self) -> float | None:
-        """Seconds."""
+        """Seconds from start to end; None until the trial has ended."""
         if self.started is None or self.ended is None:
             return None
         return self.ended - self.started
 
     @property
     def run(self) -> str:
-        """The id of its last run; '' if it has made none."""
+        """The id of its last run; '' if it has no run."""
         return Path(self.runs[-1]).name if self.runs else ""
 
     @property
     def chip_hours(self) -> float | None:
-        """Hours of TPU chips; None of a rehearsal."""
+        """Hours of TPU chips; None for a rehearsal."""
         took = self.duration
         return None if took is None or not self.chips else took * self.chips / 3600
 
     def result(self) -> RunResult | None:
-        """How its last run ended; None without one."""
+        """Return the result of its last run; None if there is none."""
         return state.read_result(RunDir(self.runs[-1])) if self.runs else None
 
 
 class SweepDir:
-    """The paths of one sweep's folder, and what is read and written in it."""
+    """The folder of one sweep: its paths, and methods that read and write its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -189,26 +189,26 @@ class SweepDir:
         return self.path / Path(self.read_spec().notebook).name
 
     def executed(self, number: int) -> Path:
-        """The notebook of a trial, as it ran."""
+        """Return the path of the notebook that a trial executed."""
         return self.trials / f"{number:04}.ipynb"
 
     def runs_file(self, number: int) -> Path:
-        """Where the folder of each of its runs is written."""
+        """Return the path of the list of a trial's run folders."""
         return self.trials / f"{number:04}.runs"
 
     def record(self, number: int) -> Path:
-        """How it stands."""
+        """Return the path of a trial's state."""
         return self.trials / f"{number:04}.json"
 
     def runs_of(self, number: int) -> tuple[str, ...]:
-        """The folders of the runs that a trial has made, in order."""
+        """Return the folders of a trial's runs, in order."""
         try:
             return tuple(self.runs_file(number).read_text(encoding="utf-8").splitlines())
         except OSError:
             return ()
 
     def clear(self, number: int) -> None:
-        """Forget what an earlier attempt at a trial has left. Raises TpunbError."""
+        """Remove the files of an earlier attempt at a trial. Raises TpunbError."""
         try:
             self.executed(number).unlink(missing_ok=True)
             self.runs_file(number).write_text("")
@@ -216,23 +216,23 @@ class SweepDir:
             raise _not_written(self.runs_file(number), error) from error
 
     def read_spec(self) -> SweepSpec:
-        """What it tries. Raises TpunbError if it cannot be read."""
+        """Read the sweep's definition. Raises TpunbError if it cannot be read."""
         try:
             return records.build(SweepSpec, records.read(self.path / "sweep.json"))
         except (OSError, ValueError) as error:
             raise TpunbError(f"{self.path} is not the folder of a sweep: {error}") from None
 
     def read_trials(self) -> dict[int, Trial]:
-        """Every trial that was begun, by number."""
+        """Read every trial that was begun, by number."""
         found = {}
         for path in sorted(self.trials.glob("*.json")):
-            with contextlib.suppress(OSError, ValueError):  # another version's
+            with contextlib.suppress(OSError, ValueError):  # a file of another version
                 trial = records.build(Trial, records.read(path))
                 found[trial.number] = trial
         return found
 
     def write_trial(self, trial: Trial) -> None:
-        """Write how a trial stands. Raises TpunbError, say of a full disk."""
+        """Write the state of a trial. Raises TpunbError, for example for a full disk."""
         try:
             files.write_json(self.record(trial.number), asdict(trial))
         except OSError as error:
@@ -240,14 +240,14 @@ class SweepDir:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """A block in which no other process goes on with this sweep. Raises TpunbError."""
+        """Context manager: lock the sweep. Raises TpunbError if another process runs it."""
         with open(self.path / "sweep.lock", "a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
                 raise TpunbError(
-                    f"this sweep is running already, in process {lock.read().strip() or '?'}: "
+                    f"this sweep is already running, in process {lock.read().strip() or '?'}: "
                     f"{self.path}"
                 ) from None
             lock.truncate(0)
@@ -258,7 +258,7 @@ class SweepDir:
     # Trials that need not run again
 
     def note_done(self, key: str, trial: Trial) -> None:
-        """Keep where a trial is whose result will do for all that depend on the same."""
+        """Record a complete trial, whose result later trials with the same key can use."""
         done = self.path.parent / _DONE
         try:
             done.mkdir(mode=0o700, exist_ok=True)
@@ -267,7 +267,7 @@ class SweepDir:
             raise _not_written(done / key, error) from error
 
     def find_done(self, key: str, trial: Trial, spec: SweepSpec) -> Trial | None:
-        """The trial as complete, if one with the same key has run, in whichever sweep."""
+        """Return the trial as complete if one with the same key has run, in any sweep."""
         noted = records.read_dict(self.path.parent / _DONE / key)
         sweep, number = noted.get("sweep"), noted.get("number")
         if not isinstance(sweep, str) or not isinstance(number, int):
@@ -278,15 +278,15 @@ class SweepDir:
         try:
             earlier = records.build(Trial, records.read(other.record(number)))
             theirs = other.read_spec()
-        except (OSError, ValueError, TpunbError):  # removed, or another version's
+        except (OSError, ValueError, TpunbError):  # removed, or written by another version
             return None
         if earlier.state is not TrialState.COMPLETE:
             return None
         if (theirs.metric, theirs.maximize) != (spec.metric, spec.maximize):
-            earlier = replace(earlier, value=None, step=None)  # of another metric
+            earlier = replace(earlier, value=None, step=None)  # they belong to another metric
         measured = measure(earlier, spec)
         if spec.metric is not None and measured.value is None:
-            return None  # its run folder was removed, or logged no such metric
+            return None  # its run folder was removed, or its run did not log this metric
         return replace(
             measured,
             number=trial.number,
@@ -302,9 +302,9 @@ def _not_written(path: Path, error: OSError) -> TpunbError:
 
 
 def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -> SweepDir:
-    """The folder of this sweep: the one that was begun, or a new one; `again`: a new one.
+    """Return the folder of a sweep that was already begun, or create one; `again`: always create.
 
-    `copy`: keep the notebook's file there. Raises TpunbError if it cannot be written.
+    `copy`: copy the notebook into it. Raises TpunbError if the folder cannot be written.
     """
     stem = re.sub(r"[^\w.-]+", "-", Path(spec.notebook).stem).strip("-.")[:60] or "sweep"
     name = f"{stem}-{spec.digest()}"
@@ -318,22 +318,22 @@ def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -
     try:
         (path / "trials").mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
-        # The notebook first: with sweep.json the sweep is there.
+        # The notebook first: sweep.json marks the folder as complete.
         if copy:
             text = Path(spec.notebook).read_text(encoding="utf-8-sig")
             made = for_trials(text, spec.notebook).encode("utf-8", "replace")
             files.atomic_write(path / Path(spec.notebook).name, made)
-        begun = max(number, 1) if again else 0  # `again` holds for what other sweeps ran, too
+        begun = max(number, 1) if again else 0  # not 0: trials of other sweeps run again too
         files.write_json(path / "sweep.json", asdict(replace(spec, again=begun)))
     except OSError as error:
-        raise TpunbError(f"cannot make {path}: {error.strerror}") from error
+        raise TpunbError(f"cannot create {path}: {error.strerror}") from error
     return SweepDir(path)
 
 
 def measure(trial: Trial, spec: SweepSpec) -> Trial:
-    """The trial with what its runs have logged: the best value of the metric, and of all others.
+    """Return the trial with the best value of each metric that its runs have logged.
 
-    What is known already stays if the run folders are gone.
+    If the run folders are gone, the values that the trial already has stay.
     """
     best: dict[str, float] = {}
     value, step = trial.value, trial.step
@@ -348,12 +348,15 @@ def measure(trial: Trial, spec: SweepSpec) -> Trial:
 
 
 def read_steps(run: str) -> list[metrics.Row]:
-    """A row for each step that a run has logged; of very many, of some."""
+    """Return a row for each step that a run has logged; if there are very many, for some."""
     return metrics.reduce_rows(metrics.read_rows(RunDir(run).metrics), whole=True)
 
 
 def is_better(spec: SweepSpec) -> Any:
-    """True for (a, b) if a is the better value of the sweep's metric; less is, if nothing says."""
+    """Return a function that is True for (a, b) if a is the better value of the sweep's metric.
+
+    Lower values are better, unless `maximize` or the metric's name shows otherwise.
+    """
     if spec.maximize is None and spec.metric is not None:
         return metrics.comparison(spec.metric) or float.__lt__
     return float.__gt__ if spec.maximize else float.__lt__
@@ -374,14 +377,14 @@ def _best_of(rows: list[metrics.Row], name: str, better: Any) -> tuple[float, in
 
 
 def trial_key(spec: SweepSpec, known: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
-    """Of a trial with these parameters; `known`: the notebook's defaults of the others."""
+    """Return the key of a trial; `known`: the notebook's defaults of parameters not in `trial`."""
     depends = (spec.code, spec.packages, spec.place, spec.cores, spec.cell, {**known, **trial})
     return _digest(depends)[:32]
 
 
 def code_digest(cells: tuple[Cell, ...], folders: tuple[Path, ...]) -> str:
-    """Of a notebook's code cells, and of the modules in these folders that they import, and that
-    those import in turn.
+    """Return the digest of a notebook's code cells and of the modules in these folders that they
+    import, directly or indirectly.
     """
     code = [(cell.source, "parameters" in cell.tags) for cell in cells if cell.kind == "code"]
     waiting: set[str] = set()
@@ -401,7 +404,7 @@ def code_digest(cells: tuple[Cell, ...], folders: tuple[Path, ...]) -> str:
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    """The top names of the modules that it imports."""
+    """Return the top-level names of the modules that a tree imports."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -412,7 +415,7 @@ def _imported(tree: ast.AST) -> set[str]:
 
 
 def _read_module(path: Path) -> tuple[str, set[str]]:
-    """The digest of a module's files, and the modules that they import themselves."""
+    """Return the digest of a module's files, and the modules that they import."""
     found, imported = hashlib.sha256(), set()
     room = _MODULES
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -421,15 +424,15 @@ def _read_module(path: Path) -> tuple[str, set[str]]:
             room -= len(data)
             found.update(f"{file.relative_to(path.parent)}\0".encode() + data)
             with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of its escape sequences, say
+                warnings.simplefilter("ignore")  # such as those about escape sequences
                 imported |= _imported(ast.parse(data))
     return found.hexdigest(), imported
 
 
 def packages_digest() -> str:
-    """Of what is installed for this interpreter: the names of its dist-info folders have versions.
+    """Return the digest of the installed packages' dist-info folder names, which contain versions.
 
-    Packages installed for development count by their version only.
+    So changes in a package installed for development count only if its version changes.
     """
     installed = set()
     for folder in map(Path, sys.path):

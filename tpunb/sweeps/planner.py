@@ -1,4 +1,4 @@
-"""Which trial is next: from a list, or as Optuna proposes."""
+"""Planners, which propose the next trial: from a list, or with Optuna."""
 
 from __future__ import annotations
 
@@ -17,63 +17,64 @@ if TYPE_CHECKING:
     import optuna
 
 REPORTED = 100
-"""Points of a metric that a pruner gets of a trial before it gets every second only."""
-_SKIPPED = "tpunb:reason"
-"""Of a trial in the journal: why it failed."""
+"""Points of a trial's metric that all go to the pruner; of the next ones, every second, and so on.
+"""
+_REASON = "tpunb:reason"
+"""Attribute of a failed trial in the journal: why it failed."""
 
 
 class Planner(Protocol):
-    """Proposes trials and hears how they ended."""
+    """Proposes trials, and is told how they end."""
 
     total: int
-    """Trials of the whole sweep."""
+    """Number of trials of the whole sweep."""
 
     def propose(self, known: Mapping[int, Trial]) -> Trial | None:
-        """The next trial that is in no record yet; None if there is none now, or none any more."""
+        """Return the next trial without a record; None if there is none."""
 
     def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
-        """Take steps and values of a trial that goes on; True if it may be stopped early."""
+        """Report steps and values of a running trial; True if it should be pruned."""
 
     def tell(self, trial: Trial) -> None:
-        """Hear how a trial has ended."""
+        """Record the end of a trial."""
 
 
 class Listed:
-    """Trials that are known from the beginning: a grid, a list, or numbers drawn by a seed."""
+    """A planner of trials that are known from the start: a grid, a list, or drawn by a seed."""
 
     def __init__(self, trials: Sequence[Mapping[str, Any]]) -> None:
         self._trials = trials
         self.total = len(trials)
 
     def propose(self, known: Mapping[int, Trial]) -> Trial | None:
-        """The first of which nothing is known."""
+        """Return the first trial without a record."""
         for number, parameters in enumerate(self._trials):
             if number not in known:
                 return Trial(number, parameters)
         return None
 
     def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
-        """Nothing is stopped early."""
+        """Return False: no trial is pruned."""
         return False
 
     def tell(self, trial: Trial) -> None:
-        """Nothing depends on it."""
+        """Do nothing: no later trial depends on this one."""
 
 
 @dataclass
 class _Attempt:
-    """What is known of one attempt at a trial."""
+    """The values that one attempt at a trial has reported."""
 
     started: float | None
     seen: int = 0
-    """Values that came, also those that were left out."""
+    """Number of reported values, including those that were left out."""
     values: dict[int, float] = field(default_factory=dict)
 
 
 class Search:
-    """Optuna's ask and tell; its journal file is in the sweep's folder.
+    """A planner with Optuna's ask and tell; Optuna's journal file is in the sweep's folder.
 
-    A trial has the same number in both. Raises MissingPackageError without Optuna.
+    Trials have the same numbers in both. Raises MissingPackageError without Optuna.
     """
 
     def __init__(self, folder: SweepDir, spec: SweepSpec, space: Space, total: int) -> None:
@@ -89,7 +90,7 @@ class Search:
         self._storage = open_journal(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # A sampler that goes on with the same seed would propose what it did before.
+            # Continued with the same seed, the sampler would propose the same trials again.
             begun = sum(1 for _ in folder.trials.glob("*.json"))
             seed = (int(spec.digest(), 16) + begun) % 2**32
             self.study = optuna.create_study(
@@ -101,15 +102,15 @@ class Search:
             )
         self._study_id = self._storage.get_study_id_from_name(folder.id)
         self._attempts: dict[int, _Attempt] = {}
-        """What was reported of the latest attempt at a trial, by number."""
+        """The latest attempt at each trial, by number."""
 
     def propose(self, known: Mapping[int, Trial]) -> Trial | None:
-        """One that was asked for and never begun, as a crash leaves it; else a new one."""
+        """Return a proposed trial that a crash left without a record; otherwise a new trial."""
         for asked in self.study.get_trials(deepcopy=False):
             if asked.number not in known and not asked.state.is_finished():
                 if asked.params.keys() == self._space.keys():
                     return Trial(asked.number, asked.params)
-                # Killed while Optuna wrote them: without the rest it would run with defaults.
+                # Killed while Optuna wrote the parameters: the missing ones would be defaults.
                 self.study.tell(asked.number, state=self._optuna.trial.TrialState.FAIL)
         if len(known) >= self.total:
             return None
@@ -117,11 +118,13 @@ class Search:
         return Trial(proposed.number, proposed.params)
 
     def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
-        """Give the values to the pruner. Of long trials every second, fourth … value is left out,
-        the same in all trials: it compares what they had at the same step.
+        """Pass the values to the pruner; return True if the trial should be pruned.
+
+        In long trials some values are left out, the same ones in all trials, because the pruner
+        compares values at the same step.
         """
         frozen = self._frozen(trial.number)
-        if frozen.state.is_finished():  # it failed, was told, and is run again
+        if frozen.state.is_finished():  # a failed trial that is run again
             return False
         attempt = self._attempts.get(trial.number)
         if attempt is None or attempt.started != trial.started:
@@ -135,18 +138,18 @@ class Search:
                 new = True
         if not new:
             return False
-        # The journal also has what an attempt that failed, or was cut off, has reached.
+        # The journal also contains values of attempts that failed or were cut off.
         now = copy.copy(frozen)
         now.intermediate_values = attempt.values
         return self.study.pruner.prune(self.study, now)
 
     def tell(self, trial: Trial) -> None:
-        """Write the end into the journal, if it does not stand there already."""
+        """Write a trial's end into the journal, unless it is already there."""
         states = self._optuna.trial.TrialState
         if self._frozen(trial.number).state.is_finished():
             return
         if trial.error:
-            self._note(trial.number, _SKIPPED, trial.error[:500])
+            self._note(trial.number, _REASON, trial.error[:500])
         if trial.runs:
             self._note(trial.number, "tpunb:run", trial.run)
         if trial.state is TrialState.COMPLETE:
@@ -167,7 +170,7 @@ class Search:
 
 
 def open_journal(folder: SweepDir) -> optuna.storages.JournalStorage:
-    """The storage of a sweep's study, which `optuna-dashboard journal.log` opens too."""
+    """Return the storage of a sweep's study; `optuna-dashboard journal.log` can open it too."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -175,7 +178,7 @@ def open_journal(folder: SweepDir) -> optuna.storages.JournalStorage:
 
 
 def _is_reported(index: int) -> bool:
-    """All of the first REPORTED; then every second, every fourth, and so on."""
+    """True for the first REPORTED indices, then for every second, every fourth, and so on."""
     stride = 1
     while index >= REPORTED * stride:
         stride *= 2
@@ -186,19 +189,19 @@ def _distribution(optuna: Any, values: Any) -> Any:
     kinds = optuna.distributions
     if isinstance(values, Choice):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # lists as values work, and Optuna would rather not
+            warnings.simplefilter("ignore")  # Optuna warns about lists as values, but they work
             return kinds.CategoricalDistribution(values.values)
     kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
     return kind(values.low, values.high, log=values.log)
 
 
-def settled(planner: Planner, known: Mapping[int, Trial]) -> None:
-    """Tell what had ended before a crash could tell it."""
+def tell_ended(planner: Planner, known: Mapping[int, Trial]) -> None:
+    """Tell the planner about ended trials, in case a crash came before that."""
     for trial in known.values():
         if trial.state.over:
             planner.tell(trial)
 
 
 def take(trials: Iterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The first `count` trials, or all there are."""
+    """Return the first `count` trials, or all if there are fewer."""
     return list(itertools.islice(trials, count))

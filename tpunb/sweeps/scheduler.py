@@ -1,4 +1,4 @@
-"""Runs a sweep's trials, one after the other or beside each other, and keeps how they stand."""
+"""Runs a sweep's trials, one or several at a time, and records their states."""
 
 from __future__ import annotations
 
@@ -24,49 +24,50 @@ from tpunb.sweeps.folder import (
     read_steps,
     trial_key,
 )
-from tpunb.sweeps.planner import Planner, settled
+from tpunb.sweeps.planner import Planner, tell_ended
+from tpunb.sweeps.space import MOST
 from tpunb.sweeps.worker import Reply, Worker
 from tpunb.utils import env_vars, files, memory, processes, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
 
-LOOK = 0.1
-"""Seconds between two looks at everything."""
+POLL = 0.1
+"""Seconds between polls of the workers."""
 _MEASURE = 3.0
-"""Seconds between two measurements of the trials' memory."""
+"""Seconds between measurements of the trials' memory."""
 _GROWN, _STEADY = 1.05, 20.0
-"""A trial's memory that has not grown by this factor for so many seconds is what one takes."""
+"""A trial's memory is steady if it has not grown by this factor for this many seconds."""
 _GRACE = 15.0
-"""Seconds that a notebook has to end, beside the grace period of its run."""
+"""Seconds that a notebook has to end, in addition to the grace period of its run."""
 _LEFT = 40.0
-"""Seconds that processes of a sweep that was killed have to end by themselves."""
+"""Seconds that left-over processes of a killed sweep have to end by themselves."""
 
 
 @dataclass
 class _Slot:
-    """Where one trial runs at a time."""
+    """A slot for one running trial."""
 
     number: int
     worker: Worker | None = None
     trial: Trial | None = None
     began: float = 0.0
-    """By the monotonic clock."""
+    """Start of the trial, by the monotonic clock."""
     stopping: str = ""
-    """Why it is being stopped: the trial's error; empty while it is not."""
+    """The reason for a stop, which becomes the trial's error; '' if it is not being stopped."""
     pruned: bool = False
     asked: float = 0.0
-    """When it was asked to stop."""
+    """Time of the request to stop."""
     memory: int = 0
-    """Bytes that the trial takes, as measured last …"""
+    """Bytes that the trial used at the last measurement."""
     most: int = 0
-    """… and the most so far, which it reached …"""
+    """Maximum of `memory` so far."""
     grown: float = 0.0
-    """… at this time."""
+    """Time at which `most` last grew by more than _GROWN."""
     tails: dict[str, _RunTail] = field(default_factory=dict)
 
 
 class _RunTail:
-    """The values of one metric of a run that goes on, in the order in which they were logged."""
+    """Reads the values of one metric of an active run, in the order in which they were logged."""
 
     def __init__(self, run: RunDir, name: str, world_size: int) -> None:
         self._tail = files.Tail(run.metrics)
@@ -75,7 +76,7 @@ class _RunTail:
         self._name = name
 
     def read(self) -> list[tuple[int, float]]:
-        """Steps that all ranks have logged since the last call, with their values."""
+        """Return steps that all ranks have logged since the last call, with their values."""
         points = []
         for line in self._lines.feed(self._tail.read()):
             row = metrics.parse_row(line.decode("utf-8", "replace"))
@@ -87,10 +88,10 @@ class _RunTail:
 
 
 class Scheduler:
-    """One call's part of a sweep: from what is known on disk until every trial has ended.
+    """Continues a sweep from its state on disk until every trial has ended.
 
-    `known`: the notebook's defaults. `code`: the digest of its code and its own modules at the time
-    of the call. `show` is called with all trials whenever something has changed, and every second.
+    `known`: the notebook's defaults. `code`: returns the digest of its code and the user's modules
+    at the time of the call. `show` is called with all trials after each change, and every second.
     """
 
     def __init__(
@@ -115,17 +116,17 @@ class Scheduler:
         self._runs = folder.path.parent.parent
         self._again = bool(spec.again)
         self._peak = 0
-        """The most memory that a trial took, in bytes."""
+        """Maximum bytes of memory that a trial has used."""
         self._measured = 0.0
         self._order: list[int] = []
-        """Trials that wait and were begun before, or failed and have tries left."""
+        """Trials to run next: begun before and waiting, or failed with attempts left."""
         self.stopped = False
-        """Whether somebody has stopped the sweep."""
+        """True once `stop` was called."""
 
-    # From the outside
+    # Public methods
 
     def prepare(self) -> None:
-        """Take up what is there: trials that were cut off wait again, or turn out to have ended."""
+        """Read the trials' states: those that were cut off have ended or must run again."""
         if any(trial.state is TrialState.RUNNING for trial in self.trials.values()):
             self._end_left()
         for trial in list(self.trials.values()):
@@ -141,10 +142,10 @@ class Scheduler:
             ):
                 self._order.append(trial.number)
         waiting = set(self._order)
-        settled(self.planner, {n: t for n, t in self.trials.items() if n not in waiting})
+        tell_ended(self.planner, {n: t for n, t in self.trials.items() if n not in waiting})
 
     def runs_left(self) -> int:
-        """How often a trial may still be started."""
+        """Return the maximum number of trials, including retries, that are still to be started."""
         known = self.trials.values()
         tries = 1 + self._retries
         again = [t for t in known if not t.state.over or t.state is TrialState.FAILED]
@@ -152,11 +153,11 @@ class Scheduler:
         return unknown * tries + sum(max(tries - trial.attempts, 0) for trial in again)
 
     def run(self) -> Iterator[None]:
-        """Run what is left; yields about ten times a second, for whoever wants to stop it."""
+        """Run the remaining trials; yield about ten times a second, so that the caller can stop."""
         shown = 0.0
         try:
             while True:
-                changed = self._look()
+                changed = self._poll()
                 if not self.stopped:
                     changed |= self._begin()
                 if changed or time.monotonic() - shown >= 1.0:
@@ -168,13 +169,13 @@ class Scheduler:
                     break
                 yield
                 if not changed:
-                    time.sleep(LOOK)
+                    time.sleep(POLL)
         finally:
             self._close()
             self._show(self.trials)
 
     def stop(self, *, now: bool = False) -> None:
-        """Begin no trial any more, and stop those that run; `now`: without a grace period."""
+        """Start no more trials, and stop the running ones; `now`: without a grace period."""
         self.stopped = True
         for slot in self._slots:
             if slot.trial is not None:
@@ -193,7 +194,7 @@ class Scheduler:
         return True
 
     def _begin(self) -> bool:
-        """Begin trials where there is room; True if there was any."""
+        """Start trials while there is room; True if any was started or found complete."""
         began = False
         for slot in self._slots:
             while slot.trial is None and self._has_room() and self._more():
@@ -247,8 +248,8 @@ class Scheduler:
             }
         )
 
-    def _look(self) -> bool:
-        """Follow what runs; True if a trial has ended."""
+    def _poll(self) -> bool:
+        """Follow the running trials; True if one has ended."""
         ended = False
         self._measure_memory()
         for slot in self._slots:
@@ -267,7 +268,7 @@ class Scheduler:
         return ended
 
     def _follow(self, slot: _Slot) -> None:
-        """Its time-out, its pruner, and whether it has ended after it was asked to."""
+        """Check a running trial's time-out and pruner; kill it if it does not stop in time."""
         assert slot.trial is not None and slot.worker is not None
         now = time.monotonic()
         runs = self.folder.runs_of(slot.trial.number)
@@ -295,13 +296,13 @@ class Scheduler:
         if run not in slot.tails:
             try:
                 world_size = RunDir(run).read_spec().world_size
-            except (OSError, ValueError):  # it is being written
+            except (OSError, ValueError):  # the spec is still being written
                 return []
             slot.tails[run] = _RunTail(RunDir(run), self.spec.metric, world_size)
         return slot.tails[run].read()
 
     def _ask_to_stop(self, slot: _Slot, reason: str, *, now: bool = False) -> None:
-        """Stop the trial's runs as `tpunb stop` does; a notebook that has none is ended."""
+        """Stop the trial's runs as `tpunb stop` does; kill a notebook that has no active run."""
         assert slot.trial is not None and slot.worker is not None
         again = bool(slot.stopping)
         slot.stopping = slot.stopping or reason
@@ -312,7 +313,7 @@ class Scheduler:
             if state.run_state(run).active
         ]
         for run in active:
-            with suppress(OSError):  # it was removed a moment ago
+            with suppress(OSError):  # the run was just removed
                 state.request_stop(run, reason, origin=StopOrigin.COMMAND, now=now)
         if not active:
             slot.worker.kill()
@@ -321,9 +322,9 @@ class Scheduler:
         assert slot.trial is not None
         trial, slot.trial = slot.trial, None
         number = trial.number
-        self._peak = max(self._peak, slot.most)  # all that it has taken
+        self._peak = max(self._peak, slot.most)  # the maximum of a whole trial
         if slot.stopping and not reply.failed and not self._was_stopped(number):
-            slot.stopping, slot.pruned = "", False  # it came to its end all the same
+            slot.stopping, slot.pruned = "", False  # it ended normally before the stop
         if self.stopped and slot.stopping and not slot.pruned:
             self._put(self._cut_off(trial))
             return
@@ -349,9 +350,9 @@ class Scheduler:
         stopped: bool = False,
         when: float | None = None,
     ) -> Trial:
-        """The trial with how it ended, from its run folders and what papermill said.
+        """Return the ended trial, with data from its run folders and papermill's reply.
 
-        `when`: in seconds since the epoch; None: now.
+        `when`: end of the trial in seconds since the epoch; None: now.
         """
         runs = self.folder.runs_of(trial.number)
         results = [_wait(RunDir(run)) for run in runs]
@@ -367,7 +368,7 @@ class Scheduler:
             return replace(ended, state=TrialState.PRUNED)
         error = self._error(ended, reply, results, stopped=stopped)
         done = replace(ended, state=TrialState.FAILED if error else TrialState.COMPLETE)
-        # A module that was edited meanwhile was imported before or after that.
+        # If a module was edited during the trial, it is unknown which version was imported.
         if not error and trial.code == self._code():
             self.folder.note_done(self._key(trial, trial.code), done)
         return replace(done, error=error)
@@ -375,12 +376,12 @@ class Scheduler:
     def _error(
         self, trial: Trial, reply: Reply, results: list[RunResult | None], *, stopped: bool
     ) -> str:
-        """The first line of what went wrong; '' if nothing did."""
+        """Return the first line of the trial's error; '' if there was none."""
         if stopped:
             return reply.error
         for run, result in zip(trial.runs, results, strict=True):
             if result is None and state.run_state(RunDir(run)).active:
-                return f"run {Path(run).name} goes on, although its notebook has ended"
+                return f"run {Path(run).name} is still running, although its notebook has ended"
             if result is None:
                 return state.lost_message(RunDir(run)).partition("\n")[0]
             if result.failure is not None or result.stop is not None:
@@ -392,13 +393,13 @@ class Scheduler:
         if self.spec.metric is not None and trial.value is None:
             rows = [row for run in trial.runs for row in read_steps(run)]
             if any(self.spec.metric in row for row in rows):
-                return f"every {self.spec.metric} that it logged is NaN"
+                return f"all logged values of {self.spec.metric} are NaN"
             logged = ", ".join(trial.metrics) or "nothing"
-            return f"it logged no {self.spec.metric} (it logged: {logged})"
+            return f"no {self.spec.metric} was logged (logged: {logged})"
         return ""
 
     def _cut_off(self, trial: Trial) -> Trial:
-        """A trial that will run again: its time and its error are of no run."""
+        """Return the trial as waiting to run again, without times and error."""
         runs = self.folder.runs_of(trial.number)
         return replace(
             trial, state=TrialState.WAITING, started=None, ended=None, error="", runs=runs
@@ -408,24 +409,27 @@ class Scheduler:
         self.folder.write_trial(trial)
         self.trials[trial.number] = trial
 
-    # What a sweep that was killed has left
+    # Left-overs of a sweep that was killed
 
     def _end_left(self, mark: str = "") -> None:
-        """Wait for processes that its trials have left: kernels end without what started them, and
-        with them their runs. What stays is killed.
+        """Wait until left-over processes of trials have ended, and kill those that have not.
+
+        Kernels notice that the process that started them is gone and end, and with them their runs.
         """
-        marks = [mark] if mark else [f"{env_vars.SWEEP}={self.folder.path}#{n}" for n in range(64)]
+        # The killed sweep may have had more jobs than this one, at most one for each trial.
+        slots = range(max(MOST, len(self.trials)))
+        marks = [mark] if mark else [f"{env_vars.SWEEP}={self.folder.path}#{n}" for n in slots]
         until = time.monotonic() + _LEFT
         while left := processes.with_variables(marks):
             if time.monotonic() > until:
                 for process in left:
                     processes.send_signal(process, 9)
-            time.sleep(LOOK)
+            time.sleep(POLL)
 
     def _ended_unseen(self, trial: Trial) -> float | None:
-        """When a trial has ended whose end nobody wrote down; None if it was cut off.
+        """Return when a trial ended whose end was not recorded; None if it was cut off.
 
-        papermill writes into a notebook when all of it has run.
+        papermill's metadata in the notebook show whether all cells have run.
         """
         told = records.read_dict(self.folder.executed(trial.number)).get("metadata", {})
         papermill = told.get("papermill", {}) if isinstance(told, dict) else {}
@@ -438,9 +442,7 @@ class Scheduler:
     # Memory
 
     def _has_room(self) -> bool:
-        """Whether another trial may begin beside those that run: as much memory is free as one
-        takes, and as those that run may still want.
-        """
+        """True if there is memory for another trial and for the growth of the running trials."""
         running = [slot for slot in self._slots if slot.trial]
         if not running:
             return True
@@ -466,7 +468,7 @@ class Scheduler:
                 self._peak = max(self._peak, slot.most)
 
     def _is_steady(self, slot: _Slot) -> bool:
-        """Whether a trial that logs nothing takes no more memory, with a run that has begun."""
+        """True if a trial has a run and its memory no longer grows, even if it logs nothing."""
         assert slot.trial is not None
         return bool(slot.trial.runs) and self._measured - slot.grown > _STEADY
 
@@ -474,16 +476,16 @@ class Scheduler:
         for slot in self._slots:
             if slot.worker is None:
                 continue
-            if slot.trial is not None:  # something went wrong here
+            if slot.trial is not None:  # an exception has ended this method's caller
                 slot.worker.kill()
                 self._end_left(slot.worker.mark)
-                with suppress(TpunbError):  # a full disk: the next call finds that it was cut off
+                with suppress(TpunbError):  # disk full: the next call finds that it was cut off
                     self._put(self._cut_off(slot.trial))
             slot.worker.close()
 
 
 def _at_work(slot: _Slot) -> bool:
-    """Whether its ranks have begun to log, so that its memory says something."""
+    """True if a trial's ranks have begun to log, so that its memory is representative."""
     assert slot.trial is not None
     return any(RunDir(run).metrics.exists() for run in slot.trial.runs)
 
@@ -503,9 +505,9 @@ def _chips(run: str) -> int:
 
 
 def _wait(run: RunDir) -> RunResult | None:
-    """The result of a run whose notebook has ended: those with --bg end with the kernel.
+    """Wait for the result of a run whose notebook has ended: runs with --bg end with the kernel.
 
-    None of one that is lost, or does not end in its grace period and some seconds.
+    None if the run is lost, or does not end within its grace period and _GRACE.
     """
     state.wait_for_end(run, _grace(run) + _GRACE)
     return state.read_result(run)

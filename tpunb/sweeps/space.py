@@ -1,4 +1,4 @@
-"""What a sweep tries: values that are listed, and ranges from which they are drawn."""
+"""The search space of a sweep: lists of values, and ranges from which values are drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpunb.utils.errors import TpunbError
 _RANGE = re.compile(r"(?P<low>[^:,]+?)\.\.(?P<high>[^:,]+?)(?P<log>:log)?")
 _INT = re.compile(r"[+-]?\d+")
 MOST = 10_000
-"""Trials of one sweep: a range that was meant for --space would be more."""
+"""Maximum number of trials: a larger grid would be a range that was meant for --space."""
 
 
 @dataclass(frozen=True)
@@ -26,50 +26,50 @@ class Choice:
     values: tuple[Any, ...]
 
     def draw(self, source: random.Random) -> Any:
-        """A value, each as likely as the others."""
+        """Draw a value; all are equally likely."""
         return source.choice(self.values)
 
     def to_json(self) -> Any:
-        """What identifies it."""
+        """Return the values as JSON, which identify the choice."""
         return list(self.values)
 
 
 @dataclass(frozen=True)
 class Range:
-    """A number from `low` to `high`, both included: whole ones if both are."""
+    """Numbers from `low` to `high`, both included; integers if both are integers."""
 
     low: float
     high: float
     log: bool = False
-    """Equal factors are equally likely, not equal differences."""
+    """True to draw uniformly on a logarithmic scale."""
 
     @property
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, source: random.Random) -> float:
-        """A number."""
+        """Draw a number."""
         if not self.log:
             if self.whole:
                 return source.randint(int(self.low), int(self.high))
             return source.uniform(self.low, self.high)
-        if self.whole:  # as Optuna has it: each whole number has the room to its neighbours
+        if self.whole:  # as in Optuna: each integer has the interval of ±0.5 around it
             number = math.exp(source.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5)))
             return min(max(round(number), int(self.low)), int(self.high))
         number = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         return min(max(number, self.low), self.high)
 
     def to_json(self) -> Any:
-        """What identifies it."""
+        """Return the range as JSON, which identifies it."""
         return {"low": self.low, "high": self.high, "log": self.log}
 
 
 Space = Mapping[str, Choice | Range]
-"""What is tried of each parameter, by name."""
+"""Values of each parameter, by name."""
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """NAME=VALUES, taken apart. Raises ValueError."""
+    """Split NAME=VALUES. Raises ValueError."""
     name, equals, values = text.partition("=")
     if not (equals and name.strip().isidentifier() and values.strip()):
         raise ValueError(f"{text!r} is not of the form NAME=VALUES")
@@ -77,7 +77,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def by_name(given: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
-    """The texts of an option that may be repeated. Raises TpunbError for a name given twice."""
+    """Return the values of a repeatable option, by name. Raises TpunbError for a repeated name."""
     found: dict[str, str] = {}
     for name, text in given:
         if name in found:
@@ -87,7 +87,7 @@ def by_name(given: Iterable[tuple[str, str]], option: str) -> dict[str, str]:
 
 
 def parse_grid(name: str, text: str, known: Mapping[str, Any], option: str = "--grid") -> Choice:
-    """Values with commas between them, and whole numbers from 0 to 4 as `0..4`.
+    """Parse values separated by commas, and ranges of integers such as `0..4`.
 
     `known`: the defaults of the notebook's parameters. Raises TpunbError.
     """
@@ -96,20 +96,20 @@ def parse_grid(name: str, text: str, known: Mapping[str, Any], option: str = "--
         first, dots, last = part.partition("..")
         if dots and _INT.fullmatch(first) and _INT.fullmatch(last):
             if int(last) - int(first) >= MOST:
-                raise TpunbError(f"{option} {name}={part}: that is more than {MOST:,} values")
+                raise TpunbError(f"{option} {name}={part}: these are more than {MOST:,} values")
             numbers = range(int(first), int(last) + 1)
             if not numbers:
-                raise TpunbError(f"{option} {name}={part}: the first number is the lower one")
+                raise TpunbError(f"{option} {name}={part}: the first number must be the lower one")
             values += (parameters.typed(name, number, known, option) for number in numbers)
         elif dots and not isinstance(known.get(name), str) and _is_number(first, last):
             raise TpunbError(
-                f"{option} {name}={part}: only whole numbers have `..` between them here; write "
-                f"{option} {name}={first},…,{last}, or --space {name}={part} with --random N"
+                f"{option} {name}={part}: `..` is only for integers; write {option} "
+                f"{name}={first},…,{last}, or --space {name}={part} with --random N"
             )
         else:
             values.append(_plain(name, parameters.typed_text(name, part, known, option)))
     if not values:
-        raise TpunbError(f"{option} {name}={text}: there is no value in it")
+        raise TpunbError(f"{option} {name}={text} has no values")
     return Choice(unique(values))
 
 
@@ -118,7 +118,7 @@ def _is_number(*texts: str) -> bool:
 
 
 def parse_space(name: str, text: str, known: Mapping[str, Any]) -> Choice | Range:
-    """`1e-5..1e-2`, `1e-5..1e-2:log`, `1..8`, or values with commas between them."""
+    """Parse `1e-5..1e-2`, `1e-5..1e-2:log`, `1..8`, or values separated by commas."""
     match = _RANGE.fullmatch(text)
     if match is None:
         return parse_grid(name, text, known, "--space")
@@ -127,16 +127,16 @@ def parse_space(name: str, text: str, known: Mapping[str, Any]) -> Choice | Rang
 
 
 def make_range(name: str, low: Any, high: Any, *, log: bool, known: Mapping[str, Any]) -> Range:
-    """A range whose ends are checked against the notebook's parameter. Raises TpunbError."""
+    """Make a range, with its ends checked against the notebook's parameter. Raises TpunbError."""
     option = "--space"
     text = f"{option} {name}={low}..{high}{':log' if log else ''}"
     numbers = [value for value in (low, high) if type(value) in (int, float)]
     if len(numbers) < 2 or not all(map(math.isfinite, numbers)):
-        raise TpunbError(f"{text}: the ends of a range are numbers")
+        raise TpunbError(f"{text}: the ends of a range must be numbers")
     if not low < high:
-        raise TpunbError(f"{text}: the first number is the lower one")
+        raise TpunbError(f"{text}: the first number must be the lower one")
     if log and low <= 0:
-        raise TpunbError(f"{text}: a logarithmic range begins above 0")
+        raise TpunbError(f"{text}: a logarithmic range must begin above 0")
     low, high = (parameters.typed(name, value, known, option) for value in (low, high))
     if not (type(low) is type(high) is int):
         low, high = float(low), float(high)
@@ -146,19 +146,19 @@ def make_range(name: str, low: Any, high: Any, *, log: bool, known: Mapping[str,
 def from_python(
     grid: Mapping[str, Any], space: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Choice | Range]:
-    """The same of Python values: lists, ranges such as "1e-5..1e-2:log" or (1e-5, 1e-2, "log").
+    """Make a space from Python values or texts of options.
 
-    Raises TpunbError.
+    Values are lists, or ranges such as "1e-5..1e-2:log" or (1e-5, 1e-2, "log"). Raises TpunbError.
     """
     made: dict[str, Choice | Range] = {}
     for name, values in grid.items():
         if isinstance(values, str):
             made[name] = parse_grid(name, values, known)
         else:
-            made[name] = listed(name, values, known)
+            made[name] = listed(name, values, known, "grid")
     for name, values in space.items():
         if name in made:
-            raise TpunbError(f"{name} is in the grid and in the space: one of them is meant")
+            raise TpunbError(f"{name} is both in the grid and in the space: remove it from one")
         if isinstance(values, str):
             made[name] = parse_space(name, values, known)
         elif isinstance(values, tuple) and len(values) in (2, 3):
@@ -166,22 +166,25 @@ def from_python(
                 name, values[0], values[1], log="log" in values[2:], known=known
             )
         else:
-            made[name] = listed(name, values, known)
+            made[name] = listed(name, values, known, "space")
     return made
 
 
-def listed(name: str, values: object, known: Mapping[str, Any]) -> Choice:
-    """The values of an iterable. Raises TpunbError if it is none, or a value has another type."""
+def listed(name: str, values: object, known: Mapping[str, Any], argument: str) -> Choice:
+    """Make a choice from an iterable. Raises TpunbError for another object or a wrong type.
+
+    `argument`: "grid" or "space", for errors.
+    """
     if not isinstance(values, Iterable) or isinstance(values, (str, Mapping)):
-        raise TpunbError(f"grid of {name}: {values!r} is no list of values")
+        raise TpunbError(f"{argument} of {name}: {values!r} is not a list of values")
     plain = [_plain(name, value) for value in values]
     if not plain:
-        raise TpunbError(f"grid of {name}: there is no value in it")
-    return Choice(unique([parameters.typed(name, value, known, "grid") for value in plain]))
+        raise TpunbError(f"{argument} of {name}: the list has no values")
+    return Choice(unique([parameters.typed(name, value, known, argument) for value in plain]))
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value as papermill writes it into a cell; numpy's numbers are Python's."""
+    """Convert a value to a type that papermill can write into a cell, numpy's numbers included."""
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "ndim", None) == 0:
         value = item()
@@ -192,13 +195,13 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _plain(name, inner) for key, inner in value.items()}
     raise TpunbError(
-        f"{name}={value!r}: a parameter is a number, a string, a boolean, None, or a list or dict "
-        "of these"
+        f"{name}={value!r}: a parameter must be a number, a string, a boolean, None, or a list or "
+        "dict of these"
     )
 
 
 def plain_trial(trial: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of one trial of a list, checked. Raises TpunbError."""
+    """Check and convert the parameters of one trial of a list. Raises TpunbError."""
     return {
         name: parameters.typed(name, _plain(name, value), known, "trials")
         for name, value in trial.items()
@@ -206,7 +209,7 @@ def plain_trial(trial: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def unique(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The values in their order, each once."""
+    """Return the values in their order without duplicates."""
     kept: list[Any] = []
     for value in values:
         if not any(type(value) is type(other) and value == other for other in kept):
@@ -215,7 +218,7 @@ def unique(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def grid_trials(space: Space) -> list[dict[str, Any]]:
-    """All combinations; the last parameter changes first. Raises TpunbError for a range."""
+    """Return all combinations, the last parameter changing first. Raises TpunbError for a range."""
     lists: list[Sequence[Any]] = []
     for name, values in space.items():
         if isinstance(values, Range):
@@ -225,15 +228,14 @@ def grid_trials(space: Space) -> list[dict[str, Any]]:
         lists.append(values.values)
     count = math.prod(map(len, lists))
     if count > MOST:
-        raise TpunbError(f"the grid has {count:,} trials; the most is {MOST:,}. --random N draws N")
+        raise TpunbError(
+            f"the grid has {count:,} trials, more than {MOST:,}: draw N of them with --random N"
+        )
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def random_trials(space: Space, seed: str) -> Iterator[dict[str, Any]]:
-    """Trials without end, the same for the same seed however many are taken; none comes twice.
-
-    It ends if all values are used up.
-    """
+    """Yield different trials, the same ones for the same seed, until all are used up."""
     seen: set[str] = set()
     source = random.Random(seed)
     missed = 0
@@ -248,7 +250,7 @@ def random_trials(space: Space, seed: str) -> Iterator[dict[str, Any]]:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that are in no brackets and no quotes."""
+    """Split a text at commas outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         if quote:

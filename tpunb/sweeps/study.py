@@ -1,4 +1,4 @@
-"""`tpunb.sweep` and `tpunb sweep`: from what is asked for to a Study."""
+"""`tpunb.sweep` and `tpunb sweep`: run a sweep and return a Study."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_STOPPING = "stopping: what runs has time to save; interrupt again to end it at once"
-_HURRIED = "ending what runs, without time to save"
+_STOPPING = "stopping: running trials have time to save; interrupt again to end them at once"
+_HURRIED = "ending the running trials without time to save"
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class SweepOrder:
-    """What a sweep is asked to do; the command line and Python say it in their ways."""
+    """The options of a sweep, from the command line or from Python."""
 
     notebook: Path
     space: Mapping[str, Choice | Range]
@@ -60,11 +60,11 @@ class SweepOrder:
     retries: int = 0
     again: bool = False
     yes: bool = False
-    """Nobody is asked whether the runs at a place may cost more than its `ask_above`."""
+    """True to start without a confirmation, even above the place's `ask_above`."""
 
     @property
     def kind(self) -> Kind:
-        """Where the parameters come from."""
+        """The source of the parameters."""
         if self.trials is not None:
             return Kind.LIST
         if self.search is not None:
@@ -72,19 +72,22 @@ class SweepOrder:
         return Kind.GRID if self.random is None else Kind.RANDOM
 
     def check(self) -> None:
-        """Raise TpunbError for what does not go together or does not fit the notebook."""
+        """Raise TpunbError for options that contradict each other or do not fit the notebook."""
         if self.jobs < 1:
-            raise TpunbError(f"jobs={self.jobs}: at least one trial runs at a time")
+            raise TpunbError(f"jobs={self.jobs}: must be at least 1")
         if self.random is not None and self.search is not None:
-            raise TpunbError("--random and --search do not go together: use one of them")
+            raise TpunbError("--random and --search cannot be combined: use one of them")
+        for option, count in (("random", self.random), ("search", self.search)):
+            if count is not None and not 1 <= count <= spaces.MOST:
+                raise TpunbError(f"--{option} {count}: must be between 1 and {spaces.MOST:,}")
         if self.search is not None and self.metric is None:
-            raise TpunbError("--search needs --metric NAME, a name that tpunb.log was given")
+            raise TpunbError("--search needs --metric NAME, the name of a metric of tpunb.log")
         if self.trials is not None and (self.space or self.random or self.search):
-            raise TpunbError("trials= is the list of all trials: no grid, space, random or search")
+            raise TpunbError("trials= cannot be combined with grid, space, random or search")
         if not self.space and not self.trials:
-            raise TpunbError("nothing to try: give --grid NAME=V,V or --space NAME=LOW..HIGH")
+            raise TpunbError("no parameters: add --grid NAME=V,V or --space NAME=LOW..HIGH")
         if self.search is None and self.maximize is not None and self.metric is None:
-            raise TpunbError("--maximize needs --metric NAME, a name that tpunb.log was given")
+            raise TpunbError("--maximize needs --metric NAME, the name of a metric of tpunb.log")
         names = [*self.space, *(name for trial in self.trials or () for name in trial)]
         option = "parameter" if self.trials is not None else "--grid, --space:"
         parameters.refuse_unknown(self.notebook, dict.fromkeys(names), option)
@@ -92,13 +95,16 @@ class SweepOrder:
             find_place(self.on, Path.cwd())
 
     def code(self) -> Callable[[], str]:
-        """The digest of the notebook's code as it is now, and of its own modules at each call."""
+        """Return a function for the digest of the notebook's current code and its modules.
+
+        The modules are read at each call of the function, the notebook only now.
+        """
         cells = load_cells(self.notebook)
         places = tuple(dict.fromkeys((Path.cwd(), self.notebook.absolute().parent)))
         return lambda: folders.code_digest(cells, places)
 
     def spec(self) -> SweepSpec:
-        """The same as it is kept on disk."""
+        """Return the sweep's definition for its folder."""
         space: Any = {name: values.to_json() for name, values in self.space.items()}
         if self.trials is not None:
             space = {"trials": [dict(trial) for trial in self.trials]}
@@ -115,7 +121,7 @@ class SweepOrder:
         )
 
     def planner(self, folder: SweepDir, spec: SweepSpec) -> Planner:
-        """What proposes the trials."""
+        """Return the planner that proposes the trials."""
         if self.search is not None:
             return Search(folder, spec, self.space, self.search)
         if self.trials is not None:
@@ -144,34 +150,36 @@ def sweep(
     yes: bool = False,
     runs: Path | str | None = None,
 ) -> Study:
-    """Run a notebook once for each combination of parameters, and compare what it has logged.
+    """Run a notebook once for each combination of parameters, and compare the logged metrics.
 
-    A trial is a papermill run with its own run folder and executed notebook. A sweep that was
-    stopped, or killed, goes on where it was with the same call; a trial that ran with the same
-    notebook, parameters and packages is not run again.
+    A trial is a papermill run with its own run folder and executed notebook. If a sweep was
+    stopped or killed, the same call continues it; a trial that already ran with the same notebook,
+    parameters and packages is not run again.
 
     Args:
-        notebook: The notebook; parameters are those of its cell tagged `parameters`.
+        notebook: The notebook; its parameters are in the cell tagged `parameters`.
         grid: Values by name: {"lr": [1e-3, 1e-4], "seed": range(5)}. All combinations are run.
         space: Ranges by name, for `random` and `search`: {"lr": "1e-5..1e-2:log"} or
-            {"lr": (1e-5, 1e-2, "log")}; whole numbers if both ends are.
-        trials: The parameters of each trial, instead of both.
-        random: How many trials are drawn.
-        search: How many trials Optuna proposes, one after the other has ended.
-        metric: What `tpunb.log` calls it; its best value in a trial counts.
-        maximize: Whether more of it is better; by default its name says it, else less is.
-        jobs: Trials beside each other. On one TPU there is one at a time.
+            {"lr": (1e-5, 1e-2, "log")}; integers if both ends are integers.
+        trials: The parameters of each trial, instead of `grid` and `space`.
+        random: Number of trials to draw.
+        search: Number of trials that Optuna proposes, each after an earlier one has ended.
+        metric: Name of a metric of `tpunb.log`; trials are compared by its best value.
+        maximize: Whether higher values are better; by default judged by the metric's name,
+            otherwise lower values are.
+        jobs: Number of trials that run at the same time; on one TPU always 1.
         on: A place of places.toml.
-        cores: Ranks of every run, whatever the cell says.
-        timeout: Seconds, or "5m": a trial is stopped after this long.
-        retries: How often a trial that failed is run again.
-        again: Run everything again.
-        yes: Start without a question, also if all runs may cost more than the place's ask_above.
-        runs: Where run folders go; the sweep is in `sweeps` there.
+        cores: Ranks of every run, overriding the cells.
+        timeout: Seconds, or "5m", after which a trial is stopped.
+        retries: How often a failed trial is run again.
+        again: Run all trials again, even complete ones.
+        yes: Start without a confirmation, even if all runs may cost more than the place's
+            ask_above.
+        runs: Folder of the run folders; the sweep is in its folder `sweeps`.
 
     Raises TpunbError before anything starts for parameters that the notebook does not have, or of
     another type; MissingPackageError for `search` without Optuna. The interrupt key stops the
-    sweep, with time to save; what has ended is in the Study.
+    sweep, with time to save; the Study contains the trials that have ended.
     """
     path = Path(notebook)
     known = parameters.defaults(load_cells(path))
@@ -199,13 +207,13 @@ def sweep(
 
 
 def run_sweep(order: SweepOrder, runs: Path) -> Study:
-    """Do what was asked for, as far as it is not done; shows how it goes on.
+    """Run the trials that are not complete yet, and show the progress.
 
-    Raises TpunbError before anything starts, and for a disk that is full.
+    Raises TpunbError before anything starts, and for a full disk.
     """
     order.check()
     if order.kind is Kind.GRID:
-        spaces.grid_trials(order.space)  # what is wrong with it is said before there is a folder
+        spaces.grid_trials(order.space)  # raises for a wrong grid before a folder is created
     spec, jobs, notes = order.spec(), order.jobs, []
     if jobs > 1 and order.on is None and machine.detect_machine(os.environ).device == "TPU":
         notes.append(f"--jobs {jobs}: one TPU runs one trial at a time")
@@ -237,15 +245,15 @@ def run_sweep(order: SweepOrder, runs: Path) -> Study:
                     view.tell(_HURRIED if seen else _STOPPING, scheduler.trials)
                     seen = pressed.count
             view.finish(scheduler.trials, stopped=scheduler.stopped)
-    study = Study(folder, planner.total, shown=view.tells_all)
-    if env_vars.RAN in os.environ:  # under `tpunb run` the trials are what the notebook has run
+    study = Study(folder, planner.total, shown=view.shows_everything)
+    if env_vars.RAN in os.environ:  # `tpunb run` reports the trials' runs as the notebook's
         ran = "".join(f"{run}\n" for trial in study.trials for run in trial.runs)
         append_text(Path(os.environ[env_vars.RAN]), ran)
     return study
 
 
 def _confirm_cost(place: str, timeout: float | None, runs: int) -> None:
-    """Ask whether all runs together may cost more than the place's `ask_above`, if it has one."""
+    """Ask the user to confirm if all runs together may cost more than the place's `ask_above`."""
     if find_place(place, Path.cwd()).settings.ask_above is None or not runs:
         return
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
@@ -253,7 +261,7 @@ def _confirm_cost(place: str, timeout: float | None, runs: int) -> None:
 
 
 class Study(Printable):
-    """The trials of a sweep, as they are on disk."""
+    """The trials of a sweep, read from its folder."""
 
     def __init__(
         self, folder: SweepDir, total: int = 0, *, shown: Callable[[], bool] | None = None
@@ -264,14 +272,14 @@ class Study(Printable):
 
     @classmethod
     def load(cls, path: Path | str) -> Study:
-        """A sweep that was begun, from its folder. Raises TpunbError if it is none."""
+        """Load a sweep from its folder. Raises TpunbError if it is not a sweep's folder."""
         folder = SweepDir(Path(path))
         folder.read_spec()
         return cls(folder)
 
     @property
     def dir(self) -> Path:
-        """Its folder; beside its trials' notebooks it holds Optuna's journal, of a search."""
+        """Folder with the trials' notebooks and, for a search, Optuna's journal."""
         return self._folder.path
 
     @property
@@ -291,11 +299,11 @@ class Study(Printable):
         return None if best is None else replace(best, value=table.value(best))
 
     def table(self) -> pd.DataFrame:
-        """A row for each trial, by number, the best first.
+        """Return a row for each trial, the best first; the index is the trial's number.
 
         Columns: the parameters that differ, `state`, the metric, `step`, `duration` (seconds),
-        `chip_hours` and `cost` (US dollars) where they are known, `where`, `run`, `notebook` (as it
-        ran), `error`.
+        `chip_hours` and `cost` (US dollars) if known, `where`, `run`, `notebook` (the executed
+        one), `error`.
         """
         import pandas as pd
 
@@ -327,10 +335,10 @@ class Study(Printable):
         return frame
 
     def plot(self) -> Figure:
-        """A matplotlib figure: the metric over the trials, parallel coordinates of the parameters,
-        and, where Optuna is there and has enough trials, their importance.
+        """Draw a matplotlib figure: the metric over the trials, parallel coordinates of the
+        parameters, and, if Optuna is installed and there are enough trials, their importance.
 
-        Raises MissingPackageError without matplotlib, ValueError while no trial is complete.
+        Raises MissingPackageError without matplotlib, ValueError if no trial is complete.
         """
         from tpunb.sweeps.figures import draw
 

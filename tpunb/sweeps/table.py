@@ -1,4 +1,4 @@
-"""The table of a sweep, as text and as HTML: sorted, the best marked; of very many, some rows."""
+"""The table of a sweep's trials, as text and HTML: best first, with a limited number of rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tpunb.utils.text import duration, excerpt
 
 BEST = "★"
 ROWS = 100
-"""Of a table in a notebook or at the end of a command: `Study.table()` has all."""
+"""Maximum rows in a notebook or at the end of a command; `Study.table()` has all."""
 _LONGEST_VALUE = 28
 _LONGEST_ERROR = 80
 _SHORTEST_ERROR = 24
 _LEAST = ("where", "step", "chip hours", "run", "cost", "time")
-"""Columns that a narrow terminal goes without, in this order."""
+"""Columns that are left out in a narrow terminal, in this order."""
 _STYLES = {
     TrialState.WAITING: Style.FAINT,
     TrialState.RUNNING: Style.ACTIVE,
@@ -47,16 +47,16 @@ _RANKS = {
 
 @dataclass(frozen=True)
 class SweepTable:
-    """What the table of a sweep shows at one moment."""
+    """A snapshot of a sweep's trials, and its table."""
 
     spec: SweepSpec
     trials: Mapping[int, Trial]
     total: int
-    """Trials of the whole sweep, also those that are in no record yet."""
+    """Number of trials of the whole sweep, including those without a record."""
 
     @cached_property
     def metric(self) -> str | None:
-        """The sweep's metric, or the first of which a name says whether less or more is better."""
+        """The sweep's metric, or the first one whose name shows which values are better."""
         if self.spec.metric is not None:
             return self.spec.metric
         for trial in self.trials.values():
@@ -66,14 +66,14 @@ class SweepTable:
         return None
 
     def value(self, trial: Trial) -> float | None:
-        """The metric's best value in a trial."""
+        """Return the metric's best value in a trial."""
         if self.spec.metric is not None:
             return trial.value
         return None if self.metric is None else trial.metrics.get(self.metric)
 
     @property
     def best(self) -> Trial | None:
-        """The complete trial with the best value; of equals, the first."""
+        """The complete trial with the best value, the first one of equals."""
         better, best = self.better(), None
         for trial in sorted(self.trials.values(), key=lambda trial: trial.number):
             value = self.value(trial)
@@ -84,14 +84,14 @@ class SweepTable:
         return best
 
     def better(self) -> Any:
-        """True for (a, b) if a is the better value of the metric."""
+        """Return a function that is True for (a, b) if a is the better value of the metric."""
         if self.spec.metric is not None:
             return is_better(self.spec)
         name = self.metric
         return float.__lt__ if name is None else metrics.comparison(name)
 
     def sorted(self) -> list[Trial]:
-        """The best first; then those without a value: running, failed, waiting."""
+        """Return the trials, best first, then those without a value: running, failed, waiting."""
         more = self.better()(1.0, 0.0)
 
         def key(trial: Trial) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ class SweepTable:
 
     @cached_property
     def parameters(self) -> list[str]:
-        """Those that differ between trials, also those to come; all, if none does."""
+        """The parameters that differ between trials, including future ones; all if none differs."""
         known = [trial.parameters for trial in self.trials.values()]
         planned = self.spec.space.get("trials", []) if self.spec.kind is Kind.LIST else []
         names = list(dict.fromkeys(name for given in known for name in given))
@@ -117,7 +117,7 @@ class SweepTable:
         return differ or names
 
     def headline(self) -> str:
-        """'12 trials: 9 complete, 1 failed, 2 waiting · best accuracy 0.97 in trial 4'."""
+        """Return '12 trials: 9 complete, 1 failed, 2 waiting · best accuracy 0.97 in trial 4'."""
         counts: dict[str, int] = {}
         for trial in self.trials.values():
             counts[trial.state] = counts.get(trial.state, 0) + 1
@@ -136,7 +136,7 @@ class SweepTable:
         return text
 
     def heads(self) -> list[str]:
-        """The columns."""
+        """Return the names of the columns."""
         listed = self.trials.values()
         heads = ["", "trial", *self.parameters, "state", self.metric or "value"]
         heads += ["step"] if self.spec.metric is not None else []
@@ -149,7 +149,7 @@ class SweepTable:
         return heads + (["error"] if any(trial.error for trial in listed) else [])
 
     def row(self, trial: Trial, heads: Sequence[str], best: Trial | None) -> list[str]:
-        """The same columns of one trial."""
+        """Return the columns `heads` of one trial."""
         value = self.value(trial)
         took = trial.duration
         if trial.state is TrialState.RUNNING and trial.started is not None:
@@ -176,9 +176,10 @@ class SweepTable:
         return row
 
     def text(self, most: int | None = ROWS, width: int | None = None) -> str:
-        """For a terminal; `most`: only so many rows, and how many are left out; None: all.
+        """Return the table for a terminal.
 
-        `width`: columns of the terminal: what matters least is left out until the rest fits.
+        `most`: maximum number of rows; a line gives the number of other rows; None: all rows.
+        `width`: columns of the terminal; the least important columns are left out until it fits.
         """
         heads, best = self.heads(), self.best
         listed = self.sorted()
@@ -202,7 +203,7 @@ class SweepTable:
         return join("\n", lines)
 
     def html(self, note: str = "", most: int = ROWS) -> str:
-        """For a notebook: plain elements with inline styles, which a saved notebook keeps."""
+        """Return the table for a notebook: plain elements, and styles that saved notebooks keep."""
         heads, best = self.heads(), self.best
         columns = _cells("th", heads, "text-align:left;padding:2px 8px;opacity:0.7")
         lines = [f"<tr>{columns}</tr>"]
@@ -230,9 +231,9 @@ class SweepTable:
 
 
 def _fitted(rows: Sequence[list[str]], width: int, keep: int) -> list[list[str]]:
-    """The columns that fit, the first row their names; the first `keep` columns stay.
+    """Return the columns that fit into `width`; the first row holds their names.
 
-    Errors are cut, and then columns left out.
+    Columns of _LEAST beyond the first `keep` are left out, and errors are shortened.
     """
     columns = [list(column) for column in zip(*rows, strict=True)]
     errors = columns[-1] if columns[-1][0] == "error" else None
@@ -253,12 +254,12 @@ def _fitted(rows: Sequence[list[str]], width: int, keep: int) -> list[list[str]]
 
 
 def _has_several(tried: object) -> bool:
-    """Whether a parameter's part of the space has more than one value (`to_json`)."""
+    """True if a parameter's part of the space (its `to_json`) has more than one value."""
     return isinstance(tried, Mapping) or (isinstance(tried, (list, tuple)) and len(tried) > 1)
 
 
 def _chosen(listed: Sequence[Trial], most: int | None) -> list[Trial]:
-    """So many rows: what runs, some of what failed, and the best."""
+    """Choose `most` trials: the running ones, some of the failed ones, and the best."""
     if most is None or len(listed) <= most:
         return list(listed)
     running = [trial.number for trial in listed if trial.state is TrialState.RUNNING]
@@ -270,7 +271,7 @@ def _chosen(listed: Sequence[Trial], most: int | None) -> list[Trial]:
 
 
 def _numbered(trials: Sequence[int]) -> str:
-    """'trial 3', '5 of the trials'."""
+    """Return 'trial 3' or '5 of the trials'."""
     return f"trial {trials[0]}" if len(trials) == 1 else f"{len(trials)} of the trials"
 
 

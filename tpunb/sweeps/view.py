@@ -1,4 +1,4 @@
-"""A sweep while it goes on: a table that is replaced in a notebook and in a terminal."""
+"""Views of a running sweep: a table that is updated in place, in a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tpunb.sweeps.table import SweepTable
 from tpunb.utils import terminal
 
 _ROWS_LEFT = 5
-"""Of a terminal: the headline, the columns' names, how many rows are left out, and the news."""
+"""Lines of a terminal besides the trials: headline, column names, number of other rows, news."""
 
 
 class SweepView:
-    """Shows all trials; base of the three ways."""
+    """Base class of the three views of a sweep's trials."""
 
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
         self.table = table
         self.notes = notes
         self.news = ""
-        """What the sweep does at the moment, if that is more than running trials."""
+        """What the sweep is doing, if it does more than run trials."""
 
     def __enter__(self) -> SweepView:
         return self
@@ -42,27 +42,27 @@ class SweepView:
         pass
 
     def show(self, trials: Mapping[int, Trial]) -> None:
-        """How they stand now."""
+        """Show the current state of the trials."""
         self.table = replace(self.table, trials=dict(trials))
 
     def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
-        """Say what the sweep does now, at once and until its end."""
+        """Show at once, and until the end, what the sweep is doing."""
         self.news = news
         self.show(trials)
 
     def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
-        """How they stand in the end."""
+        """Show the final state of the trials."""
         self.show(trials)
 
     @property
     def stopped(self) -> str:
-        """What to say of a sweep that was stopped."""
+        """The message for a stopped sweep: how to continue it."""
         how = " without --again (again=True)" if self.table.spec.again else ""
         return f"stopped; run it again{how} to continue"
 
     @property
-    def tells_all(self) -> Callable[[], bool] | None:
-        """Whether the running cell shows the table already; None where it never does."""
+    def shows_everything(self) -> Callable[[], bool] | None:
+        """A function that is True in the cell that shows the table; None outside notebooks."""
         return None
 
 
@@ -93,11 +93,11 @@ class _Notebook(SweepView):
         text = "\n".join([*self.notes, *([note] if note else [])])
         plain = "\n".join(filter(None, [str(self.table.text()), text]))
         self._front.publish({"text/html": self.table.html(text), "text/plain": plain})
-        # A table of thousands takes a while to make: a twentieth of the time is enough for it.
+        # Tables of thousands of trials are slow to make: spend a twentieth of the time on them.
         self._shown = time.monotonic() + 20 * (time.monotonic() - began)
 
     @property
-    def tells_all(self) -> Callable[[], bool] | None:
+    def shows_everything(self) -> Callable[[], bool] | None:
         return lambda: _execution_count() == self._cell
 
 
@@ -122,8 +122,8 @@ class _Terminal(SweepView):
     def show(self, trials: Mapping[int, Trial]) -> None:
         super().show(trials)
         rows = max(self._console.height - _ROWS_LEFT, 4)
-        # The terminal writes ^C behind the last line: on a line of its own it would push the table
-        # down, and leave its first line standing.
+        # The terminal prints ^C after the last line: wrapped to a new line, it would shift the
+        # table and leave its first line on the screen.
         text = terminal.styled(self.table.text(rows, self._console.width - len("^C")))
         if self.news:
             text.append(f"\n{self.news}")
@@ -139,7 +139,7 @@ class _Terminal(SweepView):
 
 
 class _Lines(SweepView):
-    """Where nothing can be replaced: a line for each trial that ends, the table at the end."""
+    """View for files and pipes: a line for each trial that ends, and the table at the end."""
 
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
         super().__init__(table, notes)
@@ -150,7 +150,7 @@ class _Lines(SweepView):
     def show(self, trials: Mapping[int, Trial]) -> None:
         super().show(trials)
         over = {trial.number: trial for trial in trials.values() if trial.state.over}
-        if self._told is None:  # what was there before the sweep went on
+        if self._told is None:  # trials that ended before this call
             self._told = {n for n, trial in over.items() if not trial.copied_from}
             if self._told:
                 print(f"{len(self._told)} of {self.table.total} trials had already ended")
@@ -178,7 +178,7 @@ class _Lines(SweepView):
 
 
 def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
-    """The view for where this is called: a cell, a terminal, or a file."""
+    """Return the view for the caller's output: a cell, a terminal, or a file."""
     front = current_front_end()
     if front.publish is not None:
         return _Notebook(table, notes, front)
@@ -188,6 +188,6 @@ def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
 
 
 def _execution_count() -> int:
-    # get_ipython has no types in the older versions that Colab runs.
+    # get_ipython has no types in the older versions that Colab uses.
     shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
     return int(shell.execution_count)

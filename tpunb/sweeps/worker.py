@@ -1,4 +1,4 @@
-"""This end of the pipes to a process that runs trials (tpunb.kernel.trials)."""
+"""The sweep's end of the pipes to a worker process that runs trials (tpunb.kernel.trials)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _WORKER = "from tpunb.kernel import trials; trials.main()"
 
 @dataclass(frozen=True)
 class Reply:
-    """How a trial's notebook has ended."""
+    """The end of a trial's notebook."""
 
     failed: bool
     error: str = ""
-    """What its cell says, in one line."""
+    """The error of its cell, in one line."""
 
 
 class Worker:
-    """A process that runs notebooks with papermill, and all that they start.
+    """A process that runs notebooks with papermill.
 
-    `mark` is in the environment of all that it starts: `tpunb.utils.env_vars.SWEEP`.
+    `mark` is in the environment of every process that it starts, as `env_vars.SWEEP`.
     """
 
     def __init__(self, mark: str, runs: Path, log: Path) -> None:
         self.mark = f"{env_vars.SWEEP}={mark}"
         with open(log, "ab") as file:
-            # Ctrl-C is the sweep's, which stops runs as usual.
-            self._process = interrupts.start_apart(
+            # Ctrl-C must reach only the sweep, which stops the runs with time to save.
+            self._process = interrupts.start_in_own_session(
                 _WORKER,
                 str(os.getpid()),
                 stdin=subprocess.PIPE,
@@ -50,14 +50,14 @@ class Worker:
         self._lines = LineBuffer()
 
     def order(self, order: Mapping[str, Any]) -> None:
-        """Have it run a notebook."""
+        """Order the worker to run a notebook."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `poll` says that it has ended
+        with contextlib.suppress(BrokenPipeError):  # `poll` will report the worker's end
             self._process.stdin.write((json.dumps(order) + "\n").encode())
             self._process.stdin.flush()
 
     def poll(self) -> Reply | None:
-        """Its reply to the order, if it has come; does not wait."""
+        """Return the reply to the order, or None if there is none yet, without waiting."""
         assert self._process.stdout is not None
         ended = self._process.poll()
         lines = self._lines.feed(self._process.stdout.read() or b"")
@@ -74,13 +74,13 @@ class Worker:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End it at once. Its kernel ends when it notices, and with the kernel its runs."""
+        """Kill the worker; its kernel notices and ends too, and with the kernel its runs."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Have it end once it has nothing to do, and wait for it."""
+        """Let the worker finish its order, and wait for its end; kill it after 20 s."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

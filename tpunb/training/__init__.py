@@ -1,7 +1,7 @@
 """Helpers for training loops: `from tpunb.training import Accumulation`.
 
-Each is small, optional, plain PyTorch on the outside, and the same in the kernel, in a rehearsal
-and on a TPU. They are loaded on first use, because most of them need torch.
+Each is small, optional and takes plain PyTorch objects, and works the same in the kernel, in a
+rehearsal and on a TPU. They are loaded on first use, because most of them need torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tpunb.training.sharding import shard
     from tpunb.training.throughput import Throughput, training_flops
 
-# A module may not have the name of something in it: once imported, it would be found instead.
+# A module may not have the name of a member: once imported, it would be found instead of that.
 _MODULES = {
     "Accumulation": "gradients",
     "Buckets": "padding",
@@ -71,7 +71,7 @@ _REMOVED = {
     "masked_while": "a for loop with torch.where (docs/training.md, Few shapes)",
     "save_weights": "safetensors.torch.save_model (docs/checkpoints.md, Weights for use elsewhere)",
 }
-"""Names of the release before, and what to use instead."""
+"""Names that the previous release had, and what to use instead."""
 
 
 def __getattr__(name: str) -> Any:

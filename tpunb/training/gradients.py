@@ -1,7 +1,7 @@
-"""The step of an optimizer over all ranks, after one backward pass or several.
+"""Optimizer steps over all ranks, after one backward pass or several.
 
-`optimizer_step` reduces and clips the gradients; `Accumulation` does so for big batches that come
-in small pieces, with one collective and one step for each batch.
+`optimizer_step` reduces and clips the gradients. `Accumulation` does the same for large batches
+that are computed in pieces, with one collective and one optimizer step for each batch.
 """
 
 from __future__ import annotations
@@ -27,19 +27,28 @@ def optimizer_step(
     count: torch.Tensor | float | None = None,
     max_norm: float | None = None,
 ) -> torch.Tensor:
-    """Reduce the gradients over all ranks, clip them and step; returns their norm before clipping.
+    """Reduce the gradients over all ranks, clip them and step the optimizer.
+
+        loss.backward()
+        norm = optimizer_step(optimizer, max_norm=1.0)
+        optimizer.zero_grad()
+
+    Call it on all ranks: it is a collective. It does not reset the gradients.
 
     Without `count` the gradients are averaged over the ranks, as `xm.optimizer_step` does. With
-    it they are the gradients of a **sum** of losses (also of several backward passes), and
-    `count` is the number of samples or tokens in this rank's sum: sums and counts of all ranks
-    are added, then divided, so the mean is right where ranks have unequal numbers. If nothing
-    counts on any rank, gradients become 0.
+    `count` they must be the gradients of a **sum** of losses, from one backward pass or several,
+    and `count` is the number of samples or tokens in this rank's sum: gradients and counts are
+    summed over all ranks, then divided. So the mean is right even if the ranks' counts differ. If
+    the counts of all ranks are 0, the gradients become 0.
 
-    `max_norm`: the largest 2-norm of all gradients together, after the reduction; it is computed
-    in float32, for bfloat16 gradients too.
+    `max_norm`: the gradients are scaled down to this 2-norm, taken over all of them together after
+    the reduction and computed in float32, even for bfloat16 gradients.
 
-    The norm is a tensor of one element on the gradients' device, equal on all ranks: it can be
-    logged without a step waiting for it. Call it in all ranks. It does not reset the gradients.
+    Return the norm before clipping: a tensor of one element on the gradients' device, equal on all
+    ranks. It can be logged without making a step wait for it.
+
+    Raises ValueError if no parameter has a gradient, RuntimeError with several ranks if the
+    gradients are not on an XLA device.
     """
     gradients = _gradients(optimizer)
     if count is not None:
@@ -53,18 +62,18 @@ def optimizer_step(
 
 @dataclass(frozen=True)
 class Update:
-    """One step of the optimizer. Its tensors have one element and are equal on all ranks."""
+    """One optimizer step of `Accumulation`. Its tensors have one element, equal on all ranks."""
 
     loss: torch.Tensor
-    """The mean over everything that counted, on all ranks."""
+    """The mean of all losses of the step that count, over all ranks."""
     norm: torch.Tensor
-    """Of all gradients together, before clipping."""
+    """The 2-norm of all gradients together, before clipping."""
     count: torch.Tensor
-    """How many losses counted, on all ranks."""
+    """The number of losses that count (with weights: their sum), over all ranks."""
 
 
 class Accumulation:
-    """Gradient accumulation: steps of an optimizer over several backward passes each.
+    """Gradient accumulation: one optimizer step after every few backward passes.
 
         accumulation = Accumulation(optimizer, every=4, max_norm=1.0)
         for x, y, mask in batches:
@@ -75,16 +84,19 @@ class Accumulation:
                 tpunb.log(step, loss=update.loss, norm=update.norm)
         accumulation.finish()
 
-    Each step equals one backward pass over the whole batch: the mean over every loss that
-    counts, in all pieces and on all ranks, however unevenly they are spread. It resets the
-    gradients, and on XLA calls `torch_xla.sync()` after each piece, so that all pieces are one
-    program, compiled once.
+    Each step equals one backward pass over the whole batch: the loss is the mean of all losses
+    that count, in all pieces and on all ranks, however unevenly they are spread. Gradients are
+    reset after each step. On XLA, `torch_xla.sync()` is called after each piece, so that all
+    pieces run the same program, compiled once.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, every: int, *, max_norm: float | None = None
     ) -> None:
-        """`every`: pieces per step, on each rank. `max_norm`: see `optimizer_step`."""
+        """`every`: pieces per step, on each rank. `max_norm`: see `optimizer_step`.
+
+        Raises ValueError if `every` is less than 1.
+        """
         if every < 1:
             raise ValueError(f"Accumulation: every={every}: a step needs at least one piece")
         self.optimizer = optimizer
@@ -92,18 +104,21 @@ class Accumulation:
         self.max_norm = max_norm
         self._pieces = 0
         self._totals: list[torch.Tensor] = []
-        """Sum and count of the losses of this rank, since the last step."""
+        """Sum and count of this rank's losses since the last step."""
         self._zeros: dict[torch.Tensor, torch.Tensor] = {}
         self._used: set[torch.Tensor] = set()
 
     def backward(self, losses: torch.Tensor, mask: torch.Tensor | None = None) -> Update | None:
-        """The backward pass of one piece, and each `every` pieces the step, which it returns.
+        """Run the backward pass of one piece; after every `every` pieces, step the optimizer.
 
-        `losses`: one for each sample or token, not averaged (`reduction="none"`). `mask`, of the
-        same shape: which of them count (bool, or weights). A mean instead of losses counts as
-        one loss.
+        `losses`: a tensor of any shape with a loss for each sample or token, not averaged
+        (`reduction="none"`); a mean counts as one loss. `mask`: a tensor of the same shape, True
+        for losses that count, or their weights.
 
-        Call it equally often on all ranks: the step is a collective.
+        Return the `Update` of the step, or None if more pieces are to come. Call it equally often
+        on all ranks: the step is a collective.
+
+        Raises ValueError if the shapes of `mask` and `losses` differ.
         """
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         if mask is None:
@@ -129,15 +144,15 @@ class Accumulation:
         return None
 
     def finish(self) -> Update | None:
-        """Step with the pieces left over, for example after the last batch of an epoch.
+        """Step with the pieces since the last step, for example at the end of an epoch.
 
-        Returns None if there are none. Call it on all ranks or on none.
+        Return None if there are none. Call it on all ranks or on none.
         """
         if not self._pieces:
             return None
         loss, count = self._totals
         if self.every > 1:
-            _mark_step(loss)  # the step in a program of its own: the piece's stays the same
+            _mark_step(loss)  # the step is a program of its own, so that the piece's stays the same
         for parameter in self._zeros:
             if parameter not in self._used:
                 parameter.grad = None  # never used: the optimizer skips it
@@ -154,7 +169,7 @@ class Accumulation:
         return update
 
     def _begin(self, loss: torch.Tensor) -> None:
-        """Gradients of 0 from the start: without them, the first piece is another program."""
+        """Create gradients of 0: without them, the first piece would be a different program."""
         new = [
             parameter
             for group in self.optimizer.param_groups
@@ -186,10 +201,10 @@ def mean_step(
     max_norm: float | None,
     *others: torch.Tensor,
 ) -> torch.Tensor:
-    """The step for gradients of sums; `count` and the `others` become those of all ranks."""
+    """Step with gradients of sums; `count` and `others` are summed over ranks in place."""
     with torch.no_grad():
         gradients = _gradients(optimizer)
-        # With the gradients: no collective of their own.
+        # In the same collective as the gradients.
         sum_over_ranks([*gradients, count, *others])
         scale = reciprocal_or_zero(count)
         return _step(optimizer, gradients, scale, total_norm(gradients) * scale, max_norm)
@@ -220,7 +235,7 @@ def _step(
 
 
 def sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
-    """Add the tensors of all ranks, in place, in one collective.
+    """Sum tensors over all ranks, in place, in one collective.
 
     Raises RuntimeError with several ranks if the tensors are not on an XLA device.
     """
@@ -235,9 +250,9 @@ def sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def as_scalar(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
-    """A number as a new tensor of one element on the device of `like`, in float32 at least.
+    """Return a number as a new tensor of one element on the device of `like`, at least float32.
 
-    Made on the CPU and sent, because a number that is part of the graph would be a new graph
+    It is made on the CPU and copied: a number that is part of the graph would make a new graph
     for each value.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
@@ -245,13 +260,13 @@ def as_scalar(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
 
 
 def reciprocal_or_zero(count: torch.Tensor) -> torch.Tensor:
-    """1 / count, or 0 where nothing counts."""
+    """1 / count, or 0 if the count is 0."""
     reciprocal = 1 / count.clamp(min=torch.finfo(count.dtype).tiny)
     return torch.where(count > 0, reciprocal, torch.zeros_like(count))
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm of all elements together, in float32 or, of float64, in float64."""
+    """The 2-norm of all elements together, in float32; in float64 for float64 gradients."""
     norms = [
         torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
         for g in gradients

@@ -1,4 +1,4 @@
-"""`predict`: a model's outputs for every sample, in order, computed by all ranks."""
+"""`predict`: compute a model's outputs for every sample on all ranks, in the samples' order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpunb.training.trees import leaves, map_tensors
 from tpunb.utils import env_vars
 
 AHEAD = 8
-"""Steps that a rank which fetches no outputs may be ahead of its device."""
+"""Steps that a rank that fetches no outputs may be ahead of its device."""
 
 
 def predict(
@@ -32,25 +32,31 @@ def predict(
     bf16: bool = False,
     device: torch.device | str | None = None,
 ) -> Any:
-    """The outputs of `model` for every sample of `data`, in order: on rank 0; None elsewhere.
+    """Return the outputs of `model` for every sample of `data`, in order, on rank 0.
 
-    Call it on every rank. `data` is a dataset, with `batch_size` samples for each rank and
-    step, a DataLoader, or the result of `shard`. Every batch is full, so XLA compiles once; the
-    padding of the last ones is left out of the result.
+        guesses = predict(model, dataset, 64, step=lambda batch: model(batch[0]).argmax(1))
+
+    Call it on every rank; the other ranks, and rank 0 if `data` is empty, get None.
+
+    `data`: a dataset, with `batch_size` samples for each rank and step; a DataLoader; or the
+    result of `shard`. Every batch is full, so XLA compiles once; the padding of the last batches
+    is left out of the result.
 
     A batch is moved to the model's device and passed to the model: a dict as keyword arguments,
-    a tuple or list as arguments. `step` replaces this call if a batch holds more than the model
-    takes, or only part of the output is wanted: `step=lambda batch: model(batch[0]).argmax(1)`.
-    The output is a tensor with a row for each sample, or dicts, tuples or dataclasses of such
-    tensors; the result has the same structure, with CPU tensors and a row for each sample of
-    `data`. The outputs of a step are fetched while the next is computed, so devices hold no more.
+    a tuple or list as positional arguments. `step` replaces this call, if a batch holds more than
+    the model takes or only part of the output is wanted. The output must be a tensor with a row
+    for each sample of the batch, or dicts, tuples, lists or dataclasses of such tensors. The
+    result has the same structure, with CPU tensors that have a row for each sample of `data`. The
+    outputs of a step are fetched while the next one is computed, so devices hold those of a few
+    steps only.
 
-    A Module is in eval mode meanwhile, without gradients. `bf16`: compute with bfloat16
-    autocast; floating-point outputs are returned as float32. `device`: for models without
-    parameters.
+    A Module is put into eval mode for the call; no gradients are computed. `bf16`: compute with
+    bfloat16 autocast; floating-point outputs are returned as float32. `device`: the device to
+    move batches to, for models without parameters and buffers.
 
-    Returns None without samples. Raises ValueError for shuffled data, for outputs without a row
-    for each sample, and for a model that is not on the XLA device of its rank.
+    Raises ValueError for shuffled data, for outputs without a row for each sample, for outputs
+    whose shapes change between steps, and with several ranks for a model that is not on the XLA
+    device of its rank; TypeError if the model does not accept a batch as its arguments.
     """
     batches = data if isinstance(data, Shard) else shard(data, batch_size)
     size = _size(batches)
@@ -78,7 +84,7 @@ def predict(
 
 
 class _Call:
-    """How a model is called with a batch."""
+    """Calls a model with the parts of a batch as its arguments."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
@@ -145,7 +151,7 @@ class _Results:
         self._parts: list[Any] = []
 
     def add(self, output: Any, step: Step) -> None:
-        """Take the outputs of a step, and fetch those of the step before."""
+        """Keep the outputs of a step, and fetch those of the previous step."""
         self._fetch()
         self._waiting = output, step
 
@@ -173,7 +179,7 @@ class _Results:
         return torch.empty((self._size, *rows.shape[1:]), dtype=rows.dtype)
 
     def _counted(self, count: int) -> torch.Tensor | slice:
-        """The rows that count, of all ranks' batches one after the other."""
+        """Select the rows that are not padding from the concatenated batches of all ranks."""
         if count == self._batch_size * self._world:
             return slice(None)
         slices = (rank_slice(count, rank, self._world) for rank in range(self._world))
@@ -185,7 +191,7 @@ class _Results:
         )
 
     def finish(self) -> Any:
-        """All rows in order; None if there are none."""
+        """Return all rows in order; None if there are none."""
         self._fetch()
         if not self._parts:
             return self._whole
@@ -195,12 +201,12 @@ class _Results:
 
 
 def _gathered(output: Any) -> Any:
-    """The outputs of all ranks, one after the other in each tensor."""
+    """Return the outputs of all ranks, concatenated in order of rank in each tensor."""
     import torch_xla.core.xla_model as xm
 
-    # Not pinned: upstream's pinned way sums zeros, which bool cannot, in a program of its own
-    # for each rank. A layout cannot differ where all ranks run the same program. Not as a list:
-    # torch_xla crashes where it has one tensor only of a type (2.8, 2.9).
+    # Not pinned: upstream's pinned all_gather is a sum with zeros, which bool does not support,
+    # and a different program on each rank. Layouts cannot differ if all ranks run the same
+    # program. Not as a list: torch_xla (2.8, 2.9) crashes if it has only one tensor of a type.
     return map_tensors(lambda tensor: xm.all_gather(tensor, pin_layout=False), output)
 
 
@@ -214,7 +220,7 @@ def _run(wait: bool) -> None:
 
 
 def _with_progress(batches: Shard) -> Iterator[Step]:
-    """The steps, with progress on the card of a run. In the kernel there is no bar."""
+    """Iterate over the steps, with progress on the card of a run; in the kernel without a bar."""
     if env_vars.RUN not in os.environ:
         return batches.steps()
     total = len(batches) if isinstance(batches, MapShard) else None
@@ -233,7 +239,7 @@ def _device(model: Callable[..., Any]) -> torch.device:
 
 @contextmanager
 def _evaluating(model: Callable[..., Any]) -> Iterator[None]:
-    """Eval mode; afterwards each module is in its former mode."""
+    """Put all modules into eval mode; restore the mode of each at the end."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
     for module in modules:
@@ -250,7 +256,7 @@ def _precision(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
 
 
 def _size(batches: Shard) -> int | None:
-    """The number of samples, if it is known. Raises ValueError if their order is not."""
+    """The number of samples; None for a stream. Raises ValueError if their order is not known."""
     if batches.remainder != "pad":
         raise ValueError(
             f"predict: shard(…, remainder={batches.remainder!r}) does not give each sample once"

@@ -1,11 +1,11 @@
-"""`tpunb.log`: metrics of a training loop, without stopping it.
+"""`tpunb.log`: record metrics of a training loop without stopping it.
 
 Numbers are written at once, or within GATHER seconds when they come fast. The value of a lazy
 XLA tensor is not known when it is logged: the tensor is kept, and a background thread reads it
-after the step's graph was started (`torch_xla.sync()`, the loader's next batch). So logging
+once the step's graph has been started (`torch_xla.sync()`, the loader's next batch). So logging
 neither starts a computation nor waits for one.
 
-torch is used if it is already imported, and never imported here.
+torch is used if it is already imported; this module never imports it.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ from tpunb.utils.modules import is_a
 from tpunb.xla import tensors
 
 GATHER = 0.05
-"""Seconds between two writes of records that come faster than that."""
+"""Seconds between two writes when records come faster than that."""
 RETRY = 1.0
-"""Seconds between two tries to write records while the disk is full."""
+"""Seconds between two attempts to write records while the disk is full."""
 MOST_KEPT = 16_000_000
-"""Bytes of such records that are kept for the next try."""
+"""Bytes of unwritten records that are kept for the next attempt."""
 
 
 def log(step: int | None = None, *, reduce: str | Mapping[str, str] = MEAN, **values: Any) -> None:
     """Record metrics: `tpunb.log(step, loss=loss, accuracy=0.91)`.
 
-    A value is a number, a numpy scalar or a tensor of one element. In a run it is written to
-    the run's `metrics.jsonl`; elsewhere one line is printed, under torchrun by rank 0 only.
+    A value is a number, a numpy scalar, or a tensor or array of one element. In a run, the call
+    appends a line to the run's `metrics.jsonl`; elsewhere it prints a line, under torchrun on
+    rank 0 only.
 
-    `reduce`: how the values of all ranks for one step are combined: 'mean', 'sum', 'min' or
-    'max', or for some of the metrics, `reduce={"tokens": "sum"}`. Ranks write their own values
-    and the reader combines them, so no rank waits for another, and not all have to log.
+    `reduce`: how the ranks' values for a step are combined: 'mean', 'sum', 'min' or 'max', for
+    all metrics of the call or by name, `reduce={"tokens": "sum"}`. Each rank writes its own
+    values and readers combine them, so no rank waits for another, and not every rank must log.
 
-    Raises TypeError for a value that is not a number, ValueError for a tensor of several
-    elements, a reserved name (`rank`, `attempt`, `time`) or an unknown reduction.
+    Raises TypeError for a value that is not a number, a step that is not an int, or a call
+    without values; ValueError for a tensor of several elements, a reserved name (`rank`,
+    `attempt`, `time`) or an unknown reduction.
     """
     record = Record(time.time(), _step(step))
     if not values:
@@ -67,7 +69,7 @@ def log(step: int | None = None, *, reduce: str | Mapping[str, str] = MEAN, **va
 
 
 def _reductions(reduce: str | Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
-    """How each metric is reduced, where it is not the mean."""
+    """Return the reduction of each metric that is not reduced to its mean."""
     if reduce == MEAN:
         return {}
     every = dict.fromkeys(values, reduce) if isinstance(reduce, str) else dict(reduce)
@@ -83,8 +85,8 @@ def _reductions(reduce: str | Mapping[str, str], values: Mapping[str, Any]) -> d
 def flush_metrics(sync: bool = True, timeout: float | None = None) -> None:
     """Wait until everything that was logged is written.
 
-    Values whose step has not started are computed now, or with `sync=False` (after a failure,
-    when computing may hang) dropped. `timeout`: in seconds.
+    Values whose step has not started are computed now; with `sync=False` (after a failure, when
+    computing may hang) they are dropped. `timeout`: seconds to wait at most.
     """
     if _current_writer is not None:
         _current_writer.flush(sync, timeout)
@@ -100,10 +102,10 @@ class Record:
     """Floats, and tensors for names in `lazy`."""
     lazy: set[str] = field(default_factory=set)
     reduce: dict[str, str] = field(default_factory=dict)
-    """How values of several ranks are combined, where it is not the mean."""
+    """The reductions of metrics that are not reduced to their mean."""
 
     def add(self, name: str, value: Any) -> None:
-        """Check and keep a value."""
+        """Check a value and keep it."""
         if is_a(value, "torch", "Tensor"):
             if value.numel() != 1:
                 raise ValueError(
@@ -132,7 +134,7 @@ class Record:
         self.values[name] = float(value)
 
     def resolve(self) -> None:
-        """Replace tensors by their values. Waits until they are computed."""
+        """Replace tensors with their values, waiting until they are computed."""
         for name in self.lazy:
             try:
                 self.values[name] = float(self.values[name].cpu().item())
@@ -155,10 +157,10 @@ def _step(step: int | None) -> int | None:
 
 
 class MetricsWriter(ABC):
-    """Takes records, and delivers them in order; lazy values wait for the step marker.
+    """Delivers records in order; records with lazy values wait for the step marker.
 
-    log() -> add() -> no lazy value, none waiting ------------------> deliver()
-                   -> lazy, or behind one that is: _waiting -> step -> deliver()
+    log() -> add() -> not lazy, and no record is waiting ------------> deliver()
+                   -> lazy, or behind a lazy one: _waiting -> step --> deliver()
     """
 
     def __init__(self) -> None:
@@ -166,11 +168,11 @@ class MetricsWriter(ABC):
         self._order = threading.RLock()
 
     def add(self, record: Record) -> None:
-        """Take a record. One without lazy values is delivered at once, unless others wait."""
+        """Take a record; deliver it at once unless it or an earlier record has lazy values."""
         with self._order:
             if record.lazy:
-                # One closure for each, not for the first: if another closure raises,
-                # torch_xla drops those after it. The first that runs takes all records.
+                # A closure for each record, not only for the first: if another closure raises,
+                # torch_xla drops those after it. The first one that runs takes all records.
                 xm: Any = sys.modules["torch_xla.core.xla_model"]
                 xm.add_step_closure(self._step_is_running)
             if record.lazy or self._waiting:
@@ -195,11 +197,11 @@ class MetricsWriter(ABC):
 
     @abstractmethod
     def deliver(self, records: list[Record]) -> None:
-        """Write records whose values can be read."""
+        """Write records whose values can be read now."""
 
 
 class ConsoleWriter(MetricsWriter):
-    """Outside a run: prints a line for each record."""
+    """Prints a line for each record; used outside a run."""
 
     def deliver(self, records: list[Record]) -> None:
         for record in records:
@@ -211,21 +213,21 @@ class ConsoleWriter(MetricsWriter):
 
 
 class NullWriter(MetricsWriter):
-    """Outside a run under torchrun: ranks other than 0."""
+    """Drops all records; used under torchrun, outside a run, in ranks other than 0."""
 
     def add(self, record: Record) -> None:
-        """Drop it: rank 0 prints for all."""
+        """Drop the record: rank 0 prints for all ranks."""
 
     def deliver(self, records: list[Record]) -> None:
-        """Never called: `add` keeps no record."""
+        """Never called, because `add` keeps no record."""
 
 
 class FileWriter(MetricsWriter):
-    """In a rank: appends lines to the run's `metrics.jsonl`.
+    """Appends lines to the run's `metrics.jsonl`; used in ranks.
 
-    The first record after a pause is written by the caller, the others by a thread that
-    collects them: ten thousand a second cost little, and a single one is visible at once. What
-    cannot be written (a full disk) is kept, and written with a later record or at the end.
+    The first record after a pause is written by the caller, the others by a thread that collects
+    them: ten thousand records a second cost little, and a single one is visible at once. Records
+    that cannot be written because the disk is full are written with a later record or at the end.
     """
 
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
@@ -235,7 +237,7 @@ class FileWriter(MetricsWriter):
         self._queue: list[Record] = []
         lock = threading.RLock()
         self._change = threading.Condition(lock)
-        # A thread that collects must not be woken by each record: that would cost more than
+        # The thread that collects must not be woken by each record: that would cost more than
         # everything else (a thread switch, and the GIL taken from the training).
         self._flush_now = threading.Condition(lock)
         self._busy = False
@@ -245,11 +247,11 @@ class FileWriter(MetricsWriter):
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._lost = 0
-        """Records for which there was no room any more."""
+        """The number of records that were dropped because `MOST_KEPT` was reached."""
         self._retry = 0.0
 
     def add(self, record: Record) -> None:
-        """Take a record, which shows that this rank goes on."""
+        """Take a record, and count it as activity of this rank."""
         heartbeat.note_activity()
         super().add(record)
 
@@ -269,7 +271,7 @@ class FileWriter(MetricsWriter):
 
     def flush(self, sync: bool, timeout: float | None) -> None:
         with self._change:
-            self._flushing = True  # from here on nothing is collected, and no thread is started
+            self._flushing = True  # from now on nothing is collected and no thread is started
             self._flush_now.notify_all()
         super().flush(sync, timeout)
         with self._change:
@@ -289,7 +291,7 @@ class FileWriter(MetricsWriter):
                 records, self._queue = self._queue, []
             try:
                 self._write(records)
-            except Exception as error:  # whoever flushes waits for this thread
+            except Exception as error:  # this thread must not end: `flush` waits for it
                 _report_error(f"lost {len(records)} records", error)
             with self._change:
                 self._flush_now.wait_for(lambda: self._flushing, GATHER)
@@ -309,7 +311,7 @@ class FileWriter(MetricsWriter):
         self._last = time.monotonic()
 
     def _append(self) -> None:
-        """Append what is not written yet; what does not go into the file stays."""
+        """Append the unwritten records; keep those for which the disk has no room."""
         data = b"".join(self._unwritten)
         try:
             written = append_lines(self._path, data)
@@ -346,7 +348,7 @@ def _writer() -> MetricsWriter:
 
 
 def _drop_writer() -> None:
-    """A forked process has no such thread, and may be another rank."""
+    """Forget the writer in a forked process, which lacks its thread and may be another rank."""
     global _current_writer
     _current_writer = None
 
@@ -371,7 +373,7 @@ def _report_error(message: str, error: Exception) -> None:
 
 
 def _report(kind: str, message: str) -> None:
-    """A lost metric must not end a training: one line on stderr for each kind of error."""
+    """Print one line on stderr for each kind of error: a lost metric must not end a training."""
     if kind not in _reported:
         # Standard error may be a file on the same full disk, and the user may have closed it.
         with contextlib.suppress(OSError, ValueError):

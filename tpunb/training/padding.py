@@ -1,4 +1,4 @@
-"""`Buckets`: a few sizes to which samples are padded, one compilation for each, and collators.
+"""`Buckets`, the few sizes to which samples are padded, and collators that pad to them.
 
 loader = DataLoader(data, 8, collate_fn=pad_sequences(Buckets.choose(lengths)))
 """
@@ -21,28 +21,30 @@ Size = tuple[int, ...]
 """The dimensions that are padded: (length,) of a sequence, (height, width) of an image."""
 
 DISTINCT = 400
-"""Distinct sizes that are merged one by one; more of them are rounded up further."""
+"""The most distinct sizes that are merged one by one; if there are more, sizes are rounded up."""
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes to which batches are padded: XLA compiles at most one program for each.
+    """The sizes to which batches are padded: XLA compiles one program for each at most.
 
-    Chosen from the data by `Buckets.choose`, or by hand: `Buckets(((128,), (512,)))`.
+    `Buckets.choose` chooses them from the data; by hand: `Buckets(((128,), (512,)))`.
+
+    Raises ValueError without a size, or if sizes have different numbers of dimensions.
     """
 
     sizes: tuple[Size, ...]
-    """Ascending by their number of elements."""
+    """The sizes, (length,) or (height, width), in order of their number of elements."""
     padding: float | None = None
-    """The share of padding in the data they were chosen from, 0 to 1."""
+    """The share of padding, from 0 to 1, in the data that they were chosen from."""
     padding_of_one: float | None = None
-    """The same if everything were padded to the largest size."""
+    """The share of padding if all of that data were padded to the largest size."""
 
     def __post_init__(self) -> None:
         if not self.sizes or len({len(size) for size in self.sizes}) != 1:
             raise ValueError(f"Buckets: sizes of the same number of dimensions, not {self.sizes}")
-        # Whatever contains a batch contains its samples, so with one order of all sizes the
-        # first that fits a batch of one group is the one that fits its samples.
+        # A size that contains a batch contains its samples. So with one order of all sizes, the
+        # first size that fits a batch of one group is the first that fits its samples.
         order = sorted(set(self.sizes), key=lambda size: (int(np.prod(size)), size))
         object.__setattr__(self, "sizes", tuple(order))
 
@@ -50,14 +52,14 @@ class Buckets:
     def choose(
         cls, sizes: Iterable[int | Sequence[int]], most: int = 8, multiple: int = 8
     ) -> Buckets:
-        """At most `most` buckets with little padding for samples of these sizes.
+        """Choose at most `most` buckets that need little padding for samples of these sizes.
 
         `sizes`: a length for each sample, or a tuple such as (height, width). Bucket sizes are
-        multiples of `multiple`: a TPU computes in tiles of 8 and 128. `print(buckets)` says how
-        much padding they mean, and how many shapes XLA will see at most.
+        multiples of `multiple`: a TPU computes in tiles of 8 and 128. `print(buckets)` shows the
+        share of padding, and the largest number of shapes that XLA will compile for.
 
-        Starts with a bucket for each size, and merges the two that add the least padding until
-        `most` are left. Raises ValueError without any size.
+        It starts with a bucket for each size, and merges the two buckets that add the least
+        padding until `most` are left. Raises ValueError if `sizes` is empty or `most` is below 1.
         """
         asked = np.array([_size(size) for size in sizes], dtype=np.int64)
         if asked.size == 0 or most < 1:
@@ -80,11 +82,14 @@ class Buckets:
         )
 
     def fit(self, size: Sequence[int]) -> Size:
-        """The smallest bucket that contains a size. Raises ValueError if none does."""
+        """Return the smallest bucket that contains a size. Raises ValueError if none does."""
         return self.sizes[self._index(tuple(size))]
 
     def groups(self, sizes: Iterable[int | Sequence[int]]) -> list[int]:
-        """The index of each sample's bucket, for `shard(…, groups=…)`."""
+        """Return the index of each sample's bucket, for `shard(…, groups=…)`.
+
+        Raises ValueError for a size that no bucket contains.
+        """
         index_of = functools.cache(self._index)
         return [index_of(_size(size)) for size in sizes]
 
@@ -111,10 +116,10 @@ class Buckets:
 def _merge(
     corners: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], most: int
 ) -> npt.NDArray[np.int64]:
-    """Merge boxes, given by their corners and the samples in each, until `most` are left."""
+    """Merge boxes until `most` are left. Each has a corner and the number of its samples."""
 
     def added_padding(index: int) -> npt.NDArray[np.int64]:
-        """The elements that merging this box with each of the others adds."""
+        """Return how many elements of padding merging this box with each other box adds."""
         merged = np.maximum(corners, corners[index]).prod(axis=1) * (counts + counts[index])
         apart = corners.prod(axis=1) * counts
         costs: npt.NDArray[np.int64] = merged - apart - apart[index]
@@ -141,7 +146,7 @@ def _text(size: Size) -> str:
 
 
 Fill = float | Mapping[Any, float]
-"""A number for samples that are one tensor; else a number for each padded field."""
+"""The padding value: one number for samples that are one tensor, or one for each padded field."""
 _WHOLE_SAMPLE = ""
 """The field name for a sample that is one tensor."""
 
@@ -149,18 +154,23 @@ _WHOLE_SAMPLE = ""
 def pad_sequences(
     buckets: Buckets, fill: Fill = 0, *, cut: bool = False
 ) -> Callable[[Sequence[Any]], tuple[Any, torch.Tensor]]:
-    """A collate_fn for sequences, whose first dimension is their length.
+    """Return a collate_fn for sequences whose first dimension is their length.
 
-    Its batches are `(batch, mask)`: the samples padded to the smallest bucket that contains them
-    all, and a bool tensor (rows, length), False for padding.
+        collate = pad_sequences(buckets, fill={"input_ids": 0, "labels": -100})
+        for batch, mask in DataLoader(data, 8, collate_fn=collate):
 
-    `fill`: the padding value. For samples that are dicts, tuples or dataclasses it names the
-    padded fields, by key, index or name, each with its value:
-    `{"input_ids": 0, "labels": -100}`. In a sample they have one length. Other fields are
-    collated by default_collate. `cut`: truncate samples longer than the largest bucket; without
-    it they raise ValueError.
+    It returns `(batch, mask)`: the samples padded to the smallest bucket that contains them all,
+    of shape (rows, length, …), and a bool tensor (rows, length) that is False for padding.
 
-    With several ranks, all need the same bucket in a step: use `shard(…, groups=…)`.
+    `fill`: the padding value. For samples that are dicts, tuples or dataclasses, a dict of the
+    fields to pad (by key, index or name) with the value of each. The padded fields of a sample
+    must have the same length. Other fields are collated by `default_collate`. `cut`: truncate
+    samples that are longer than the largest bucket.
+
+    With several ranks, all ranks need the same bucket in each step: use `shard(…, groups=…)`.
+
+    The collate_fn raises ValueError for samples longer than the largest bucket (without `cut`)
+    and for fields of different lengths; TypeError if `fill` does not name the fields to pad.
     """
     return _Pad(buckets, fill, slice(0, 1), cut)
 
@@ -168,10 +178,11 @@ def pad_sequences(
 def pad_images(
     buckets: Buckets, fill: Fill = 0
 ) -> Callable[[Sequence[Any]], tuple[Any, torch.Tensor]]:
-    """A collate_fn for images, whose last two dimensions are height and width.
+    """Return a collate_fn for images whose last two dimensions are height and width.
 
-    Its batches are `(batch, mask)`, with a mask (rows, height, width). Images are at the top left.
-    `fill`: see `pad_sequences`.
+    It returns `(batch, mask)`: the images of shape (rows, …, height, width), each at the top left,
+    and a bool tensor (rows, height, width) that is False for padding. `fill` and errors: as for
+    `pad_sequences`.
     """
     return _Pad(buckets, fill, slice(-2, None), False)
 
@@ -181,7 +192,7 @@ class _Pad:
     buckets: Buckets
     fill: Fill
     padded: slice
-    """Which dimensions of a field are padded."""
+    """The dimensions of a field that are padded."""
     cut: bool
 
     def __call__(self, samples: Sequence[Any]) -> tuple[Any, torch.Tensor]:
@@ -236,7 +247,7 @@ def _get(sample: Any, name: Any) -> torch.Tensor:
 
 
 def _collated(samples: Sequence[Any], padded: dict[Any, torch.Tensor]) -> Any:
-    """The batch: padded fields in their places, the others from default_collate."""
+    """Return the batch: padded fields in their places, other fields from default_collate."""
     first = samples[0]
     if _WHOLE_SAMPLE in padded:
         return padded[_WHOLE_SAMPLE]

@@ -1,4 +1,4 @@
-"""`bf16`: matrix products in bfloat16, sums in float32. `watch_sums`: weights that stop moving."""
+"""`bf16`: compute in bfloat16, sum in float32. `watch_sums`: detect weights that stop moving."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from tpunb.xla.spmd import parse_flag
 
 DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 CHECKED_STEPS = (10, 1000)
-"""The steps at which weights are checked: when Adam's updates have settled, and late."""
+"""Steps in which weights are checked: once Adam's updates have settled, and a late one."""
 WARN_SHARE = 0.5
-"""The share of weights that do not move above which to warn."""
+"""The share of unmoved weights above which to warn."""
 _SHORT = (torch.bfloat16, torch.float16)
 
 
 def bf16(enabled: bool = True) -> _Autocast:
-    """Compute in bfloat16 where that is safe.
+    """Return a context manager, also a decorator, that computes in bfloat16 where that is safe.
 
         with bf16():
             loss = F.cross_entropy(model(x), y)
         loss.backward()
 
-    It is `torch.autocast` for the CPU and, once this process uses an XLA device (kernel,
-    rehearsal, TPU), for that too: matrix products, convolutions and attention in bfloat16;
-    weights, gradients, losses, sums and the optimizer in float32. It is also a decorator.
-    `enabled`: as in `torch.autocast`, so that one parameter switches it.
+    It enters `torch.autocast` for the CPU and, once this process uses an XLA device (in the
+    kernel, a rehearsal or on a TPU), for XLA too: matrix products, convolutions and attention
+    run in bfloat16; weights, gradients, losses, sums and the optimizer stay in float32.
+
+    `enabled`: False turns it off, as in `torch.autocast`. Warns if XLA_USE_BF16 or
+    XLA_DOWNCAST_BF16 is set, which stores every float32 tensor as bfloat16.
     """
     for name in DOWNCASTS:
         if parse_flag(os.environ.get(name, "")):
@@ -46,9 +48,9 @@ def bf16(enabled: bool = True) -> _Autocast:
 
 
 class _Autocast(ContextDecorator):
-    """For all devices in use: a notebook that has started XLA may still train on the CPU.
+    """Autocast for all devices in use: a notebook that has started XLA may still train on the CPU.
 
-    Like torch.autocast, and unlike a generator's context, it can be entered again.
+    Like torch.autocast, and unlike a context manager made from a generator, it can be re-entered.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -70,12 +72,15 @@ class _Autocast(ContextDecorator):
 
 
 def watch_sums(optimizer: torch.optim.Optimizer) -> None:
-    """Warn if 16-bit weights stop moving; checked in the steps CHECKED_STEPS.
+    """Have an optimizer warn if its 16-bit weights stop moving.
 
     bfloat16 has 8 significant bits: an update below 1/512 of a weight is lost, however often it
-    is added, so a training stalls though its gradients are not 0. `optimizer_step` and
-    `Accumulation` call this. Nothing waits for the device; a checked step is a program of its
-    own on XLA. float32 weights cost nothing.
+    is added, so a training stalls although its gradients are not 0. The steps 10 and 1000 of the
+    optimizer are checked: a UserWarning reports it if more than half of the weights that have a
+    gradient did not change.
+
+    `optimizer_step` and `Accumulation` call this. Nothing waits for the device; on XLA, a checked
+    step compiles a program of its own. With float32 weights it does nothing.
     """
     short = any(p.dtype in _SHORT for group in optimizer.param_groups for p in group["params"])
     if short and optimizer not in _watched:
@@ -85,14 +90,14 @@ def watch_sums(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Watch:
-    """The hooks of one optimizer, which they do not reference, so that it can be freed."""
+    """The hooks of one optimizer. They hold no reference to it, so that it can be freed."""
 
     def __init__(self) -> None:
         self._step = 0
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def before(self, optimizer: torch.optim.Optimizer, *call: Any) -> None:
-        """Copy the weights that the step should change."""
+        """Copy the weights that the step should change, in a step that is checked."""
         self._step += 1
         if self._step in CHECKED_STEPS:
             self._before = [
@@ -104,7 +109,7 @@ class _Watch:
 
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer, *call: Any) -> None:
-        """Count those it did not change."""
+        """Count the weights that the step did not change."""
         checked, self._before = self._before, []
         if not checked:
             return
@@ -133,7 +138,7 @@ _watched: WeakKeyDictionary[torch.optim.Optimizer, _Watch] = WeakKeyDictionary()
 
 
 def _when_computed(callback: Any, value: torch.Tensor, *rest: Any) -> None:
-    """Call with a value on the device once its step was started; on the CPU at once."""
+    """Call back with a value once its step has been started; at once for a value on the CPU."""
     if value.device.type == "xla":
         xm: Any = sys.modules["torch_xla.core.xla_model"]
         xm.add_step_closure(callback, args=(value, *rest))

@@ -1,4 +1,4 @@
-"""Which rank this process is, and of how many: the same question in kernel, rank and script."""
+"""The rank and world size of this process: the same functions in kernel, rank and script."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tpunb.xla.runtime import running_module
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This core's number, and how many cores work together; 0 and 1 outside a run.
+    """Return this core's rank and the world size; 0 and 1 outside a run.
 
-    If the XLA runtime is in use, its own number: results of collectives are in this order, and
-    on a pod it need not be RANK. Asking does not start the runtime; it may be asked in a prelude
-    that each rank runs. Cells above the train cell mostly run in no rank yet, so helpers ask
-    when a loop begins, not when they are made.
+    If the XLA runtime is in use, the rank is the runtime's ordinal: results of collectives are in
+    this order, and on a pod it may differ from RANK. The call does not start the runtime, so it
+    is allowed in a prelude that each rank runs. Cells above the train cell usually run before the
+    ranks exist, so helpers call this when a loop begins, not when they are created.
     """
     if "RANK" not in os.environ:
         return 0, 1
@@ -25,10 +25,10 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def launched_rank_and_world() -> tuple[int, int]:
-    """RANK and WORLD_SIZE as the launcher has set them; 0 and 1 outside a run."""
+    """Return RANK and WORLD_SIZE as the launcher has set them; 0 and 1 outside a run."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:
-    """Whether this is the process whose values `--returns` brings back."""
+    """True for rank 0, whose values `--returns` hands to the kernel, and outside a run."""
     return os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,4 @@
-"""Resuming a training: `TrainingState`, `Position` in the data, random number generators."""
+"""Resume a training: `TrainingState`, the `Position` in the data, random number generators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tpunb.xla.tensors import start_pending_work
 
 
 class TrainingState:
-    """Model, optimizer, scheduler, position in the data and random numbers as one checkpoint.
+    """All state of a training (model, optimizer, position in the data, …) as one checkpoint.
 
         batches = Position(loader)
         state = TrainingState(model=model, optimizer=optimizer, batches=batches, best=best)
@@ -36,11 +36,11 @@ class TrainingState:
                 step += 1
 
     A part is a dict of data, or an object with `state_dict` and `load_state_dict`. Rank 0 writes
-    them for all ranks; each rank writes its random number generators, and its own buffers of
-    modules (BatchNorm's means). `own` names the parts that differ from rank to rank: shards of
-    FSDP or ZeRO.
+    the parts for all ranks; each rank writes the state of its random number generators and the
+    buffers of its modules (BatchNorm's means). `own` names the parts that differ from rank to
+    rank, such as shards of FSDP or ZeRO, which each rank writes as well.
 
-    On CPU, and with as many ranks as before, a resumed training has the same weights, bit for
+    On CPU and with the same number of ranks, a resumed training gets the same weights, bit for
     bit, as one that was not stopped.
     """
 
@@ -48,7 +48,11 @@ class TrainingState:
     def __init__(
         self, *, own: Collection[str] = (), path: str | Path | None = None, **parts: Any
     ) -> None:
-        """`path`: where to save and load, as in `tpunb.save` and `tpunb.load`."""
+        """`path`: where to save and load, as in `tpunb.save` and `tpunb.load`.
+
+        Raises TypeError for a part that is neither a dict nor has `load_state_dict`, ValueError
+        if `own` names something that is not a part.
+        """
         for name, part in parts.items():
             if not isinstance(part, dict) and not hasattr(part, "load_state_dict"):
                 raise TypeError(
@@ -63,7 +67,10 @@ class TrainingState:
         self._path = path
 
     def save(self, step: int) -> None:
-        """Write a checkpoint, as `tpunb.save` does. Call it in all ranks, between two steps."""
+        """Write a checkpoint, as `tpunb.save` does. Call it on all ranks, between two steps.
+
+        Raises CheckpointError if it cannot be written.
+        """
         start_pending_work()
         states: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
@@ -87,12 +94,12 @@ class TrainingState:
         step: int | None = None,
         weights_only: bool = True,
     ) -> int:
-        """Resume from the newest checkpoint; returns the next step, or 0 if there is none.
+        """Load the newest checkpoint into the parts; return the step after it, 0 if there is none.
 
-        Call it in all ranks, just above the loop: random numbers drawn between the two make the
-        resumed training another one. The arguments are those of `tpunb.load`.
+        Call it on all ranks, directly above the loop: random numbers drawn between this call and
+        the loop would change the training. The arguments are those of `tpunb.load`.
 
-        Raises CheckpointError as that does, also if another number of ranks has saved it.
+        Raises CheckpointError as `tpunb.load` does, also if a different number of ranks saved it.
         """
         path = path or self._path
         own = api.load(path, step=step, weights_only=weights_only)
@@ -101,7 +108,7 @@ class TrainingState:
         shared = own
         if not is_first():
             of_rank_0 = api.load(path, step=own.step, rank=0, weights_only=weights_only)
-            assert of_rank_0 is not None  # or it would have raised
+            assert of_rank_0 is not None  # for a step that does not exist it raises
             shared = of_rank_0
         for name, part in self._parts.items():
             source = own if name in self._own else shared
@@ -117,7 +124,7 @@ class TrainingState:
         return own.step + 1
 
     def _seed(self, seed: int | None) -> None:
-        """Seed the device: alike in a resumed training and in one that was not stopped."""
+        """Seed the device in the same way whether the training was resumed or not stopped."""
         set_device_seed(seed)
         for part in self._parts.values():
             if isinstance(part, Position):
@@ -125,29 +132,30 @@ class TrainingState:
 
 
 class Position:
-    """A loader that counts its batches, and can resume in the middle of an epoch.
+    """A loader that counts its batches and can resume in the middle of an epoch.
 
         batches = Position(loader)
         for epoch in range(batches.epoch, epochs):
             for x, y in batches:
+                ...
 
-    It is the same loader, with a `state_dict()`: after `load_state_dict`, the next loop resumes
-    in the same epoch, in the same order, after the last batch that the training got. The order
-    comes from the state of the random generators at the beginning of the epoch. `set_epoch` of
-    samplers and loaders is called.
+    It yields the loader's batches and has a `state_dict()`. After `load_state_dict`, the next loop
+    resumes in the same epoch, in the same order, after the last batch that the training got. The
+    order follows from the state of the random generators at the beginning of the epoch.
+    `set_epoch` of samplers and loaders is called.
 
-    The earlier batches of a DataLoader are not read (also inside torch_xla's MpDeviceLoader: put
-    Position around that, because it reads ahead). Those of other loaders, and all with `replay`,
-    are read again and dropped: with `replay` the random numbers of workers are the same too,
-    unless the workers are persistent.
+    A DataLoader does not read the skipped batches again, even inside torch_xla's MpDeviceLoader
+    (put Position around that, because it reads ahead). Other loaders read them and drop them, and
+    with `replay` all loaders do: then the random numbers of workers are the same too, unless the
+    workers are persistent.
     """
 
     def __init__(self, loader: Iterable[Any], *, replay: bool = False) -> None:
-        """`loader`: a DataLoader, or any iterable that gives one epoch each time."""
+        """`loader`: a DataLoader, or any iterable that yields one epoch per iteration."""
         self.epoch = 0
-        """The epoch of the current loop, or after it, of the next."""
+        """The epoch of the current loop; between loops, that of the next one."""
         self.batch = 0
-        """Batches of this epoch that the loop has got."""
+        """The number of batches of this epoch that the loop got."""
         self._chain = _chain(loader)
         generators = [getattr(part, "generator", None) for part in self._chain]
         self._order = _Order([each for each in generators if isinstance(each, torch.Generator)])
@@ -158,7 +166,7 @@ class Position:
         self._seed: int | None = None
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """The number of batches in an epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -188,17 +196,17 @@ class Position:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batch that the loop got last."""
+        """Return the position after the last batch that the loop got."""
         began = self._began if self.batch else {}
         return {"epoch": self.epoch, "batch": self.batch, "began": began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next loop begin after the last batch of a `state_dict()`."""
+        """Make the next loop begin after the last batch of a `state_dict()`."""
         self.epoch, self.batch, self._began = state["epoch"], state["batch"], state["began"]
         self._resumed = True
 
     def seed_next(self, seed: int | None) -> None:
-        """Seed the device with this at the next batch, whatever the loader does before it."""
+        """Seed the device with `seed` just before the next batch is yielded."""
         self._seed = seed
 
 
@@ -209,19 +217,19 @@ class _Order:
         self.sampler: Any = None
         self.generators = generators
         self.began: Mapping[str, Any] = {}
-        """The states of all generators from which the order is drawn."""
+        """The states at the beginning of the epoch of all generators that the order depends on."""
         self.skip = 0
         self.then: Mapping[str, Any] = {}
-        """The states of the global ones after the skipped part."""
+        """The states of the global generators to set after the skipped part."""
 
     def put_generators(self) -> None:
-        """Set all generators as they were when the epoch began."""
+        """Set all generators to their states at the beginning of the epoch."""
         set_host_random_state(self.began["host"])
         for generator, state in zip(self.generators, self.began["generators"], strict=True):
             generator.set_state(state)
 
     def __iter__(self) -> Iterator[Any]:
-        # Again: the loader has drawn a seed for its workers or, where they persist, it has not.
+        # Again, because the loader may have drawn a seed for its workers (not if they persist).
         self.put_generators()
         order = iter(self.sampler)
         if self.skip:
@@ -235,7 +243,7 @@ class _Order:
 
 
 def _with_order(loader: Any, order: _Order) -> Any:
-    """The same DataLoader with `order` as its sampler; other loaders as they are."""
+    """Return a copy of a DataLoader with `order` as its sampler; other loaders unchanged."""
     if (inside := loaders.inner_loader(loader)) is not None:
         return loaders.with_inner_loader(loader, _with_order(inside, order))
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -243,12 +251,12 @@ def _with_order(loader: Any, order: _Order) -> Any:
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     order.sampler = getattr(loader, name)
     twin = copy.copy(loader)
-    vars(twin)[name] = order  # to assign it is refused, because a loader may have begun
+    vars(twin)[name] = order  # DataLoader refuses a plain assignment
     return twin
 
 
 def _chain(loader: Any) -> list[Any]:
-    """The loader, the loaders inside it, and their samplers: each once."""
+    """Return the loader, the loaders inside it, and their samplers, each once."""
     chain: list[Any] = []
     waiting = [loader]
     while waiting:
@@ -262,7 +270,7 @@ def _chain(loader: Any) -> list[Any]:
 
 
 def host_random_state() -> dict[str, Any]:
-    """The states of torch's, Python's and, where it is loaded, numpy's global generator."""
+    """Return the states of the global generators of torch, Python and, if loaded, numpy."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -271,7 +279,7 @@ def host_random_state() -> dict[str, Any]:
 
 
 def set_host_random_state(states: Mapping[str, Any]) -> None:
-    """Restore the states of `host_random_state`."""
+    """Restore states that `host_random_state` returned."""
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])
     if "numpy" in states:
@@ -281,9 +289,9 @@ def set_host_random_state(states: Mapping[str, Any]) -> None:
 
 
 def device_seed() -> int | None:
-    """The seed of the XLA device; None where no device is in use.
+    """Return the seed of the XLA device; None if no device is in use.
 
-    torch_xla makes a new one at each `torch_xla.sync()`, even if nothing is pending: so it
+    torch_xla makes a new seed at each `torch_xla.sync()`, even if nothing is pending, so the seed
     depends on how often loaders and checkpoints have called that.
     """
     xla = running_module()
@@ -291,7 +299,7 @@ def device_seed() -> int | None:
 
 
 def set_device_seed(seed: int | None) -> None:
-    """Restore the seed of `device_seed`."""
+    """Restore a seed that `device_seed` returned."""
     xla = running_module()
     if xla is not None and seed is not None:
         xla.core.xla_model.set_rng_state(seed)

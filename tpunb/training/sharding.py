@@ -1,7 +1,7 @@
-"""`shard`: batches for every rank, equally many and equally large, with nothing dropped.
+"""`shard`: the same number of full batches for every rank, without dropping samples.
 
-`partition` divides an order of samples among steps and ranks: pure arithmetic, with rank and world
-size as arguments. `SampleOrder` is that order; `RankStream` does the same for a stream of samples.
+`partition` divides an order of samples among steps and ranks: pure arithmetic, with the world size
+as an argument. `SampleOrder` is that order; `RankStream` divides a stream of samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEPT = (
     "prefetch_factor",
     "persistent_workers",
 )
-"""Options that a DataLoader keeps when it is rebuilt with other batches; and its collate_fn."""
+"""Options that a DataLoader keeps, like its collate_fn, when it is rebuilt with other batches."""
 
 
 @renamed_arguments(rest="remainder")
@@ -53,34 +53,42 @@ def shard(
     seed: int = 0,
     groups: Sequence[int] | None = None,
 ) -> Shard:
-    """This rank's batches of a dataset or DataLoader.
+    """Return this rank's batches of a dataset or DataLoader, as an iterable of epochs.
 
-        for (x, y), mask in shard(dataset, 64):
+        batches = shard(dataset, 64, remainder="drop", shuffle=True)
+        for epoch in range(epochs):
+            batches.set_epoch(epoch)
+            for x, y in batches:
+                ...
 
-    All ranks get equally many batches of exactly `batch_size` samples, so that they meet at
-    every collective and XLA compiles one shape. `remainder` says what happens to the last samples,
+    All ranks get the same number of batches of exactly `batch_size` samples, so that they meet at
+    every collective and XLA compiles for one shape. `remainder` decides about the last samples,
     which do not fill a step of all ranks:
 
     - 'pad' (for evaluation and prediction): every sample counts exactly once. Batches are filled
-      up with samples that do not count, and come as `(batch, mask)`; `mask` is a bool tensor of
-      `batch_size` elements, True for samples that count.
-    - 'drop' (for training): they are left out of this epoch. Batches come without a mask.
-    - 'repeat' (for training): the step is filled up with the first samples. Batches come without
-      a mask.
+      up with samples that do not count, and are yielded as `(batch, mask)`; `mask` is a bool
+      tensor of `batch_size` elements, True for samples that count.
+    - 'drop' (for training): they are left out of this epoch. Batches are yielded without a mask.
+    - 'repeat' (for training): the step is filled up with the first samples. Batches are yielded
+      without a mask.
 
-    `data`: a dataset with a length, with `batch_size` for each rank (and `shuffle`); or a
-    DataLoader, whose batch size, collate_fn, workers and sampler are kept (`remainder` replaces
-    its `drop_last`, and a DistributedSampler only shuffles); or either of an IterableDataset
-    that is the same on every rank. Random orders depend on `seed` and the epoch only: call
-    `.set_epoch(epoch)`, as with a DistributedSampler. A sampler of your own must give every rank
-    the same order.
+    `data`: a dataset with a length, with `batch_size` samples for each rank and step (and
+    `shuffle`); or a DataLoader, whose batch size, collate_fn, workers and sampler are kept
+    (`remainder` replaces its `drop_last`, and a DistributedSampler only shuffles); or an
+    IterableDataset that is the same on every rank, or a DataLoader of one. Random orders depend
+    only on `seed` and the epoch: call `.set_epoch(epoch)`, as with a DistributedSampler. A
+    sampler of your own must produce the same order on every rank.
 
-    `groups`: a number for each sample of the dataset; all ranks' samples of a step are of one
-    group (of one bucket, see `Buckets.groups`). Each group then has a remainder of its own.
+    `groups`: a number for each sample of the dataset. All samples of a step, on all ranks, then
+    belong to one group (for example one bucket, see `Buckets.groups`), and each group has a
+    remainder of its own.
 
-    In the kernel, and in a cell above the train cell, there is one rank, with everything: the
-    world size is looked up when a loop begins. Raises TypeError and ValueError for data that
-    cannot be sharded in this way.
+    The world size is read when a loop begins. In the kernel and in cells above the train cell
+    there is one rank, which gets all samples.
+
+    Raises TypeError for data that is not a dataset or a DataLoader, or without a batch size;
+    ValueError for a DataLoader with a batch_sampler of its own or for options that do not fit
+    `data`.
     """
     if remainder not in REMAINDERS:
         raise ValueError(f"shard: remainder={remainder!r}: use 'pad', 'drop' or 'repeat'")
@@ -127,18 +135,18 @@ def _make_loader(data: Any, batch_size: int | None, shuffle: bool) -> DataLoader
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an epoch, as this rank sees it."""
+    """One step of an epoch on this rank."""
 
     batch: Any
     """This rank's samples, collated."""
     count: int
-    """How many samples of all ranks together count."""
+    """The number of samples, over all ranks, that count."""
     positions: torch.Tensor | None
-    """Their indices in the dataset, rank after rank; None for a stream."""
+    """The indices of these samples in the dataset, in order of rank; None for a stream."""
 
 
 class Shard(ABC):
-    """What `shard` returns: iterable any number of times, one epoch each."""
+    """The result of `shard`: each iteration over it is one epoch."""
 
     def __init__(self, loader: DataLoader[Any], remainder: Remainder) -> None:
         self.dataset: Dataset[Any] = loader.dataset
@@ -148,12 +156,12 @@ class Shard(ABC):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the random order of the next epoch; the same number on every rank."""
+        """Choose the random order of the next epoch; pass the same number on every rank."""
         self.epoch = epoch
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
-        """The steps of an epoch, with the positions of their samples, for `predict`."""
+        """Iterate over the steps of an epoch with the positions of their samples, for `predict`."""
 
     def __iter__(self) -> Iterator[Any]:
         rank, world = rank_and_world()
@@ -163,14 +171,14 @@ class Shard(ABC):
                 yield step.batch
                 continue
             first, end = rank_slice(step.count, rank, world)
-            mask = everything.clone()  # a tenth of the time of a new one with a part of it set
+            mask = everything.clone()  # takes a tenth of the time of making and filling a new mask
             if end - first < self.batch_size:
                 mask[end - first :] = False
             yield step.batch, mask
 
 
 class MapShard(Shard):
-    """Of a dataset with a length: every rank reads only its own samples."""
+    """The shard of a dataset with a length: every rank reads only its own samples."""
 
     def __init__(
         self,
@@ -198,7 +206,7 @@ class MapShard(Shard):
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the samples come in the order of the dataset (within a group)."""
+        """True if samples are yielded in the order of the dataset (within each group)."""
         return self._order.is_sequential
 
     def set_epoch(self, epoch: int) -> None:
@@ -206,7 +214,7 @@ class MapShard(Shard):
         self._order.set_epoch(epoch)
 
     def partition(self, world: int) -> Partition:
-        """The steps of this epoch; positions are indices of the dataset."""
+        """Return the steps of this epoch; positions are indices of the dataset."""
         order = self._order.draw()
         parts = partition(
             len(order),
@@ -219,7 +227,7 @@ class MapShard(Shard):
         return Partition(order[parts.positions], parts.steps, self.batch_size, world)
 
     def __len__(self) -> int:
-        """Steps of an epoch: the same on every rank."""
+        """The number of steps in an epoch, equal on every rank."""
         return len(self.partition(rank_and_world()[1]).steps)
 
     def __repr__(self) -> str:
@@ -250,7 +258,7 @@ class MapShard(Shard):
 
 
 class StreamShard(Shard):
-    """Of an IterableDataset: every rank reads all of it, and collates its own part."""
+    """The shard of an IterableDataset: every rank reads all samples and collates its own."""
 
     def __init__(self, loader: DataLoader[Any], remainder: Remainder) -> None:
         super().__init__(loader, remainder)
@@ -279,7 +287,7 @@ class StreamShard(Shard):
 
 
 class _RankBatches(BatchSampler):
-    """The indices of this rank's batches in one epoch, which is chosen before it begins."""
+    """The indices of this rank's batches in one epoch, whose partition is set before it begins."""
 
     def __init__(self) -> None:
         self.chosen: tuple[Partition, int] | None = None
@@ -295,40 +303,43 @@ def _identity(batch: Any) -> Any:
 
 
 def rank_slice(count: int, rank: int, world: int) -> tuple[int, int]:
-    """First and end of a rank's part of `count` samples; parts differ by one at most."""
+    """Return the first and end index of a rank's part of `count` samples.
+
+    The lengths of the parts differ by one at most.
+    """
     return rank * count // world, (rank + 1) * count // world
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Positions in an order of samples, divided among steps and within them among ranks.
+    """Positions in an order of samples, divided among steps and, within a step, among ranks.
 
-    A step holds up to `batch_size * world` samples, in order; ranks have consecutive parts of
-    it, of equal length or one less. So ranks one after the other, and steps one after the other,
-    give the order again.
+    A step holds up to `batch_size * world` samples, in order; ranks get consecutive parts of it,
+    whose lengths differ by one at most. So the parts of all ranks and steps, concatenated, are
+    the order again.
     """
 
     positions: torch.Tensor
-    """int64; those of a step are together."""
+    """int64; the positions of a step are adjacent."""
     steps: Sequence[tuple[int, int]]
-    """First and end in `positions` of each step."""
+    """The first and end index in `positions` of each step."""
     batch_size: int
     world: int
 
     def count(self, step: int) -> int:
-        """How many samples of all ranks count in a step."""
+        """The number of samples, over all ranks, that count in a step."""
         first, end = self.steps[step]
         return end - first
 
     def of_step(self, step: int) -> torch.Tensor:
-        """The positions of a step: those of rank 0, then those of rank 1, and so on."""
+        """The positions of a step, in order of rank."""
         first, end = self.steps[step]
         return self.positions[first:end]
 
     def of_rank(self, step: int, rank: int) -> torch.Tensor:
-        """`batch_size` positions: this rank's, then padding, which does not count.
+        """Return `batch_size` positions: those of a rank, then padding, which does not count.
 
-        The padding is a sample of the same step, so that it is of the same group.
+        The padding repeats a sample of the same step, so it belongs to the same group.
         """
         begin, count = self.steps[step][0], self.count(step)
         first, end = rank_slice(count, rank, self.world)
@@ -350,11 +361,10 @@ def partition(
 ) -> Partition:
     """Divide `count` samples among steps of `batch_size` on each of `world` ranks.
 
-    `remainder`: a last step that is not full stays as it is, and padding fills it ('pad'), is
-    left out ('drop'), or is filled with the first samples once more ('repeat'). `groups`: a
-    number for each sample; a step has samples of one group. Groups come in the order of their
-    first samples, or with `shuffle` (a generator, in the same state on all ranks) steps are in
-    random order.
+    `remainder`: a last step that is not full is kept, for padding to fill ('pad'); left out
+    ('drop'); or filled with the first samples again ('repeat'). `groups`: a number for each
+    sample; a step has samples of one group only. Groups are in the order of their first samples;
+    with `shuffle` (a generator in the same state on all ranks) steps are in random order.
     """
     whole = batch_size * world
     if groups is None:
@@ -389,7 +399,7 @@ def _by_group(groups: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class SampleOrder:
-    """The order in which a sampler gives its samples: depends on a seed and an epoch only.
+    """The order in which a sampler yields samples, made to depend only on a seed and an epoch.
 
     So it is the same on every rank, whatever sampler a loader has.
     """
@@ -404,7 +414,7 @@ class SampleOrder:
         self.is_sequential = isinstance(sampler, SequentialSampler) or (
             distributed and not sampler.shuffle
         )
-        # One permutation of everything. Other orders are drawn from the sampler itself.
+        # One permutation of all samples. Other orders are drawn from the sampler itself.
         self._is_permutation = distributed or (
             isinstance(sampler, RandomSampler)
             and not sampler.replacement
@@ -424,13 +434,13 @@ class SampleOrder:
         return torch.Generator().manual_seed(self._seed + self._epoch)
 
     def draw(self) -> torch.Tensor:
-        """The order of this epoch."""
+        """Return the order of this epoch: int64 indices of the dataset."""
         if self.is_sequential:
             return torch.arange(self._size)
         if self._is_permutation:
             return torch.randperm(self._size, generator=self.generator())
         if self._drawn is None:
-            # Once in an epoch: a sampler may have a state of its own, and `len` asks too.
+            # Once per epoch: a sampler may have a state of its own, and `len` needs the order too.
             self._drawn = torch.tensor(self._draw_from_sampler(), dtype=torch.int64)
         return self._drawn
 
@@ -448,11 +458,11 @@ class SampleOrder:
 
 
 class RankStream(IterableDataset[tuple[Any, int]]):
-    """Reads the samples of each step for all ranks, and collates those of one.
+    """Reads the samples of each step for all ranks, and collates those of one rank.
 
-    How many samples are left cannot be known before they are read, nor can a rank ask the
-    others without meeting them. That every rank reads everything makes the last step the same
-    on all, at the price of reading `world` times.
+    The number of samples left is not known before they are read, and a rank cannot ask the others
+    without a collective. Because every rank reads everything, all ranks have the same last step,
+    at the price of reading the data `world` times.
     """
 
     def __init__(
@@ -472,7 +482,7 @@ class RankStream(IterableDataset[tuple[Any, int]]):
         self._world = world
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
-        """Batches, each with the number of samples of all ranks that count in its step."""
+        """Yield batches, each with the number of samples over all ranks that count in its step."""
         whole = self._batch_size * self._world
         stream = iter(self._samples)
         head: list[Any] = []  # for 'repeat': the samples of the first step

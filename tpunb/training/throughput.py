@@ -1,7 +1,7 @@
 """`Throughput`: samples per second of a training. `training_flops`: the operations of a batch.
 
 torch_xla 2.8 and 2.9 do not export XLA's own cost analysis to Python; only a profile from a TPU
-shows it. So operations are counted by torch.utils.flop_counter: matrix products, convolutions and
+contains it. So torch.utils.flop_counter counts the operations: matrix products, convolutions and
 attention, forward and backward, as model FLOPs utilisation (MFU) is defined.
 """
 
@@ -24,7 +24,7 @@ from tpunb.xla.runtime import running_module
 
 
 class Throughput:
-    """Measures samples per second of this rank, without the time that XLA compiles.
+    """Measures the samples per second of this rank, without the time that XLA compiles.
 
         speed = Throughput(flops=training_flops(model, x) / len(x))
         for x, y in batches:
@@ -32,19 +32,20 @@ class Throughput:
             speed.add(len(x))
         speed.stop()
 
-    The first step, and steps in which XLA compiled, do not count. `stop()` logs the result
-    (`tpunb.log`), where `tpunb.scaling` finds it. Only `stop()` waits for the device.
+    The first step and steps in which XLA compiled do not count. `stop()` logs the result with
+    `tpunb.log`, as the metric `samples_per_second` that `tpunb.scaling` reads, summed over ranks.
+    Only `stop()` waits for the device.
     """
 
     def __init__(self, flops: float | None = None) -> None:
-        """`flops`: floating-point operations per sample."""
+        """`flops`: floating-point operations per sample; logged too, as `flops_per_sample`."""
         self.flops = flops
         self._samples = 0
         self._seconds = 0.0
         self._last: tuple[float, int] | None = None
 
     def add(self, samples: int) -> None:
-        """Count a finished step with this many samples in this rank."""
+        """Count a step that has ended, with its number of samples in this rank."""
         now, compiled = time.perf_counter(), compilations()
         if self._last is not None and self._last[1] == compiled:
             self._samples += samples
@@ -54,8 +55,8 @@ class Throughput:
     def stop(self, step: int | None = None) -> float:
         """Wait for the last step; log and return the samples per second of this rank.
 
-        `step`: the step it is logged for. NaN if XLA compiled in every step. A later `add`
-        starts a new measurement.
+        `step`: the step of the log entry. The result is NaN if XLA compiled in every step. A
+        later `add` starts a new measurement.
         """
         if running_module() is not None:
             xm: Any = sys.modules["torch_xla.core.xla_model"]
@@ -70,10 +71,10 @@ class Throughput:
 
 
 def training_flops(model: nn.Module, *inputs: Any, **options: Any) -> int:
-    """Floating-point operations of `model(*inputs, **options)` and its backward pass.
+    """Count the floating-point operations of `model(*inputs, **options)` and its backward pass.
 
-    For the whole batch. Nothing is computed and the model does not change: a copy without data
-    runs on torch's meta device, which fails for models whose code reads values.
+    The count is for the whole batch. Nothing is computed and the model does not change: a copy
+    without data runs on torch's meta device, which fails for models whose code reads values.
     """
     twin = copy.deepcopy(model).to("meta")
 

@@ -1,7 +1,7 @@
-"""`tpunb.track`: the progress of a loop, on the card of its run.
+"""`tpunb.track`: show the progress of a loop on the card of its run.
 
-A rank writes it to a small file a few times a second, which the card reads; nothing is printed.
-Outside a run tqdm shows it.
+A rank writes its progress to a small file a few times a second, and the card reads the file;
+nothing is printed. Outside a run, tqdm shows the progress.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 def track(iterable: Iterable[T], total: int | None = None, *, name: str = "") -> Iterator[T]:
     """Iterate and show the progress: `for x, y in tpunb.track(loader):`.
 
-    `total`: the number of items, if `len(iterable)` does not give it. `name`: what an item is
-    called, for example 'epoch'; by default 'step'. Loops may be nested: the outermost gives the
-    progress of the run, the innermost the samples per second.
+    `total`: the number of items, if `len(iterable)` is not known. `name`: the name of an item, for
+    example 'epoch'; 'step' by default. Loops may be nested: the outermost loop is the progress of
+    the run, and samples per second are counted in the innermost.
     """
     if total is None:
         try:
@@ -34,7 +34,7 @@ def track(iterable: Iterable[T], total: int | None = None, *, name: str = "") ->
         return _Loops.of(path).follow(iterable, name or "step", total)
     if os.environ.get("RANK") not in (None, "0"):
         return iter(iterable)
-    from tqdm.auto import tqdm  # papermill brings it
+    from tqdm.auto import tqdm  # a dependency of papermill
 
     return iter(tqdm(iterable, desc=name or None, total=total))
 
@@ -58,7 +58,7 @@ class _Loops:
     def follow(self, iterable: Iterable[T], name: str, total: int | None) -> Iterator[T]:
         depth, done = len(self._bars), 0
         self._bars.append(Bar(name, done, total))
-        # A short inner loop is not written each time it starts and ends.
+        # Only the outermost loop is written at its start and end: inner loops may be short.
         first = outermost = depth == 0
         try:
             for item in iterable:
@@ -79,7 +79,7 @@ class _Loops:
 
 
 def _rows(item: Any) -> int:
-    """The first dimension of the first tensor of a batch; 0 for anything else."""
+    """The first dimension of the first tensor of a batch; 0 if there is none."""
     while isinstance(item, (list, tuple)) and item:
         item = item[0]
     if isinstance(item, dict) and item:

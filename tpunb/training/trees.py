@@ -1,6 +1,6 @@
 """Batches and outputs: tensors nested in dicts, tuples, lists and dataclasses.
 
-(`torch.utils._pytree` knows no dataclasses, and is private.)
+(`torch.utils._pytree` does not support dataclasses, and is private.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """A copy of the structure with each tensor changed; other values stay as they are."""
+    """Return a copy of the structure with `change` applied to each tensor."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -27,7 +27,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         twin = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            # Frozen ones too: nobody else has the copy yet.
+            # Also for frozen dataclasses: nothing else has a reference to the copy yet.
             value = map_tensors(change, getattr(tree, field.name))
             object.__setattr__(twin, field.name, value)
         return twin
@@ -35,7 +35,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def _filled(tree: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """A copy of a mapping of any kind with other values."""
+    """Return a copy of a mapping of any type with other values."""
     twin: Any = copy.copy(tree)
     for name, value in changed.items():
         twin[name] = value
@@ -43,7 +43,7 @@ def _filled(tree: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The values in a structure that are not containers, in order."""
+    """Return the values in a structure that are not containers, in order."""
     if isinstance(tree, (list, tuple)):
         values: list[Any] = list(tree)
     elif isinstance(tree, Mapping):

@@ -1,8 +1,8 @@
-"""Whole lines out of text that comes in pieces, as a terminal would leave them on the screen.
+"""Make whole lines from text in pieces, as a terminal would show them in the end.
 
-A carriage return starts a line again, so of a progress bar only the last state counts. Nested
-bars move up and come back down: the lowest one is followed. Colours stay; everything else
-that steers a terminal goes, because front ends show it as rubbish or drop what follows it.
+A carriage return restarts a line, so only the last state of a progress bar is kept. Nested bars
+move the cursor up and down again: the lowest bar is kept. Colours are kept; other control sequences
+are removed, because front ends show them as garbage or drop the text after them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 
 LONGEST = 2_000
-"""Characters of a line that are shown: a front end wraps longer ones over half the screen."""
+"""The most characters of a line that are shown: longer lines would wrap over half the screen."""
 _MOST = 16_000
-"""Characters of a line that are looked at. What is beyond is only counted."""
+"""The most characters of a line that are kept; further ones are only counted."""
 _MOST_UP = 16
-"""Lines that are followed upwards. More is no nest of bars."""
+"""The most lines that the cursor is followed upwards; nested bars do not move it further."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIGNS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
@@ -30,11 +30,11 @@ _SEQUENCE = re.compile(
 )
 _UP = re.compile(r"\x1b\[(\d{0,4})A")
 _HALF = re.compile(r"\x1b(\[\d{0,4})?\Z")
-"""The end of a piece of text that may be the first half of a move upwards."""
+"""The end of a piece of text that may be the first half of a cursor move upwards."""
 
 
 class _Line:
-    """One line while it is written."""
+    """A line that is being written."""
 
     def __init__(self) -> None:
         self.is_bar = False
@@ -43,7 +43,7 @@ class _Line:
         self._returned = False
 
     def extend(self, text: str) -> None:
-        """Go on with text that holds no line end."""
+        """Append text without a line end."""
         if not text:
             return
         state = text.rstrip("\r")
@@ -68,18 +68,18 @@ class _Line:
 
 
 class Lines:
-    """The lines of one stream. How its text is split into pieces makes no difference."""
+    """The lines of a stream, however its text is split into pieces."""
 
     def __init__(self) -> None:
         self._line = _Line()
         self._half = ""
         self._above = 0
-        """How many lines above the unfinished one the text goes to now …"""
+        """The number of lines that the cursor is above the unfinished line."""
         self._over = _Line()
-        """… and what was written there."""
+        """The text written on the line of the cursor above the unfinished line."""
 
     def feed(self, text: str) -> list[str]:
-        """The lines that `text` ends, clean and cut to `LONGEST`."""
+        """Return the lines that `text` completes, clean and cut to `LONGEST`."""
         text = self._half + text
         self._half = ""
         if (last := text.rfind("\x1b")) >= 0 and _HALF.match(text, last):
@@ -95,7 +95,7 @@ class Lines:
             for line in whole:
                 self._extend(line)
                 found += self._end()
-        # Most lines need nothing, and are not looked at one by one.
+        # Most lines need no change, and are not checked one by one.
         elif _CONTROL.search(text) or len(max(whole, key=len, default="")) > LONGEST:
             found += [_finish(line) for line in whole]
         else:
@@ -105,25 +105,25 @@ class Lines:
 
     @property
     def is_bar(self) -> bool:
-        """Whether the unfinished line was written over: it is a progress bar."""
+        """True if the unfinished line was overwritten, as progress bars are."""
         return self._line.is_bar
 
     def unfinished(self) -> str:
-        """What stands after the last line end."""
+        """Return the text after the last line end."""
         return self._line.shown()
 
     def rest(self) -> list[str]:
-        """The unfinished line, if there is anything to see in it: no more text will come."""
+        """Return the unfinished line at the end of the stream, unless it is blank."""
         line, self._line = self._line, _Line()
         return [] if line.is_blank() else [line.shown()]
 
     def _end(self) -> list[str]:
-        """The line that ends here, if it is one to show."""
+        """End a line; return it if it must be shown."""
         if not self._above:
             line, self._line = self._line, _Line()
             return [line.shown()]
-        # The cursor comes down again. What it wrote above would be a line for each step of a
-        # nested bar: it is one only when the bar below was wiped out, so that no other shows.
+        # The cursor moves down again. Its text above would be a line for each step of a nested
+        # bar, so it is shown only if the bar below was erased and no other is visible.
         self._above -= 1
         over, self._over = self._over, _Line()
         self._line.go_to_start()
@@ -132,7 +132,7 @@ class Lines:
         return [over.shown()]
 
     def _extend(self, text: str) -> None:
-        """Write text that holds no line end, where the cursor is."""
+        """Write text without a line end at the cursor."""
         if "\x1b[" in text:
             end = 0
             for match in _UP.finditer(text):
@@ -148,7 +148,7 @@ class Lines:
 
 
 def strip_ansi(line: str) -> str:
-    """A line of `Lines` without its colours."""
+    """Return a line of `Lines` without its colours."""
     return _COLOUR.sub("", line)
 
 
@@ -158,25 +158,25 @@ def _finish(line: str) -> str:
 
 
 def clean(line: str) -> str:
-    """A line without what steers a terminal (its title, its cursor, questions to it); colours stay.
+    """Return a line without control sequences (titles, cursor moves, queries) other than colours.
 
-    What is left open ends with the line.
+    A colour that is still active is reset at the end of the line.
     """
     if not _CONTROL.search(line):
         return line
     if _CONTROL.search(strip_ansi(line)):  # not only colours
         line = _SEQUENCE.sub(lambda match: match.group("colour") or "", line)
-    # A colour that is not ended would go on in the lines of other ranks.
+    # Without a reset, the colour would continue in the lines of other ranks.
     return line + _RESET if "\x1b" in line and not line.endswith(_RESET) else line
 
 
 def visible(text: str) -> str:
-    """A text with signs for control characters, so that it only looks odd where they would act."""
+    """Replace control characters with visible symbols, so that they have no effect."""
     return text.translate(_SIGNS)
 
 
 def _cut(line: str, beyond: int) -> str:
-    """The line as it is shown; `beyond` counts characters that are not even in it."""
+    """Return the line as shown; `beyond` is the number of characters that were not kept."""
     if len(line) <= LONGEST and not beyond:
         return line
     text = strip_ansi(line)

@@ -1,4 +1,4 @@
-"""What may be written next in a command line or an option line, by its parser."""
+"""Completions of a command line or an option line, from its parser."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Values = Mapping[str, Callable[[], Iterable[str]]]
-"""By the metavar of an argument: what it may be."""
+"""Functions that return the possible values of an argument, by its metavar."""
 
 
 def complete(
     parser: argparse.ArgumentParser, words: Sequence[str], start: str, values: Values
 ) -> list[str]:
-    """The words that begin with `start` and may follow `words`: options, commands, values.
+    """Return the words that begin with `start` and may follow `words`: options, commands, values.
 
-    Nothing where any text may stand, or a file's name.
+    There are none for free text and file names.
     """
     given: set[str] = set()
     positional = [action for action in parser._actions if not action.option_strings]
     before: argparse.Action | None = None
-    """The option whose value comes next."""
+    """The option whose value is next."""
     for index, word in enumerate(words):
         if before is not None:
             before = None
@@ -54,7 +54,7 @@ def _values(action: argparse.Action, values: Values) -> list[str]:
 
 
 def _options(parser: argparse.ArgumentParser, given: set[str]) -> list[str]:
-    """The long names, but of those given that cannot be repeated."""
+    """Return the long names of options, except given ones that cannot be repeated."""
     return [
         action.option_strings[-1]
         for action in parser._actions

@@ -1,4 +1,4 @@
-"""The processors that this process may use, and how it shares them."""
+"""The processors that this process may use, and its scheduling priority."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import resource
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The processors that this process may use, even if this thread is pinned to fewer.
+    """Return the processors that this process may use, even if this thread is pinned to fewer.
 
-    Where OMP_PROC_BIND, KMP_AFFINITY or the like is set, OpenMP pins the thread that loads it
-    (`import torch`) to one processor, and all that this thread starts inherits that. The threads
-    of a kernel that are older have kept the others.
+    If OMP_PROC_BIND, KMP_AFFINITY or the like is set, OpenMP pins the thread that loads it
+    (`import torch`) to one processor, and threads and processes that it starts inherit this. Older
+    threads of a kernel keep all processors.
     """
     numbers: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
@@ -22,10 +22,10 @@ def allowed_cpus() -> frozenset[int]:
 
 
 def lower_priority() -> None:
-    """Let all other processes compute first, as far as this one may take it back later.
+    """Give all other processes precedence, in a way that this process can undo.
 
-    A nice value cannot be lowered again without privileges, and forks inherit it; Linux's batch
-    scheduling can be left again, and so can its idle scheduling, by who may raise priorities.
+    A nice value cannot be lowered again without privileges, and forks inherit it. Linux's batch
+    scheduling can be left again; idle scheduling only by processes that may raise priorities.
     """
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     limit, _ = resource.getrlimit(resource.RLIMIT_NICE)
@@ -34,6 +34,6 @@ def lower_priority() -> None:
 
 
 def restore_priority() -> None:
-    """The usual scheduling again."""
+    """Return to normal scheduling."""
     if os.sched_getscheduler(0) in (os.SCHED_BATCH, os.SCHED_IDLE):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Old names that still work for one release, with a warning that says the new one."""
+"""Old names that still work for one release, with a warning that names the new one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
-    """Warn the caller's caller once for each line of theirs.
+    """Warn the caller's caller, once for each of its lines.
 
     A FutureWarning: Python hides a DeprecationWarning from a user's own modules.
     """
     warnings.warn(
-        f"{old} is now {new}; the old name goes in the next release",
+        f"{old} is now {new}; the old name will be removed in the next release",
         FutureWarning,
         stacklevel=stacklevel + 1,
     )
@@ -26,10 +26,10 @@ def warn_renamed(old: str, new: str, stacklevel: int = 2) -> None:
 def renamed_arguments(
     **names: str | tuple[str, Callable[[Any], Any]],
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function still take keyword arguments by their old names.
+    """Make a function accept keyword arguments by their old names, too.
 
-    `renamed_arguments(rest="remainder")`, or with what makes the new value of the old one:
-    `trusted=("weights_only", operator.not_)`. Raises TypeError where both are given.
+    `renamed_arguments(rest="remainder")`, or with a function that converts the old value to the
+    new one: `trusted=("weights_only", operator.not_)`. Calls with both names raise TypeError.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

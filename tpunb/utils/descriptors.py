@@ -1,26 +1,41 @@
-"""File descriptors of tpunb's own, which `os.closerange` in a cell leaves open.
+"""File descriptors: waiting for them, and tpunb's own, which `os.closerange` must leave open.
 
-Code that becomes a daemon, or is meant to, closes all from 3 on. In a process of a run these are
-its connections to the supervisor and to the other ranks.
+Code that makes a process a daemon closes all descriptors from 3 on. In a process of a run these
+include its connections to the supervisor and to the other ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import select
+from collections.abc import Iterable, Iterator
 
+_LONGEST = 1e6
+"""Seconds; the system takes at most 2**31 ms."""
 _closerange = os.closerange
 _pid = 0
 _own: set[int] = set()
 _users: set[int] = set()
 
 
-def keep_own() -> None:
-    """From now on, `os.closerange` in this process closes only what the user's code has opened.
+def wait_readable(fds: Iterable[int], seconds: float | None) -> set[int]:
+    """Wait until one of these can be read or its other end is closed; return all that can.
 
-    All that is open now is tpunb's, but for what `note_users` has seen. In a process that is
-    forked from this one, it closes everything again.
+    Returns an empty set after `seconds`, if given, and after `_LONGEST` at the latest. Unlike
+    `select.select`, it works for descriptors above 1023.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if seconds is None else 1000 * min(seconds, _LONGEST))}
+
+
+def keep_own() -> None:
+    """From now on, `os.closerange` in this process closes only descriptors of the user's code.
+
+    All descriptors open now are tpunb's, except those that `note_users` recorded. In forks of this
+    process, `os.closerange` closes all descriptors again.
     """
     global _pid
     _own.clear()
@@ -30,14 +45,14 @@ def keep_own() -> None:
 
 
 def note_users() -> None:
-    """What has been opened since `keep_own` is the user's."""
+    """Record the descriptors opened since `keep_own` as the user's."""
     _users.clear()
     _users.update(_find_open() - _own)
 
 
 @contextlib.contextmanager
 def opening_own() -> Iterator[None]:
-    """A block in which tpunb opens some."""
+    """Record the descriptors opened in a block as tpunb's."""
     before = _find_open()
     try:
         yield
@@ -55,7 +70,7 @@ def _find_open() -> set[int]:
 
 
 def _close_others(low: int, high: int, /) -> None:
-    """`os.closerange`, which raises nothing."""
+    """Replacement of `os.closerange`; raises nothing, like the original."""
     for each in sorted(_own) if os.getpid() == _pid else ():
         if low <= each < high:
             _closerange(low, each)

@@ -1,11 +1,11 @@
-"""Digests of large values, to see in two processes whether they differ.
+"""Digests of large values, to find out whether they differ between two processes.
 
-A digest holds shapes, dtypes and a sample: a value that differs elsewhere only has the same
-digest, so equal digests prove nothing. Floats are compared as numbers, because sums of several
-threads differ in their last digits; everything else is compared exactly. A digest is plain JSON
-data. Of values whose type is not known here there is none: no code of a user's class runs.
+A digest has shapes, dtypes and a sample: values that differ outside of the sample have equal
+digests, so equal digests prove nothing. Floats are compared with a tolerance, because sums of
+several threads differ in their last digits; everything else is compared exactly. A digest is plain
+JSON data. Values of unknown types have none, so that no code of a user's class runs.
 
-Standard library only: numpy, torch and pandas are used where they are loaded, never imported.
+Standard library only: numpy, torch and pandas are used if they are loaded, never imported.
 """
 
 from __future__ import annotations
@@ -20,25 +20,22 @@ from tpunb.utils.literals import literal
 from tpunb.utils.modules import loaded
 
 SAMPLE = 256
-"""Items of an array that are looked at, spread over all of it."""
+"""The number of items of an array in a sample, spread over the whole array."""
 FEW = 16
-"""The same for each array of a model or a table that holds many."""
+"""The number of sampled items of each array of a model or table, which have many arrays."""
 MOST_ARRAYS = 200
 _WHOLE, _PART = 1 << 20, 1 << 10
-"""Characters up to which a text is read whole, and of each part of a longer one."""
+"""The characters up to which a text is read whole, and those of each part of a longer text."""
 TOLERANCE = 1e-3
-"""Of the largest float of a sample."""
+"""The tolerance for floats, relative to the largest float of a sample."""
 
 Digest = dict[str, Any]
 
 
 def digest(value: object) -> Digest | None:
-    """The digest of an array, a tensor, a module, a table or a container too large to be plain.
-
-    Also of an optimizer's settings. None if there is none.
-    """
+    """Return the digest of a string, container, array, tensor, module or table; None otherwise."""
     kind = type(value)
-    # Classes are compared by identity: a metaclass may do it by code of its own.
+    # Classes are compared by identity: `==` may run code of a user's metaclass.
     if kind is str or kind is bytes:
         return _text(value)
     if any(kind is known for known in (list, tuple, dict, set, frozenset)):
@@ -56,7 +53,7 @@ def digest(value: object) -> Digest | None:
 
 
 def differ(one: Digest, other: Digest) -> bool:
-    """Whether the values of two digests are certainly not the same."""
+    """True if the values of two digests certainly differ."""
     if one.keys() != other.keys():
         return True
     return any(_differ(one[name], other[name]) for name in one)
@@ -88,11 +85,11 @@ def _hashed(parts: Iterator[bytes]) -> str:
 
 
 def _places(count: int, most: int) -> list[int]:
-    """Places from 0 to `count` - 1: all, or the same few in every process, first and last too."""
+    """Return `most` places from 0 to `count` - 1, equal in every process, with first and last."""
     if count <= most:
         return list(range(count))
     step = (count - 1) / (most - 1)
-    # Not in one column of a table, whatever its width.
+    # Offsets keep the places from being all in one column of a table.
     return [
         min(count - 1, round(k * step) + (k * 7919 % 31 if 0 < k < most - 1 else 0))
         for k in range(most)
@@ -100,7 +97,7 @@ def _places(count: int, most: int) -> list[int]:
 
 
 def _text(value: Any) -> Digest:
-    """Its length and a hash of it, of a long one in parts with the end among them."""
+    """Digest a text: its length and a hash; of a long text, a hash of parts including the end."""
     starts = [0] if len(value) <= _WHOLE else _places(len(value) - _PART, SAMPLE)
     size = _WHOLE if len(value) <= _WHOLE else _PART
     pieces = (value[at : at + size] for at in starts)
@@ -112,7 +109,7 @@ def _text(value: Any) -> Digest:
 
 
 def _container(value: Any) -> Digest:
-    """Its length and the plain items of a sample; a set's order is not the same everywhere."""
+    """Digest a container: its length and, except for sets, which are unordered, sampled items."""
     found: Digest = {"type": type(value).__name__, "length": len(value)}
     if type(value) in (list, tuple):
         items = [value[place] for place in _places(len(value), SAMPLE)]
@@ -129,9 +126,9 @@ def _container(value: Any) -> Digest:
 
 
 def _numbers(values: Any) -> list[Any] | str:
-    """A sample of a numpy array: floats as such, of anything else a hash."""
+    """Return the sampled floats of a numpy array; for other dtypes, a hash."""
     if values.dtype.kind == "f":
-        # What is not finite is compared as text: nan equals itself.
+        # Values that are not finite are compared as text, so that nan equals itself.
         return [float(x) if abs(x) < float("inf") else str(x) for x in values.tolist()]
     if values.dtype.kind == "c":
         return [part for x in values.tolist() for part in (x.real, x.imag)]
@@ -148,11 +145,11 @@ def _array(value: Any, most: int) -> Digest:
 def _tensor(value: Any, most: int) -> Digest:
     torch = sys.modules["torch"]
 
-    # "tensor" for a Parameter too: a kernel's and a run's differ in nothing else.
+    # "tensor" for a Parameter too: the kernel's and the run's value may differ only in this.
     found: Digest = {"type": "tensor", "shape": list(value.shape), "dtype": str(value.dtype)}
     if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
         return found
-    # By index, so that nothing large is copied; and too few for several threads.
+    # By index, so that nothing large is copied; there are too few items for several threads.
     places = _places(value.numel(), most)
     indices: list[Any] = []
     for size in reversed(value.shape):
@@ -168,7 +165,7 @@ def _tensor(value: Any, most: int) -> Digest:
 
 
 def _module(value: Any) -> Digest:
-    """The parameters and buffers, found without the class's own methods."""
+    """Digest the parameters and buffers of a module without calling its own methods."""
     torch = sys.modules["torch"]
 
     found: Digest = {"type": "module"}
@@ -192,7 +189,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 
 def own_attributes(value: object) -> dict[str, Any] | None:
-    """The `__dict__` of an object, whatever its class makes of attributes; None if it has none."""
+    """Return an object's `__dict__` without running code of its class; None if it has none."""
     for base in type.__getattribute__(type(value), "__mro__"):
         attribute = type.__getattribute__(base, "__dict__").get("__dict__")
         if attribute is not None:
@@ -211,7 +208,7 @@ _GENUINE = _Plain.__dict__["__dict__"]
 
 
 def _table(value: Any) -> Digest:
-    """A sample of each column of a pandas table. Items of other types than text are not read."""
+    """Digest a sample of each column of a pandas table. Objects other than strings are not read."""
     frame = value.to_frame() if value.ndim == 1 else value
     found: Digest = {"type": "table", "shape": list(value.shape)}
     rows = frame.iloc[_places(len(frame), FEW)]

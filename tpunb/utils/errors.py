@@ -1,4 +1,4 @@
-"""The base of the errors that tpunb raises on purpose, and those of no single package."""
+"""The base class of tpunb's errors, and errors that do not belong to a single package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class TpunbError(Exception):
     """Base of every error that tpunb raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """The lines a notebook shows: the message, without the launcher's own frames.
+        """Return the lines that a notebook shows: the message, without tpunb's own frames.
 
         IPython calls this instead of formatting a traceback (IPython 7.34 to 9.18).
         """
@@ -21,11 +21,11 @@ class TpunbError(Exception):
 
 
 class SetupError(TpunbError):
-    """This machine or environment cannot run what was asked for."""
+    """This machine or environment cannot run what was requested."""
 
 
 class DeviceBusyError(SetupError):
-    """Somebody has the TPU. `holder` says who, `fix` what to do."""
+    """The TPU is in use. `holder` names the process or run that uses it, `fix` the remedy."""
 
     def __init__(self, holder: str, fix: str) -> None:
         super().__init__(holder, fix)
@@ -37,14 +37,14 @@ class DeviceBusyError(SetupError):
 
 
 UV_INSTALL = "pip install uv && uv pip install --python python3 --torch-backend=cpu"
-"""Installs torch, or what needs it. uv finds torch's wheels for the CPU by name, as Colab's and
-Kaggle's TPU images have them; pip takes those with CUDA, which are ten times as large."""
+"""Installs torch, or packages that need it. uv selects torch's CPU wheels, which Colab's and
+Kaggle's TPU images have; pip selects those with CUDA, which are ten times as large."""
 INSTALL_XLA = f"{UV_INSTALL} 'tpunb[xla]'"
-"""Brings torch and torch_xla."""
+"""Installs torch and torch_xla."""
 
 
 class MissingPackageError(SetupError):
-    """A package that is needed is not installed."""
+    """A required package is not installed."""
 
     def __init__(self, package: str, needed_for: str, install: str) -> None:
         super().__init__(package, needed_for, install)
@@ -59,13 +59,13 @@ class MissingPackageError(SetupError):
 
 
 class HandoffError(TpunbError):
-    """A value could not be brought from a rank to the kernel, or the other way."""
+    """A value could not be passed from a rank to the kernel, or from the kernel to a rank."""
 
 
 class CheckpointError(TpunbError):
-    """A checkpoint cannot be written, or not be read as it was asked for.
+    """A checkpoint cannot be written, or cannot be read as requested.
 
-    `path`: the file or folder, or its URL.
+    `path`: the path or URL of the file or folder.
     """
 
     def __init__(self, reason: str, path: str) -> None:
@@ -78,4 +78,4 @@ class CheckpointError(TpunbError):
 
 
 class DataError(TpunbError):
-    """Data could not be brought here, or sent away; what was there before is as it was."""
+    """Data could not be downloaded or uploaded; the data at the destination is unchanged."""

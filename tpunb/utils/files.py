@@ -1,6 +1,6 @@
-"""Files that several processes write and follow, so that no half of one is ever read.
+"""Write and follow files that several processes use, so that no process reads half of one.
 
-Standard library only: the supervisor uses it.
+Standard library only, because the supervisor uses it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
-"""The folder that a new process puts on its path to import this same tpunb."""
+"""The folder that a new process puts on its path to import this tpunb."""
 LONGEST = 1 << 20
-"""Bytes of a line: a file without line ends, however large, is read in pieces of this size."""
+"""The most bytes of a line; longer lines, or files without line ends, are read in pieces."""
 ROOM = 1 << 16
-"""Bytes that are reserved for a file that must be written even when the disk is full."""
+"""Bytes reserved for a file that must be written even if the disk is full."""
 _libc = ctypes.CDLL(None)
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder, as long as they are."""
+    """Return the sum of the lengths of all files in a folder, in bytes."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -38,9 +38,9 @@ def size_of(folder: Path) -> int:
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file, at once: not behind a link, and never a FIFO or a device.
+    """Open a regular file without blocking, but no link, FIFO or device; return a descriptor.
 
-    One that is created is its user's only. Raises OSError.
+    A file that is created is accessible to its user only. Raises OSError.
     """
     try:
         # O_NONBLOCK: opening a FIFO would wait for its other end.
@@ -56,20 +56,20 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
 
 
 def read_start(path: Path | str, most: int) -> bytes:
-    """The first `most` bytes of a file, or all of it. Raises OSError."""
+    """Return the first `most` bytes of a file, or all of it. Raises OSError."""
     with open(open_file(path), "rb") as file:
         return file.read(most)
 
 
 def read_end(path: Path | str, most: int) -> bytes:
-    """The last `most` bytes of a file, or all of it. Raises OSError."""
+    """Return the last `most` bytes of a file, or all of it. Raises OSError."""
     with open(open_file(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append with a single write, so that lines of several processes never mix."""
+    """Append text with a single write, so that lines of several processes never mix."""
     fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(fd, text.encode("utf-8", "replace"))
@@ -78,10 +78,10 @@ def append_text(path: Path, text: str) -> None:
 
 
 def append_lines(path: Path, lines: bytes) -> int:
-    """Append whole lines with a single write; returns how many bytes of them are in the file.
+    """Append whole lines with a single write; return the number of bytes written.
 
-    That may be a part if the disk becomes full: the next to append begins a new line. Raises
-    OSError if it is nothing.
+    It may be less than all if the disk becomes full; the next call then begins a new line. Raises
+    OSError if nothing was written.
     """
     fd = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
@@ -94,9 +94,9 @@ def append_lines(path: Path, lines: bytes) -> int:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file that is whole whenever it exists, readable by its user only.
+    """Write a file so that it is complete whenever it exists, readable by its user only.
 
-    It uses the room that `reserve_blocks` has kept for it, if any: then also on a full disk.
+    Blocks that `reserve_blocks` has reserved are used, so that it works even on a full disk.
     """
     temporary = None
     try:
@@ -120,10 +120,10 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def reserve_blocks(path: Path, *, appended: bool = False) -> None:
-    """Have the file system reserve blocks for a file that must be written in the end.
+    """Have the file system reserve blocks for a file that must be written later.
 
-    Either for `atomic_write`, or for what is `appended`. Nothing is reserved if the disk is full
-    already or the file system cannot.
+    The file is written by `atomic_write`, or `appended` to. Nothing is reserved if the disk is
+    already full or the file system does not support it.
     """
     file = path if appended else _room(path)
     try:
@@ -138,8 +138,8 @@ def reserve_blocks(path: Path, *, appended: bool = False) -> None:
 
 
 def release_blocks(path: Path) -> None:
-    """Give up what was reserved for a file that is not needed."""
-    with contextlib.suppress(OSError):  # the folder is gone, or the file system read-only by now
+    """Release the blocks reserved for a file that is not needed."""
+    with contextlib.suppress(OSError):  # the folder is gone, or the file system is read-only
         _room(path).unlink()
 
 
@@ -148,18 +148,18 @@ def _room(path: Path) -> Path:
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines; the end of one that is not whole yet is kept.
+    """Splits a stream of bytes into lines, and keeps the last line while it is incomplete.
 
-    With `longest`, a line of more bytes comes in pieces.
+    With `longest`, longer lines are returned in pieces.
     """
 
     def __init__(self, longest: int | None = None) -> None:
         self.rest = bytearray()
-        """What is not a whole line yet."""
+        """The incomplete last line."""
         self._longest = longest
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes make whole, without their newlines."""
+        """Return the lines that these bytes complete, without their newlines."""
         first, *more = data.split(b"\n")
         self.rest += first
         lines = []
@@ -173,15 +173,15 @@ class LineBuffer:
 
 
 def read_lines(path: Path, newest: int | None = None) -> Iterator[str]:
-    """The lines of a file, without their newlines; long ones in pieces. Raises OSError.
+    """Yield the lines of a file without their newlines, long ones in pieces. Raises OSError.
 
-    `newest`: only those of the last so many bytes.
+    `newest`: read only this many bytes at the end.
     """
     lines = LineBuffer(LONGEST)
     with open(open_file(path), "rb") as file:
         if newest is not None and (begin := os.fstat(file.fileno()).st_size - newest) > 0:
             file.seek(begin)
-            file.readline(LONGEST)  # the rest of one
+            file.readline(LONGEST)  # the rest of a line
         while data := file.read(1 << 20):
             for line in lines.feed(data):
                 yield line.decode("utf-8", "replace")
@@ -190,10 +190,10 @@ def read_lines(path: Path, newest: int | None = None) -> Iterator[str]:
 
 
 def read_spread(path: Path, most: int, parts: int = 200) -> Iterator[str]:
-    """The lines of a file; of one that has more than `most` bytes those of `parts` parts of it,
-    together about as long, at equal distances, the first and the last of the file among them.
+    """Yield the lines of a file; if it has more than `most` bytes, those of evenly spaced parts.
 
-    A line that begins before a part is left out of it. Raises OSError.
+    The `parts` parts have about `most` bytes together, and include the beginning and the end of
+    the file. A line that begins before a part is not in it. Raises OSError.
     """
     with open(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -206,13 +206,13 @@ def read_spread(path: Path, most: int, parts: int = 200) -> Iterator[str]:
             begin = (size - length) * part // (parts - 1)
             file.seek(max(begin - 1, 0))
             if begin:
-                file.readline(LONGEST)  # the rest of one, or the end of the line before
+                file.readline(LONGEST)  # the rest of a line, or the end of the previous one
             while file.tell() < begin + length and (line := file.readline(LONGEST)):
                 yield line.rstrip(b"\n").decode("utf-8", "replace")
 
 
 class Tail:
-    """Follows a file that others append to: `read` gives what is new, as bytes."""
+    """Follows a file that other processes append to: `read` returns the new bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -220,9 +220,9 @@ class Tail:
         self._fd: int | None = None
 
     def read(self, most: int = 4_000_000) -> bytes:
-        """What was appended since the last call, at most `most` bytes; b'' if nothing.
+        """Return the bytes appended since the last call, at most `most`; b'' if there are none.
 
-        Nothing either while there is no file, or no regular one.
+        It is b'' too while the file does not exist, or is not a regular file.
         """
         if self._fd is None:
             try:
@@ -234,7 +234,7 @@ class Tail:
         return data
 
     def skip_to_end(self, kept: int) -> int:
-        """Go on at the last `kept` bytes; returns how many are left out by it."""
+        """Skip all but the last `kept` bytes; return the number of bytes skipped."""
         try:
             before, self.offset = self.offset, max(self.offset, os.stat(self.path).st_size - kept)
         except OSError:
@@ -248,7 +248,7 @@ class Tail:
 
 
 class LineTail:
-    """Follows a file of lines: `read` gives the whole lines that are new."""
+    """Follows a file of lines: `read` returns the new complete lines."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
@@ -256,7 +256,7 @@ class LineTail:
         self._skipped = False
 
     def read(self) -> list[str]:
-        """What is new, a few megabytes at most."""
+        """Return the new lines, a few megabytes at most."""
         while data := self._tail.read():
             if self._skipped:
                 data, self._skipped = data.partition(b"\n")[2], False
@@ -265,7 +265,7 @@ class LineTail:
         return []
 
     def skip_to_end(self, kept: int) -> int:
-        """Go on with the lines of the last `kept` bytes; returns how many bytes are left out."""
+        """Skip to the lines of the last `kept` bytes; return the number of bytes skipped."""
         left_out = self._tail.skip_to_end(kept)
         self._skipped = left_out > 0
         return left_out

@@ -1,4 +1,4 @@
-"""The interrupt key: its presses counted, and processes that it does not reach.
+"""The interrupt key: count its presses, and start processes that it does not reach.
 
 Standard library only.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from tpunb.utils.files import PACKAGE_ROOT
 
-# Ignoring a signal drops one that is pending.
+# Ignoring a signal discards a pending one.
 _BEGIN = (
     "import signal as s, sys; s.signal(s.SIGINT, s.SIG_IGN); "
     "s.signal(s.SIGINT, s.default_int_handler); s.pthread_sigmask(s.SIG_UNBLOCK, {s.SIGINT}); "
@@ -26,18 +26,17 @@ _BEGIN = (
 
 @dataclass
 class Interrupts:
-    """How often the interrupt key was pressed."""
+    """The number of presses of the interrupt key."""
 
     count: int = 0
 
 
 @contextmanager
 def counted_interrupts() -> Iterator[Interrupts]:
-    """Count presses of the interrupt key instead of raising in the middle of something.
+    """Count presses of the interrupt key in a block instead of raising KeyboardInterrupt in it.
 
-    In the middle of an import as well, of which nbconvert brings many.
-
-    Signal handlers belong to the main thread; what runs elsewhere goes without.
+    Imports are not interrupted either; nbconvert makes many. Signal handlers belong to the main
+    thread, so in other threads nothing is counted.
     """
     interrupts = Interrupts()
 
@@ -54,14 +53,14 @@ def counted_interrupts() -> Iterator[Interrupts]:
         signal.signal(signal.SIGINT, before)
 
 
-def start_apart(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Run code with this tpunb in a session of its own: the interrupt key does not reach it.
+def start_in_own_session(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that runs code with this tpunb and that the interrupt key does not reach.
 
-    A key press signals the whole group of the kernel, and for a moment a new process belongs to
-    it. A signal of that moment stays pending and would kill the process as soon as it has begun,
-    so it is held back until the process can drop it.
+    The process has a session of its own. A key press signals the whole process group of the
+    kernel, to which a new process belongs for a moment. A signal at that moment would kill the
+    process as soon as it runs, so the signal is blocked until the process can discard it.
 
-    `arguments` are its `sys.argv[1:]`; `options` are those of `subprocess.Popen`.
+    `arguments`: its `sys.argv[1:]`. `options`: those of `subprocess.Popen`.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

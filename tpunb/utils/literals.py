@@ -1,9 +1,10 @@
-"""Plain values as Python source, and which values are plain.
+"""Plain values, and their Python source.
 
-Plain are numbers, strings, booleans, None, `pathlib` paths, `range`; of numpy and torch: scalars,
-0-d arrays and tensors, dtypes; and small lists, tuples, sets and dicts of these. Types count
-exactly: an instance of a subclass may be compared, shown or copied by code of its own, and such
-code never runs here. Libraries are never imported; what is not loaded has made no value.
+Plain values are numbers, strings, booleans, None, `pathlib` paths and `range`; scalars, 0-d arrays
+or tensors and dtypes of numpy and torch; and small lists, tuples, sets and dicts of these. Types
+must match exactly: instances of a subclass may run code of their own when they are compared, shown
+or copied, and such code must not run. Libraries are never imported: a library that is not loaded
+has made no value.
 
 Standard library only.
 """
@@ -18,25 +19,25 @@ from typing import Any
 from tpunb.utils.modules import loaded
 
 MOST_ITEMS = 1000
-"""Items of a container, those of its containers counted."""
+"""The most items of a container, including those of nested containers."""
 LONGEST = 20_000
-"""Characters of a literal."""
+"""The most characters of a literal."""
 _DEEPEST = 8
 _WIDEST = 4096
-"""Bits of an integer: Python refuses to write longer ones in decimals."""
+"""The most bits of an integer: Python refuses to convert much longer ones to decimals."""
 
 _PATHS: dict[type, str] = {type(pathlib.Path()): "Path", pathlib.PurePosixPath: "PurePosixPath"}
 
 
 class _NotPlainError(Exception):
-    """It is no plain value, or too large for one."""
+    """The value is not plain, or too large."""
 
 
 def literal(value: object) -> str | None:
-    """An expression that makes the same value in any namespace; None if it is not plain.
+    """Return an expression for a value that works in any namespace; None if it is not plain.
 
-    Equal text means equal type and value: 1, 1.0 and True differ, nan equals itself. The items of a
-    set are in the order of their texts, those of a dict in their own.
+    Equal texts mean equal types and values: 1, 1.0 and True differ, nan equals itself. Items of a
+    set are sorted by their texts; items of a dict keep their order.
     """
     try:
         text = _Writer().write(value, 0)
@@ -46,13 +47,13 @@ def literal(value: object) -> str | None:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """A literal for people: without `__import__`, and not longer than a line has room for."""
+    """Return a literal for display: without `__import__`, and cut to the length of a line."""
     text = text.replace('__import__("', "").replace('").', ".")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def simple(text: str) -> Any:
-    """A literal as a number, text, boolean or None if it is one; else as it is `shown`."""
+    """Return a literal's value if it is a number, string, boolean or None; otherwise `shown`."""
     node = ast.parse(text, mode="eval").body
     if isinstance(node, ast.Call) and node.args:  # float("inf"), a scalar of numpy or torch
         if isinstance(node.func, ast.Name) and node.func.id == "float":
@@ -71,7 +72,7 @@ class _Writer:
 
     def write(self, value: Any, depth: int) -> str:
         kind = type(value)
-        if type(kind) is not type:  # a metaclass may compare classes by code of its own
+        if type(kind) is not type:  # comparing classes may run code of a metaclass
             return _of_libraries(value)
         if value is None or kind is bool:
             return repr(value)
@@ -132,7 +133,7 @@ _NUMPY = frozenset(
 
 
 def _of_libraries(value: Any) -> str:
-    """Scalars of numpy and torch, and their dtypes."""
+    """Return the source of a scalar or dtype of numpy or torch."""
     kind = type(value)
     generic = loaded("numpy", "generic")
     if (
@@ -160,7 +161,7 @@ def _of_libraries(value: Any) -> str:
 
 
 def _scalar(value: object) -> str:
-    """A number or text of Python's own."""
+    """Return the source of a number or string of Python."""
     if type(value) is float:
         return _float(value)
     return repr(value)

@@ -1,7 +1,7 @@
-"""How much memory there is, and evidence that a process was killed because it ran out.
+"""The memory of this machine or container, and evidence of kills because it ran out.
 
-Standard library only: the supervisor uses it. What cannot be read says nothing: containers often
-hide the kernel's log, and some hide their own cgroup.
+Standard library only, because the supervisor uses it. Sources that cannot be read are ignored:
+containers often hide the kernel's log, and some hide their own cgroup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class OomDetector:
-    """Compares the system's counts of out-of-memory kills with those when this was made."""
+    """Compares the system's counts of out-of-memory kills with those at its creation."""
 
     def __init__(self) -> None:
         self._since = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -27,7 +27,7 @@ class OomDetector:
         self._machine = _machine_kills()
 
     def evidence(self, pid: int) -> str:
-        """Evidence that a process was killed because memory ran out; '' if there is none."""
+        """Return evidence that a process was killed because memory ran out; '' if there is none."""
         logged = _kernel_log(self._since)
         if pid in logged:
             return f"the kernel's log: {logged[pid]}"
@@ -41,7 +41,7 @@ class OomDetector:
 
 
 def _own(controller: str) -> Path:
-    """The folder of this process's cgroup; that of its container where its own is hidden."""
+    """Return the folder of this process's cgroup, or that of its container if its own is hidden."""
     # A line is 'number:controllers:path'; version 2 has no controllers.
     root = _CGROUPS / controller
     for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -62,20 +62,20 @@ def _read(*paths: Path) -> str:
 
 
 def _kills() -> int | None:
-    """Processes of this cgroup that were killed so far; None if it does not say."""
+    """Return the number of processes of this cgroup killed so far; None if it is not known."""
     text = _read(_own("") / "memory.events", _own("memory") / "memory.oom_control")
     match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     return int(match[1]) if match else None
 
 
 def _machine_kills() -> int:
-    """Processes of the machine that were killed so far."""
+    """Return the number of processes of the machine killed so far."""
     match = re.search(r"^oom_kill (\d+)$", _read(Path("/proc/vmstat")), re.MULTILINE)
     return int(match[1]) if match else 0
 
 
 def total_memory() -> int:
-    """Bytes of memory that this container, or else this machine, has; 0 if unknown."""
+    """Return the memory in bytes of this container or machine; 0 if it is not known."""
     text = _read(_own("") / "memory.max", _own("memory") / "memory.limit_in_bytes").strip()
     bytes_ = int(text) if text.isdecimal() else 0
     match = re.search(r"^MemTotal:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
@@ -84,38 +84,44 @@ def total_memory() -> int:
 
 
 FIRST_TO_GO = "1000"
-"""The score of a process that the system's out-of-memory killer takes before all others."""
+"""The score of a process that the system's out-of-memory killer selects before all others."""
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def oom_score() -> str:
-    """How willingly the system ends this process when memory runs out; '' if it does not say."""
+    """Return this process's score for the out-of-memory killer; '' if it cannot be read."""
     return _read(_OOM_SCORE).strip()
 
 
 def set_oom_score(score: str) -> None:
-    """Choose it, for this process and those it will fork; nothing where that is not allowed."""
+    """Set the score of this process and its future forks, if that is allowed."""
     with contextlib.suppress(OSError):
         _OOM_SCORE.write_text(score)
 
 
-def available_memory() -> int | None:
-    """Bytes that can be had without ending anything, in this container; None if unknown."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE)
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this container can allocate without kills; None if not known.
+
+    The kernel frees pages of files before it kills a process. Like Kubernetes, this counts only
+    those that were not read lately (`inactive_file`) as free: freeing the others (`active_file`)
+    slows down the processes that read them. `root`: for tests, the folder of a fake machine.
+    """
+    text = _read(root / "proc/meminfo")
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     free = [int(match[1]) * 1024] if match else []
-    group = _own("")
+    group = _own("") if root == Path("/") else root / _CGROUPS.relative_to("/")
     limit = _read(group / "memory.max").strip()
     used = _read(group / "memory.current").strip()
     if limit.isdecimal() and used.isdecimal():
         cache = re.search(r"^inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
-        free.append(int(limit) - int(used) + (int(cache[1]) if cache else 0))
+        free.append(max(0, int(limit) - int(used) + (int(cache[1]) if cache else 0)))
     return min(free, default=None)
 
 
 def added_memory(base: int, forks: Sequence[int]) -> int:
-    """Bytes that `forks` of a process take beyond what that one has anyway, all given by pid.
+    """Return the bytes that `forks` of the process `base` use in addition to it, all given by pid.
 
-    Pages that several of them share count once (smaps_rollup). 0 where it cannot be read.
+    Pages that several of them share count once (smaps_rollup). 0 if they cannot be read.
     """
     texts = [_read(Path(f"/proc/{pid}/smaps_rollup")) for pid in (base, *forks)]
     # Each shared page belongs to every process in equal parts, so the sum counts it once.
@@ -128,12 +134,12 @@ def _rollup(text: str, name: str) -> int:
 
 
 def describe_memory_limit() -> str:
-    """The same in words: '14 GB'; '' if unknown."""
+    """Return `total_memory` as text: '14 GB'; '' if it is not known."""
     return size(total_memory()) if total_memory() else ""
 
 
 def _kernel_log(since: float) -> dict[int, str]:
-    """The kernel's line about each process that it has killed, if they may be read."""
+    """Return the kernel's log line about each process that it killed, if the log can be read."""
     lines: dict[int, str] = {}
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The metadata server of Google's machines: where it is, and how one value is read from it."""
+"""Client of the metadata server of Google's machines: its address, and reading a value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 NAME = "metadata.google.internal"
-"""The name that torch_xla asks for, too."""
+"""The host name, which torch_xla uses too."""
 
 
 def metadata_host(env: Mapping[str, str], root: Path = Path("/")) -> str:
-    """`host[:port]` of the server; '' on a machine that is not Google's: no name is looked up.
+    """Return `host[:port]` of the server; '' on machines that are not Google's.
 
-    `root` is where the machine's /sys is. GCE_METADATA_HOST is the variable of Google's own
-    libraries.
+    No name is looked up. `root`: the folder of the machine's /sys. GCE_METADATA_HOST is the
+    variable of Google's own libraries.
     """
     if host := env.get("GCE_METADATA_HOST"):
         return host
@@ -27,10 +27,10 @@ def metadata_host(env: Mapping[str, str], root: Path = Path("/")) -> str:
 
 
 def read_metadata(host: str, key: str, timeout: float) -> str | None:
-    """One value, such as 'instance/zone'; None where the server does not have it.
+    """Read a value, such as 'instance/zone'; None if the server does not have it.
 
-    `timeout`: seconds without a byte. Raises OSError if nobody answers, ValueError if what
-    answers is not a metadata server.
+    `timeout`: seconds without a byte. Raises OSError without an answer, ValueError if the answer
+    is not from a metadata server.
     """
     connection = http.client.HTTPConnection(host, timeout=timeout)
     try:

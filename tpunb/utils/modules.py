@@ -1,4 +1,4 @@
-"""What libraries define that may be loaded: looked up, never imported."""
+"""Look up names of libraries that may be loaded, without importing them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def loaded(module: str, name: str) -> Any:
-    """What a module has under a name, like `nn.Module` of torch; None if it has nothing yet.
+    """Return a name of a module, such as `nn.Module` of torch; None if it is not loaded (yet).
 
-    While another thread imports a library, `sys.modules` already holds it, in part.
+    While another thread imports a library, `sys.modules` already has it, with part of its names.
     """
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -18,6 +18,6 @@ def loaded(module: str, name: str) -> Any:
 
 
 def is_a(value: object, module: str, *names: str) -> bool:
-    """Whether a value is of a class that a module defines; False if that is not loaded."""
+    """True if a value is an instance of a class of a module; False if that is not loaded."""
     kinds = [kind for name in names if (kind := loaded(module, name)) is not None]
     return isinstance(value, tuple(kinds))

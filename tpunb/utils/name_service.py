@@ -1,8 +1,8 @@
-"""Connections without a look at the name service.
+"""Connect without queries to the name service.
 
-torch's TCPStore looks up the name of the address that it connects to, and its server that of each
-address from which somebody connects, for their logs and with no option against it (torch 2.8, 2.9).
-Where no name server answers, each takes 10 s, and while the server waits it serves nobody.
+torch's TCPStore looks up the name of the address that it connects to, and its server the name of
+each client's address, for their logs, and no option prevents it (torch 2.8, 2.9). If no name server
+answers, each lookup takes 10 s, and the server serves no client meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _SETTINGS = Path("/etc/nsswitch.conf")
 _DEFAULT = "dns files"
-"""glibc's own, where no file says otherwise."""
+"""glibc's default, without a settings file."""
 
 
 @contextlib.contextmanager
@@ -23,14 +23,14 @@ def only_hosts_file() -> Iterator[None]:
 
     Other threads find no names either; keep it short.
     """
-    look_in_hosts_file()
+    use_hosts_file_only()
     try:
         yield
     finally:
-        look_as_configured()
+        restore_sources()
 
 
-def look_in_hosts_file() -> None:
+def use_hosts_file_only() -> None:
     """From now on, this process finds names and addresses in /etc/hosts only.
 
     Nothing changes where the C library is not glibc.
@@ -38,8 +38,8 @@ def look_in_hosts_file() -> None:
     _configure("files")
 
 
-def look_as_configured() -> None:
-    """This process finds names and addresses as the machine's settings say."""
+def restore_sources() -> None:
+    """From now on, this process finds names and addresses as the machine is configured."""
     _configure(_configured())
 
 
@@ -50,7 +50,7 @@ def _configure(sources: str) -> None:
 
 
 def _configured() -> str:
-    """How the machine's settings say that hosts are found: 'files dns'."""
+    """Return the sources of host names that the machine is configured for: 'files dns'."""
     with contextlib.suppress(OSError):
         for line in _SETTINGS.read_text(encoding="utf-8").splitlines():
             name, colon, sources = line.partition("#")[0].partition(":")

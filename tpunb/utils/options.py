@@ -27,23 +27,23 @@ _Options = TypeVar("_Options")
 
 @dataclass(frozen=True)
 class Declaration:
-    """What the parser and the docs need to know of one field."""
+    """What the parser and the docs need to know about a field."""
 
     names: tuple[str, ...]
     """`("-y", "--yes")`; empty for a positional argument."""
     help: str
     group: str
-    """The heading in `--help` under which it stands; empty: the first one."""
+    """Its heading in `--help`; '' for the first heading."""
     old_name: str | None
-    """Works for one more release, with a warning; not in `--help`."""
+    """A former name that works for one more release, with a warning; it is not in `--help`."""
     exclusive: bool
-    """At most one of those options of a group that are exclusive may be given."""
+    """True if it excludes the other exclusive options of its group."""
     keywords: Mapping[str, Any]
-    """What `add_argument` gets besides."""
+    """Further arguments of `add_argument`."""
 
     @property
     def usage(self) -> str:
-        """`--cores N|all`, as help and docs show it."""
+        """The usage, `--cores N|all`, as shown in help and docs."""
         value = self.keywords.get("metavar") or "|".join(self.keywords.get("choices", ()))
         words = [value] if isinstance(value, str) else list(value)
         return " ".join([*self.names[-1:], *filter(None, words)])
@@ -63,11 +63,11 @@ def option(
     alone: str | None = None,
     required: bool = False,
 ) -> Any:
-    """A field for an option with a value. `repeatable`: the field is a tuple of all values;
-    `alone`: what the option means without a value.
+    """Declare a field for an option with a value.
 
-    `metavar` with several names: the option takes that many values. `default` may be a function
-    that is called when the parser is made.
+    `repeatable`: the field is a tuple of all values. `alone`: the value of the option if it is
+    given without one. `metavar` with several names: the option takes that many values. `default`
+    may be a function, which is called when the parser is made.
     """
     keywords: dict[str, Any] = {"type": type, "choices": choices, "metavar": metavar}
     if repeatable:
@@ -88,7 +88,7 @@ def option(
 def flag(
     *names: str, help: str, group: str = "", old_name: str | None = None, exclusive: bool = False
 ) -> Any:
-    """A field for an option without a value: False, or True where it is given."""
+    """Declare a field for an option without a value: True if it is given, otherwise False."""
     declared = Declaration(names, help, group, old_name, exclusive, {"action": "store_true"})
     return field(default=False, metadata={"option": declared})
 
@@ -101,9 +101,9 @@ def argument(
     several: bool = False,
     type: Callable[[str], Any] | None = None,
 ) -> Any:
-    """A field for a positional argument; None where it may be left out and is.
+    """Declare a field for a positional argument; None if it is optional and missing.
 
-    `several`: at least one, as a tuple.
+    `several`: the field is a tuple of at least one argument.
     """
     keywords: dict[str, Any] = {"metavar": metavar}
     if several:
@@ -117,14 +117,14 @@ def argument(
 
 
 def declarations(options: type) -> list[tuple[Field[Any], Declaration]]:
-    """The fields of an options class with their declarations, in order."""
+    """Return the fields of an options class with their declarations, in order."""
     return [
         (item, item.metadata["option"]) for item in fields(options) if "option" in item.metadata
     ]
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    """Declare all options of a class on a parser, each under the heading of its group."""
+    """Add all options of a class to a parser, each under the heading of its group."""
     groups = {group.title: group for group in parser._action_groups}
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for item, declared in declarations(options):
@@ -145,7 +145,7 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
         if item.default_factory is not MISSING:
             default = item.default_factory()
         if keywords.get("action") == "append":
-            default = None  # argparse would append to a list that is given here
+            default = None  # argparse would append to a default list
         place.add_argument(
             *declared.names, dest=item.name, default=default, help=declared.help, **keywords
         )
@@ -154,7 +154,7 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
 
 
 def build_options(options: type[_Options], namespace: argparse.Namespace) -> _Options:
-    """The options that a parser with `add_options(parser, options)` has parsed."""
+    """Build the options from the namespace of a parser with `add_options(parser, options)`."""
     values = {}
     for item, declared in declarations(options):
         value = getattr(namespace, item.name)
@@ -167,12 +167,12 @@ def build_options(options: type[_Options], namespace: argparse.Namespace) -> _Op
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Names the nearest known option for one that it does not know."""
+    """An argument parser that suggests the nearest known option for an unknown one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; but what is left over is an error here, also of a subcommand.
+        """Parse like argparse, but report unknown arguments in this parser, also of a subcommand.
 
-        argparse has the main parser complain, which does not know the subcommand's options.
+        argparse reports them in the main parser, which does not know the subcommand's options.
         """
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -191,7 +191,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 class _OldName(argparse.Action):
-    """What an option was called before: sets the same field, and says the new name."""
+    """A former name of an option: sets the same field, and warns with the new name."""
 
     new_name = ""
 
@@ -202,7 +202,7 @@ class _OldName(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        warn(f"{parser.prog} {option_string} is now {self.new_name}; the old name will go away")
+        warn(f"{parser.prog} {option_string} is now {self.new_name}; the old name will be removed")
         setattr(namespace, self.dest, True if self.nargs == 0 else values)
 
 
@@ -222,7 +222,7 @@ def _add_old_name(parser: argparse.ArgumentParser, dest: str, declared: Declarat
 
 
 def join_lists(words: Sequence[str], options: Collection[str]) -> list[str]:
-    """The words of a line, in which `--returns a, b` is one value, as `--returns a,b` is."""
+    """Join the words of lists, so that `--returns a, b` is one value like `--returns a,b`."""
     joined: list[str] = []
     option = ""
     for word in words:
@@ -238,12 +238,12 @@ def join_lists(words: Sequence[str], options: Collection[str]) -> list[str]:
 
 
 def warn(text: str) -> None:
-    """Say a line to whoever wrote the options, where errors are read too."""
+    """Print a warning about the options to standard error."""
     print(f"warning: {text}", file=sys.stderr)
 
 
 def parse_count(text: str) -> int:
-    """A number from 0 on."""
+    """Parse a whole number from 0 on. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
@@ -254,7 +254,10 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds: 90 for `90` or `90s`, 300 for `5m`, 32400 for `9h`."""
+    """Parse a duration to seconds: 90 for `90` or `90s`, 300 for `5m`, 32400 for `9h`.
+
+    Raises ArgumentTypeError.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -264,7 +267,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_rank_list(text: str) -> str:
-    """`all`, `none` or a list such as `0,3-5`, whose ranks are checked once a run is known."""
+    """Check the form of `all`, `none` or a list such as `0,3-5`; its ranks are checked with a run.
+
+    Raises ArgumentTypeError.
+    """
     if not re.fullmatch(r"all|none|\d+(-\d+)?(,\d+(-\d+)?)*", text.replace(" ", ""), re.ASCII):
         raise argparse.ArgumentTypeError(
             f"{text!r} does not name ranks: use all, none, or a list such as 0,3-5"

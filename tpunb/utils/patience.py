@@ -1,4 +1,4 @@
-"""Calls for which nobody has to wait longer than they want to. Standard library only."""
+"""Calls in threads, for which callers can limit how long they wait. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _T = TypeVar("_T")
 
 
 def start(call: Callable[[], _T]) -> futures.Future[_T]:
-    """What a call answers, in a thread of its own.
+    """Run a call in a thread of its own, and return its future.
 
-    One that hangs is left to itself: the thread of an executor would keep the process at its end.
-    `futures.wait` waits for it; `result(timeout)` raises `futures.TimeoutError`.
+    A call that hangs does not keep the process from ending, as a thread of an executor would.
+    `futures.wait` waits for the call; `result(timeout)` raises `futures.TimeoutError`.
     """
     future: futures.Future[_T] = futures.Future()
 

@@ -1,7 +1,7 @@
-"""Linux processes below this one: who they are, whether they live, how to signal them.
+"""Find, check and signal Linux processes, mainly descendants of this one.
 
-Standard library only: the supervisor uses it. Everything is read from /proc, so a process is
-never waited for by anyone but its parent.
+Standard library only, because the supervisor uses it. Everything is read from /proc, so only the
+parent of a process waits for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Process:
-    """One process, told apart from a later one with the same pid by its start time."""
+    """A process, distinguished by its start time from a later one with the same pid."""
 
     pid: int
     started: int
@@ -36,35 +36,42 @@ class _Stat:
     started: int
 
 
-def _stat(pid: int) -> _Stat | None:
+def _stat_fields(pid: int) -> list[bytes]:
+    """The fields of /proc/<pid>/stat from the third on; [] if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command's name, in brackets, may itself hold spaces and brackets.
-            fields = file.read().rpartition(b")")[2].split()
+            # The command's name, in brackets, may itself contain spaces and brackets.
+            return file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _stat(pid: int) -> _Stat | None:
+    fields = _stat_fields(pid)
+    if not fields:
         return None
     return _Stat(ppid=int(fields[1]), state=fields[0].decode(), started=int(fields[19]))
 
 
 def find_process(pid: int) -> Process | None:
-    """The process that has this pid now; None if there is none, or it is a zombie."""
+    """Return the process that has this pid now; None if there is none, or it is a zombie."""
     stat = _stat(pid)
     return None if stat is None or stat.state in "ZX" else Process(pid, stat.started)
 
 
 def is_alive(process: Process) -> bool:
-    """Whether exactly this process still runs (a zombie does not)."""
+    """True if exactly this process is still running and not a zombie."""
     return find_process(process.pid) == process
 
 
 def process_state(process: Process) -> str:
-    """A letter of /proc: R runs, S sleeps, D cannot be interrupted, T is stopped; '' if ended."""
+    """Return /proc's letter: R runs, S sleeps, D is uninterruptible, T is stopped; '' if ended."""
     stat = _stat(process.pid)
     return stat.state if stat is not None and stat.started == process.started else ""
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Signal exactly this process; False if it has ended."""
+    """Signal exactly this process; return False if it has ended."""
     if not is_alive(process):
         return False
     try:
@@ -75,7 +82,7 @@ def send_signal(process: Process, number: int) -> bool:
 
 
 def signal_and_continue(process: Process, number: int) -> bool:
-    """Signal a process so that the signal acts even if the process is stopped (SIGSTOP)."""
+    """Signal a process, and continue it, so that the signal takes effect after a SIGSTOP too."""
     sent = send_signal(process, number)
     if sent and number != signal.SIGKILL:
         send_signal(process, signal.SIGCONT)
@@ -83,7 +90,7 @@ def signal_and_continue(process: Process, number: int) -> bool:
 
 
 def descendants(ancestor: int) -> list[Process]:
-    """All living processes below `ancestor`, without it, parents before children."""
+    """Return all living descendants of `ancestor`, parents before children."""
     children: dict[int, list[tuple[int, _Stat]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (stat := _stat(int(name))) is not None:
@@ -100,16 +107,16 @@ def descendants(ancestor: int) -> list[Process]:
 
 @dataclass(frozen=True)
 class Work:
-    """What a process and all below it have done so far; children that have ended count."""
+    """The work of a process and its descendants so far, including children that have ended."""
 
     seconds: float
-    """Of processor time."""
+    """Seconds of processor time."""
     bytes: int
-    """Read and written by its system calls; what goes through sockets counts in part."""
+    """Bytes read and written by system calls; those of sockets count in part."""
 
 
 def work_done(process: Process) -> Work:
-    """The work of a process and of all below it; none if it has ended."""
+    """Return the work of a process and its descendants; zero if it has ended."""
     if not is_alive(process):
         return Work(0.0, 0)
     ticks = moved = 0
@@ -120,7 +127,7 @@ def work_done(process: Process) -> Work:
 
 
 def resident_bytes(pid: int) -> int:
-    """Bytes of a process in RAM, shared pages included; 0 if it has ended."""
+    """Return the bytes of a process in RAM, including shared pages; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -129,28 +136,24 @@ def resident_bytes(pid: int) -> int:
 
 
 def _ticks(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return sum(map(int, fields[11:15]))  # utime, stime, and those of children that have ended
+    # utime, stime, and those of children that have ended
+    return sum(map(int, _stat_fields(pid)[11:15]))
 
 
 def _bytes_moved(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             lines = file.read().splitlines()
-    except OSError:  # it has ended, or this kernel does not tell
+    except OSError:  # it has ended, or this kernel does not report it
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar", b"wchar")))
 
 
 def with_variables(entries: Collection[str]) -> list[Process]:
-    """Living processes that were started with one of these ('NAME=value') in their environment.
+    """Return living processes with one of `entries` ('NAME=value') in their initial environment.
 
-    Whoever their parents are by now. A fork that has started no program has the environment of the
-    process that did. This process is not among them.
+    They may have any parent by now. A fork has the initial environment of the process that started
+    the program. This process is not included.
     """
     wanted = {entry.encode() for entry in entries}
     found = []
@@ -169,7 +172,7 @@ def with_variables(entries: Collection[str]) -> list[Process]:
 
 
 def exit_code(pid: int) -> int | None:
-    """How a child has ended, negative for a signal; None if it has not, or is no child."""
+    """Return a child's exit code, negative for a signal; None if it is running or not a child."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -178,7 +181,7 @@ def exit_code(pid: int) -> int | None:
 
 
 def reap_adopted(own: Sequence[Process]) -> None:
-    """Let go of children that this process only adopted and that have ended, but not of `own`."""
+    """Reap ended children that this process has adopted, but not `own`."""
     pids = {process.pid for process in own}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in pids:
@@ -189,7 +192,7 @@ def reap_adopted(own: Sequence[Process]) -> None:
 
 
 def die_with_adopter(adopter: int) -> None:
-    """`die_with_parent` for a process of `fork_orphan`; nothing where nobody adopts orphans."""
+    """Call `die_with_parent` in a process of `fork_orphan`, if its adopter is the parent."""
     if os.getppid() == adopter:
         die_with_parent(adopter)
 
@@ -202,10 +205,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one that loses its own.
+    """Become the parent of every descendant that loses its own parent.
 
-    Where the kernel has no such thing (gVisor's of 2022), what a rank has started and left alone
-    is not found at the end of the run.
+    If the kernel does not support this (gVisor's of 2022), daemons that a rank has started are not
+    found at the end of the run.
     """
     try:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -215,13 +218,14 @@ def adopt_orphans() -> None:
 
 
 def fork_orphan(fork: Callable[[], int], tell: Callable[[int], None], *, wait: bool = True) -> int:
-    """Fork a process that is no child of this one. `fork` does as `os.fork`.
+    """Fork a process that is not a child of this one. `fork` works like `os.fork`.
 
-    0 in it. Here the pid of a process between the two, which calls `tell` with the pid of the new
-    one and ends; without `wait` the caller waits for it. OSError without memory for another.
+    Return 0 in the new process. In this process, return the pid of an intermediate process, which
+    calls `tell` with the pid of the new one and ends; without `wait`, the caller must wait for it.
+    Raises OSError if there is no memory for another process.
 
-    Its parent is the next process above that adopts orphans (`adopt_orphans`), so that it lives on
-    when this one is killed, and is not found by a `wait` for any child here.
+    The new process's parent is the next ancestor that adopts orphans (`adopt_orphans`): so it
+    survives a kill of this process, and a `wait` for any child in this process does not reap it.
     """
     with own_children():
         between = fork()
@@ -243,26 +247,41 @@ def fork_orphan(fork: Callable[[], int], tell: Callable[[int], None], *, wait: b
         return between
 
 
+def wait_for_child(pid: int, seconds: float) -> int:
+    """Return the wait status of a child, which is killed if it has not ended within `seconds`.
+
+    Raises ChildProcessError if another thread has waited for it.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
 @contextlib.contextmanager
 def own_children() -> Iterator[None]:
-    """A block in which children that end are this block's to wait for.
+    """Reserve children that end in a block for the block to wait for.
 
-    A handler for SIGCHLD that a cell has set may wait for any child, and where the signal is
-    ignored nobody can.
+    A SIGCHLD handler that a cell has set may wait for any child, and if the signal is ignored,
+    children cannot be waited for.
     """
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
-        if handler is not None:  # else it is C code's, and Python cannot put it back
+        if handler is not None:  # a handler of C code, which Python cannot restore, is None
             signal.signal(signal.SIGCHLD, handler)
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends.
 
-    It does not reach this process's own children, so it only backs up the supervisor. `parent` is
-    the pid that the parent had: if it died before the call, this process ends at once.
+    This process's own children are not killed, so this only backs up the supervisor. `parent` is
+    the pid of the parent: if the parent died before the call, this process ends at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

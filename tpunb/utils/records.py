@@ -1,7 +1,7 @@
-"""JSON that another process wrote, and maybe not to its end, as typed values.
+"""Typed values from JSON that another process wrote, perhaps only in part.
 
-A disk that was full, a power cut or an editor may have left anything in a file: what is not what
-it should be is a ValueError here, whatever is wrong with it. Standard library only.
+A full disk, a power cut or an editor may have left anything in a file: whatever is wrong with it,
+these functions raise ValueError. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from tpunb.utils import files
 
 MOST = 8_000_000
-"""Bytes of a file that is one JSON value: read in a tenth of a second."""
+"""The most bytes of a file with one JSON value: read in a tenth of a second."""
 _LARGEST = 1e18
-"""No time, duration, count or number of bytes is larger: some could not be shown."""
+"""The largest number accepted for a time, duration, count or size: larger ones may not print."""
 
 T = TypeVar("T")
 
 
 def parse(text: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError if it is none, or is nested too deeply."""
+    """Parse a JSON text. Raises ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -35,9 +35,9 @@ def parse(text: str | bytes) -> Any:
 
 
 def read(path: Path | str) -> Any:
-    """What a JSON file says.
+    """Parse a JSON file.
 
-    Raises ValueError if it says nothing or is larger than `MOST`, OSError if it cannot be read.
+    Raises ValueError if it is not JSON or larger than `MOST`, OSError if it cannot be read.
     """
     data = files.read_start(path, MOST + 1)
     if len(data) > MOST:
@@ -46,7 +46,7 @@ def read(path: Path | str) -> Any:
 
 
 def read_dict(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if there is none that can be read."""
+    """Return the JSON object in a file; {} if it cannot be read or is not an object."""
     try:
         value = read(path)
     except (OSError, ValueError):
@@ -55,9 +55,9 @@ def read_dict(path: Path) -> dict[str, Any]:
 
 
 def build(kind: type[T], data: object) -> T:
-    """A dataclass from a JSON object, checked against the types of its fields.
+    """Build a dataclass from a JSON object, checked against the types of its fields.
 
-    Fields of a later version, which this one does not know, are left out. Raises ValueError.
+    Unknown fields, as later versions may have, are left out. Raises ValueError.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"not a {kind.__name__}")
@@ -71,13 +71,13 @@ def build(kind: type[T], data: object) -> T:
 
 @cache
 def hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
+    """Return the types of a dataclass's fields, by name."""
     types = get_type_hints(kind)
     return {field.name: types[field.name] for field in fields(kind)}
 
 
 def convert(hint: Any, value: Any) -> Any:
-    """The value as a field of this type holds it."""
+    """Convert a JSON value to a type. Raises ValueError."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -119,7 +119,7 @@ def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number that can be shown: finite, and not larger than any of ours."""
+    """True if a value is a finite number of at most 1e18, which can be printed."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and abs(value) <= _LARGEST

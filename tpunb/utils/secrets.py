@@ -1,4 +1,4 @@
-"""What may be a secret, by its name or by its form: such values are not written down.
+"""Recognise possible secrets by their name or form, so that they are not written to files.
 
 Standard library only.
 """
@@ -17,7 +17,7 @@ _HARMLESS = frozenset(
     "BOS CLS COLUMN EOS FEATURE GROUP IMAGE IMG INPUT LABEL MASK METRIC OUTPUT PAD SEP "
     "SORT SPECIAL TARGET TEXT UNK".split()
 )
-"""Before KEY or TOKEN: names of data."""
+"""Words that make a name with KEY or TOKEN a name of data."""
 _PART = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _FORMS = re.compile(
     r"\b(hf_\w{20}|gh[opsur]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|sk-[\w-]{16}|pypi-[\w-]{20}"
@@ -28,18 +28,18 @@ _FORMS = re.compile(
 """Tokens of Hugging Face, GitHub, GitLab, OpenAI, PyPI, Slack, AWS and Google; JSON web tokens,
 private keys, URLs with a password."""
 _FIELD = re.compile(r"['\"](\w+)['\"]\s*:\s*b?['\"]")
-"""'api_key': '…' in a dict, or in JSON."""
+"""Matches 'api_key': '…' in a dict or in JSON."""
 _PAIR = re.compile(r"(?:^|[?&;,\s])([\w.-]+)\s*=\s*[^\s&;,]")
-"""sig=… in a URL, AccountKey=… in a connection string, PASSWORD=… in a list of settings."""
+"""Matches sig=… in a URL, AccountKey=… in a connection string, PASSWORD=… in settings."""
 _SIGNATURES = frozenset(("SIG", "SIGNATURE"))
 _USERINFO = re.compile(r"://[^/\s'\"]+@")
 HIDDEN = "(not kept)"
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name is taken for a secret: HF_TOKEN, --api-key, Authorization.
+    """True if a value of this name is assumed to be a secret: HF_TOKEN, --api-key, Authorization.
 
-    Not TOKENIZERS_PARALLELISM, max_tokens, --pad-token: the words of the name count, not letters.
+    Not TOKENIZERS_PARALLELISM, max_tokens, --pad-token: whole words of the name are compared.
     """
     parts = _words(name)
     if name == "PWD" or _HARMLESS.intersection(parts):
@@ -50,14 +50,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_text(text: str) -> bool:
-    """Whether a text has the form of a secret, or holds one."""
+    """True if a text has the form of a secret, or contains one."""
     return _FORMS.search(text) is not None or any(map(is_secret_name, _FIELD.findall(text)))
 
 
 def kept_value(name: str, value: str) -> str:
-    """The value of a variable as it is written down: without a secret that it is, or holds.
+    """Return the value of a variable as it may be written down: `HIDDEN` if it holds a secret.
 
-    Of a URL the user, who may be a token, is left out alone.
+    In a URL, only the user is left out, because it may be a token.
     """
     if is_secret_name(name):
         return HIDDEN

@@ -1,8 +1,8 @@
-"""Text for people: plain everywhere, with what matters in colour at a terminal.
+"""Text for users: plain in general, with important parts coloured at a terminal.
 
-Whoever writes a text marks what matters in it, with `paint`. rich knows what a terminal can show,
-and who wants no colours (`NO_COLOR`, `TERM=dumb`); it is imported only where standard output is a
-terminal, because importing it takes its time.
+The code that makes a text marks its important parts with `paint`. rich detects the abilities of
+the terminal and whether colours are wanted (`NO_COLOR`, `TERM=dumb`). It is imported only if
+standard output is a terminal, because the import is slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMMAND = re.compile("`[^`\n]+`")
 
 
 class Style(str, Enum):
-    """What a part of a text means; the values are rich's styles."""
+    """The meaning of a part of a text; the values are rich's styles."""
 
     GOOD = "bold green"
     BAD = "bold red"
@@ -44,25 +44,25 @@ class Span(NamedTuple):
 
 
 class PaintedText(str):
-    """A string with styled parts. `paint` and `join` keep them; methods of `str` lose them."""
+    """A string with styled parts. `paint` and `join` keep styles; methods of `str` drop them."""
 
     spans: tuple[Span, ...] = ()
 
 
 def paint(text: str, style: Style, *, end: int | None = None) -> PaintedText:
-    """The text in a style, up to `end`, or all of it."""
+    """Return the text in a style, up to `end` or all of it."""
     whole = Span(0, len(text) if end is None else end, style)
     inner = (s for s in _spans(text) if s.end > whole.end or s.style is not style)
     return _painted(text, (whole, *inner))
 
 
 def paint_first_line(text: str, style: Style) -> PaintedText:
-    """The text with its first line in a style."""
+    """Return the text with its first line in a style."""
     return paint(text, style, end=len(text.partition("\n")[0]))
 
 
 def join(separator: str, parts: Iterable[str]) -> PaintedText:
-    """`separator.join(parts)`, with the styles of the parts."""
+    """Return `separator.join(parts)` with the styles of the parts."""
     spans: list[Span] = []
     position = 0
     parts = list(parts)
@@ -83,7 +83,7 @@ def _painted(text: str, spans: tuple[Span, ...]) -> PaintedText:
 
 
 def styled(text: str) -> Text:
-    """The text as rich prints it in colours; commands in backticks are coloured as well."""
+    """Convert the text to rich's, with its styles; commands in backticks are coloured as well."""
     from rich.text import Text
 
     rich_text = Text(visible(text))
@@ -94,9 +94,9 @@ def styled(text: str) -> Text:
 
 
 def coloured(text: str) -> str:
-    """The text for standard output: with colours if that is a terminal that shows them.
+    """Return the text for standard output, with colours if that is a terminal with colours.
 
-    What would steer the terminal, in a name or a line of a log, is a sign there.
+    Control characters, as in names or lines of a log, become visible symbols there.
     """
     if not sys.stdout.isatty():
         return text
@@ -109,11 +109,11 @@ def coloured(text: str) -> str:
 
 
 class Printable(ABC):
-    """Shown as its `str()` everywhere: by `print`, in a notebook, in a terminal and by rich."""
+    """Base of objects shown as their `str()` by `print`, notebooks, terminals and rich."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """The first line says the most."""
+        """Return the text; its first line is the most important."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -1,4 +1,4 @@
-"""Sizes, durations and ranks as text; equal lines of several ranks merged."""
+"""Format sizes, durations and ranks as text; merge equal lines of several ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 MOST_HOSTS = 4
-"""Up to so many are named with their ranks."""
+"""The most hosts that are named with their ranks."""
 
 
 def size(count: int) -> str:
-    """'512 B', '1.5 kB', '20 MB': as file managers count, by thousands."""
+    """Format bytes in powers of 1000, as file managers do: '512 B', '1.5 kB', '20 MB'."""
     amount, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 999.5:
@@ -22,7 +22,7 @@ def size(count: int) -> str:
 
 
 def memory_size(count: float) -> str:
-    """'512 MiB', '7.5 GiB': as memory and TPU chips are sold, by 1024."""
+    """Format bytes in powers of 1024, as for memory and TPU chips: '512 MiB', '7.5 GiB'."""
     gib = count / 2**30
     if gib < 1:
         return f"{count / 2**20:.0f} MiB"
@@ -30,7 +30,7 @@ def memory_size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'0 s', '59 s', '1 min 05 s', '2 h 03 min'."""
+    """Format a duration: '0 s', '59 s', '1 min 05 s', '2 h 03 min'."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 
 def excerpt(line: str, most: int, *, around: int = 0) -> str:
-    """At most this many characters of a line, those at `around` among them; `…` marks a cut."""
+    """Cut a line to at most `most` characters, including those at `around`; `…` marks a cut."""
     if len(line) <= most:
         return line
     start = max(0, min(around - most // 4, len(line) - most))
@@ -50,7 +50,7 @@ def excerpt(line: str, most: int, *, around: int = 0) -> str:
 
 
 def date_and_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
-    """A time, in seconds since the epoch, here; '?' for one that no calendar has."""
+    """Format seconds since the epoch as local time; '?' for a time outside of the calendar."""
     try:
         return time.strftime(form, time.localtime(seconds))
     except (OverflowError, OSError, ValueError):
@@ -58,9 +58,9 @@ def date_and_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
 
 
 def name_ranks(ranks: Iterable[int], hosts: Sequence[str] = (), world_size: int = 0) -> str:
-    """'2', '0,2', '0-3', '0-2,5'; of several hosts 'h0/0-3,h1/4', of many hosts the ranks alone.
+    """Format ranks: '0-2,5', on several hosts 'h0/0-3,h1/4', on many hosts the ranks only.
 
-    `hosts`: the names of those that the `world_size` ranks are spread over evenly, in order.
+    `hosts`: the names of the hosts, in order, over which `world_size` ranks are spread evenly.
     """
     if hosts:
         local = max(1, world_size // len(hosts))
@@ -80,15 +80,15 @@ def name_ranks(ranks: Iterable[int], hosts: Sequence[str] = (), world_size: int 
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """'rank 2', 'ranks 0, 2'."""
+    """Format ranks: 'rank 2', 'ranks 0, 2'."""
     names = [str(rank) for rank in sorted(ranks)]
     return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def parse_ranks(text: str, world_size: int) -> frozenset[int]:
-    """The ranks that `all`, `none` or a list such as `0,3-5` names.
+    """Parse `all`, `none` or a list such as `0,3-5` to a set of ranks.
 
-    Raises ValueError, which says what is allowed.
+    Raises ValueError, with a message about what is allowed.
     """
     allowed = f"use all, none, or ranks from 0 to {world_size - 1} such as 0 or 0,2-3"
     words = text.strip().lower()
@@ -111,15 +111,15 @@ def parse_ranks(text: str, world_size: int) -> frozenset[int]:
 
 
 def fold(written: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
-    """The lines of all ranks in one order, each with the ranks that wrote it.
+    """Merge the lines of all ranks into one order, each with the ranks that wrote it.
 
-    The order within every rank is kept; each of its lines appears once.
+    The order within each rank is kept, and each of its lines appears once.
     """
     merged: list[tuple[str, list[int]]] = []
     known: set[str] = set()
     for rank in sorted(written):
         lines = written[rank]
-        if known.isdisjoint(lines):  # as where ranks tell their numbers: quick, for many ranks
+        if known.isdisjoint(lines):  # as if all lines have the rank's number: fast for many ranks
             merged += _alone(lines, rank)
         else:
             merged = _merge(merged, lines, rank)
@@ -134,7 +134,7 @@ def _alone(lines: Sequence[str], rank: int) -> list[tuple[str, list[int]]]:
 def _merge(
     merged: list[tuple[str, list[int]]], lines: Sequence[str], rank: int
 ) -> list[tuple[str, list[int]]]:
-    """Add the lines of one more rank: to equal lines where it can, before the next such else."""
+    """Add the lines of another rank: to equal lines if possible, otherwise before the next one."""
     places: dict[str, list[int]] = {line: [] for line in lines}
     for place, (line, _) in enumerate(merged):
         if line in places:

@@ -1,4 +1,4 @@
-"""The version of tpunb; hatch reads it from here when it builds the wheel."""
+"""The version of tpunb; hatch reads it from this module when it builds the wheel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 @cache
 def package_digest() -> str:
-    """Of this tpunb's own files: two of one version may differ, as clones do."""
+    """Return a digest of tpunb's own files, which may differ between clones of one version."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*")):

@@ -31,17 +31,17 @@ from tpunb.xla.rehearsal.errors import (
 )
 
 MOST_FRAMES = 30
-"""Of a traceback that are shown: half from its top, half from its end (deep recursions)."""
+"""Frames shown of a traceback: half from its top, half from its end (deep recursions)."""
 
 LONGEST_MESSAGE = 10_000
-"""Characters of an exception's own text that are kept, half from each end."""
+"""Characters kept of an exception's own text, half from each end."""
 MOST_LINES = 200
-"""Lines of it, likewise."""
+"""Lines kept of it, likewise."""
 MOST_CAUSES = 10
-"""Exceptions of one traceback, each raised while the one before was handled."""
+"""Exceptions shown in one traceback, each raised while the one before was handled."""
 
 _PEER_LOST = (PeerLostError, WaitedTooLongError, CollectiveError)
-"""What ranks raise because another one is missing."""
+"""Errors that ranks raise because another rank is missing."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -60,11 +60,11 @@ class Cells:
         self.assign(run, spec)
 
     def assign(self, run: RunDir, spec: RunSpec) -> None:
-        """Go on with the script of another run, whose first cells have run in this process."""
+        """Continue with the script of another run, whose first cells have run in this process."""
         self.report_of_fork: Callable[[BaseException], None] = partial(
             print_error, run=run, spec=spec
         )
-        """What is done with an exception of a process that a cell has forked."""
+        """Called with an exception that ends a process that a cell has forked."""
         self.lines = CellLines(run.script, spec)
         self._blocks = spec.blocks
         self._take(run.script.read_text(encoding="utf-8"))
@@ -73,33 +73,32 @@ class Cells:
     def _take(self, text: str) -> None:
         self.text = text
         self._lines = text.split("\n")
-        # A kept prelude may outlive the file: tracebacks and inspect show its lines all the same.
+        # A kept prelude may outlive the file: tracebacks and inspect still show its lines.
         linecache.cache[self.lines.script] = (
             *(len(text), None, [f"{line}\n" for line in self._lines]),
             self.lines.script,
         )
 
     def fill(self, role: Role, lines: list[str]) -> None:
-        """Put lines into the place that the script has for them."""
+        """Replace the lines of the block with this role."""
         [block] = self.of(role)
-        every = self._lines
-        every[block.first - 1 : block.last] = lines
-        self._take("\n".join(every))
+        self._lines[block.first - 1 : block.last] = lines
+        self._take("\n".join(self._lines))
 
     def become_main(self) -> None:
-        """Make this process one that runs the script: sys.argv, sys.modules['__main__']."""
+        """Make the script this process's main program: sys.argv, sys.modules['__main__']."""
         sys.argv[:] = [self.lines.script]
         sys.modules["__main__"] = self.module
 
     def of(self, role: Role) -> list[Block]:
-        """The blocks of the header, the prelude, or the train cell, in order."""
+        """The blocks with this role (header, prelude, train cell, …), in order."""
         return [block for block in self._blocks if block.role == role]
 
     def _source(self, block: Block) -> str:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
     def execute_header(self) -> None:
-        """Run what stands above the cells; nothing if this process has done so."""
+        """Run the lines above the cells, unless this process has run the same lines before."""
         blocks = self.of("header")
         header = "".join(self._source(block) for block in blocks)
         if header != self.header:
@@ -108,9 +107,9 @@ class Cells:
             self.header = header
 
     def execute(self, block: Block) -> None:
-        """Run a block as lines of script.py, so that tracebacks and linecache fit the file.
+        """Run a block as lines of script.py, so that tracebacks and linecache match the file.
 
-        A process that the block has forked with os.fork does not come back from here.
+        In a process that the block has forked with os.fork, this does not return.
         """
         code, process = self._compile(block), os.getpid()
         replay.begin_cell(prelude=block.role == "prelude")
@@ -175,16 +174,16 @@ def describe_error(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str
 
 
 def _is_peer_lost(error: BaseException) -> bool:
-    """Whether it follows from another rank's end, as far as its type and origin tell."""
+    """True if the error follows from another rank's end, judging by its type and origin."""
     return type(error) in _PEER_LOST or is_of_torch_distributed(error)
 
 
 def write_error(
     error: BaseException, run: RunDir, spec: RunSpec, attempt: int, rank: int | None
 ) -> None:
-    """Leave the description of what ended this process in the run folder, if that can be written.
+    """Write the description of what ended this process to the run folder, if possible.
 
-    The first one stays.
+    The first description stays.
     """
     file = run.error(attempt, rank)
     if not file.exists():
@@ -193,11 +192,11 @@ def write_error(
 
 
 def print_error(error: BaseException, run: RunDir, spec: RunSpec) -> None:
-    """Print an exception to standard error as the end of a script does, in notebook terms.
+    """Print an exception to standard error as Python does at the end of a script, in cell terms.
 
-    A hook that the user's code has put in place gets it instead, without tpunb's own frames; where
-    the hook itself fails, both are printed. Where standard error is closed nothing is printed; what
-    `write_error` has left says it all.
+    An excepthook of the user's code gets it instead, without tpunb's own frames; if the hook
+    itself fails, both exceptions are printed. If standard error is closed, nothing is printed;
+    `write_error` has the description.
     """
     lines = CellLines(run.script, spec)
     if sys.excepthook is not sys.__excepthook__:
@@ -220,7 +219,7 @@ def _print(text: str) -> None:
 
 
 def named_exit(error: SystemExit, consequence: str = "") -> SystemExit:
-    """The same exit with a message that says what was called."""
+    """The same exception with a message that names the call: 'sys.exit(2)' and `consequence`."""
     code = "" if error.code is None else repr(error.code)
     return SystemExit(f"sys.exit({code}){consequence}").with_traceback(error.__traceback__)
 
@@ -229,11 +228,11 @@ def _message(error: BaseException) -> str:
     try:
         return _shortened(str(error))
     except Exception as broken:  # a user's own __str__ may raise anything
-        return f"<its text cannot be made: {type(broken).__name__}>"
+        return f"<no text: its __str__ raised {type(broken).__name__}>"
 
 
 def _shortened(text: str) -> str:
-    """A text that fits on a page: its beginning and its end."""
+    """The beginning and the end of a text that is too long for a page."""
     left_out = len(text) - LONGEST_MESSAGE
     if left_out > 0:
         half = LONGEST_MESSAGE // 2
@@ -246,9 +245,9 @@ def _shortened(text: str) -> str:
 
 
 def _frames(tb: TracebackType | None, lines: CellLines) -> list[traceback.FrameSummary]:
-    """The frames of the notebook and of libraries, but none of tpunb's own.
+    """The frames of the notebook and of libraries, without tpunb's own.
 
-    Without a line of the notebook among them it is tpunb that failed: then all.
+    If no frame is of the notebook, tpunb itself has failed: all frames.
     """
     frames = list(traceback.extract_tb(tb))
     for index, frame in enumerate(frames):
@@ -258,7 +257,7 @@ def _frames(tb: TracebackType | None, lines: CellLines) -> list[traceback.FrameS
 
 
 def _column(frame: traceback.FrameSummary) -> int | None:
-    """Characters before the expression that a frame was at. Python 3.10 does not know it."""
+    """Characters before the expression that a frame was at; None on Python 3.10."""
     encoded: int | None = getattr(frame, "colno", None)
     if encoded is None or frame.lineno is None:
         return None
@@ -267,7 +266,7 @@ def _column(frame: traceback.FrameSummary) -> int | None:
 
 
 def _in_cells(text: str, lines: CellLines) -> str:
-    """A text in which lines of the script are named by their cell.
+    """The text with each line of the script named by its cell.
 
     Libraries put tracebacks of other processes into messages (a DataLoader's workers).
     """
@@ -290,8 +289,8 @@ def _chain(error: BaseException, known: CellLines) -> list[str]:
 
 
 def _causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    """The exception, then those that it follows from; each with what stands below it."""
-    seen: set[int] = set()  # they may form a circle
+    """The exception, then its causes; each with the line that Python prints below it."""
+    seen: set[int] = set()  # causes may form a circle
     cause: BaseException | None = error
     link = ""
     while cause is not None and id(cause) not in seen and len(seen) <= MOST_CAUSES:
@@ -327,6 +326,6 @@ def _traceback(error: BaseException, known: CellLines) -> list[str]:
 
 
 def _short(filename: str) -> str:
-    """A library's file without the path of the environment it is installed in."""
+    """A library's file without the path of the environment that it is installed in."""
     _, found, tail = filename.rpartition("site-packages/")
     return tail if found else filename

@@ -1,10 +1,10 @@
-"""The ranks as a torch elastic agent sees them, which is what torchrun is.
+"""A torch elastic agent that forks its ranks; torchrun is such an agent, too.
 
-Rendezvous, ranks, their environment and restarts come from torch elastic; this subclass starts
-a rank by forking and leaves stopping to the supervisor. `elastic_launch` is not used: it
-waits for return values that never come when a forked rank ends by os._exit.
+Ranks, their environment and restarts come from torch elastic; this subclass starts a rank by
+forking and leaves stopping to the supervisor. `elastic_launch` is not used: it waits for return
+values that never come when a forked rank ends by os._exit.
 
-`SimpleElasticAgent` says what a subclass may override, and its methods have leading
+`SimpleElasticAgent` documents what a subclass may override, and these methods have leading
 underscores by design; checked on torch 2.8 and 2.9.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import socket
 import threading
@@ -51,9 +50,9 @@ from tpunb.runs.protocol import (
     store_ports,
 )
 from tpunb.runs.spec import RunSpec
-from tpunb.utils import env_vars
+from tpunb.utils import descriptors, env_vars
 from tpunb.utils.errors import SetupError
-from tpunb.utils.name_service import look_as_configured, look_in_hosts_file
+from tpunb.utils.name_service import restore_sources, use_hosts_file_only
 from tpunb.worker import fork_safety
 from tpunb.worker.rank_marks import Mark, RankMark, RankMarks
 
@@ -61,7 +60,7 @@ Become = Callable[[int, int, int, dict[str, str], RankMark], NoReturn]
 """Called in a new process with rank, local rank, attempt, the rank's environment and its mark."""
 
 INTERVAL = 0.03
-"""Seconds between two looks at the ranks."""
+"""Seconds between two checks of the ranks."""
 
 
 class ForkingAgent(SimpleElasticAgent):
@@ -91,20 +90,20 @@ class ForkingAgent(SimpleElasticAgent):
         self._attempt = worker_group.spec.max_restarts - self._remaining_restarts
         self._living, self._codes, self._ranks = {}, {}, {}
         self._marks = RankMarks(len(worker_group.workers))
-        # A SIGINT that comes before a rank has its handlers waits until it has.
+        # A SIGINT that arrives before a rank has its handlers waits until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gate, gatekeeper = os.pipe()
         fork_safety.pause_thread_pools()
         for worker in worker_group.workers:
             pid = fork_safety.fork_paused()
             if pid == 0:
-                # Not before all are forked: a rank that connects to the store keeps its thread
-                # busy in this process, and the next child may inherit a lock that it holds
-                # (measured: 3 of 434 rounds of 4 forks hung).
+                # Wait until all are forked: a rank that connects to the store keeps the store's
+                # thread busy in the agent, and the next child may inherit a lock that this thread
+                # holds (measured: 3 of 434 rounds of 4 forks hung).
                 os.close(gatekeeper)
                 os.read(gate, 1)
                 os.close(gate)
-                look_as_configured()
+                restore_sources()
                 env = self._environment(worker_group, worker.local_rank)
                 mark = self._marks.of(worker.local_rank)
                 self._become(worker.global_rank, worker.local_rank, self._attempt, env, mark)
@@ -118,7 +117,7 @@ class ForkingAgent(SimpleElasticAgent):
         return pids
 
     def _environment(self, group: WorkerGroup, local_rank: int) -> dict[str, str]:
-        """What torchrun gives a worker (LocalElasticAgent._start_workers)."""
+        """The variables that torchrun sets for a worker (LocalElasticAgent._start_workers)."""
         worker, spec = group.workers[local_rank], group.spec
         values = {
             "LOCAL_RANK": local_rank,
@@ -160,7 +159,7 @@ class ForkingAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._reap()
-        self._host.serve_if_asked()
+        self._host.serve_on_first_connection()
         if self._any_failed() or self._host.is_abandoned(self._attempt):
             if self._run_dir.stopping.exists():
                 self._remaining_restarts = 0
@@ -171,7 +170,7 @@ class ForkingAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.SUCCEEDED, return_values=done)
 
     def _any_failed(self) -> bool:
-        """Whether a rank has failed, even if it is still busy ending (exit handlers, threads)."""
+        """True if a rank has failed, even if it is still ending (exit handlers, threads)."""
         marks = [self._marks.of(local_rank).read() for local_rank in self._codes]
         unfinished = any(mark is not Mark.FINISHED for mark in marks)
         return unfinished or any(self._codes.values()) or self._marks.any_failed()
@@ -182,12 +181,12 @@ class ForkingAgent(SimpleElasticAgent):
         while self._living:
             time.sleep(INTERVAL)
             self._reap()
-            self._host.serve_if_asked()
+            self._host.serve_on_first_connection()
 
     def _assign_worker_ranks(
         self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """All hosts have as many ranks: nothing has to be asked of anybody."""
+        """Number the ranks. All hosts have equally many, so no store has to be queried."""
         local, world = spec.local_world_size, group_world_size * spec.local_world_size
         return [
             Worker(rank, group_rank * local + rank, group_rank * local + rank, world, world)
@@ -195,24 +194,24 @@ class ForkingAgent(SimpleElasticAgent):
         ]
 
     def _exit_barrier(self) -> None:
-        """Not needed: ranks have finished everywhere, or have been given up (`all_finished`)."""
+        """Do nothing: ranks have finished on all hosts, or were abandoned (`all_finished`)."""
 
     def _construct_event(
         self, state: str, source: EventSource, *args: object, **kwargs: object
     ) -> Event:
-        """For torch elastic's log, which nobody reads; its own looks up this host's name."""
+        """An event for torch elastic's unused log. The original looks up this host's name."""
         return Event(f"torchelastic.worker.status.{state}", source=source, metadata={})
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
-        """Nothing is left to do: ranks end by themselves or are ended by the supervisor."""
+        """Do nothing: ranks end by themselves or are ended by the supervisor."""
 
 
 class Host(RendezvousHandler):
-    """The rendezvous of a host, and the store that the first one serves for all ranks.
+    """The rendezvous of one host, and the store that the first host serves for all ranks.
 
-    torch elastic's own listen on all interfaces. Here a socket listens on the address that is used,
-    and on no other, and torch's TCPStore begins to serve it when a rank connects: rehearsal ranks
-    of one host do not.
+    torch elastic's own store listens on all interfaces. This one listens only on the address that
+    is used, and torch's TCPStore begins to serve it when a rank connects, which rehearsal ranks of
+    one host do not.
     """
 
     def __init__(self, run_id: str, address: str) -> None:
@@ -225,9 +224,9 @@ class Host(RendezvousHandler):
         self._starts: threading.Thread | None = None
 
     def _listen(self, ports: Iterable[int]) -> None:
-        """Listen at the first of these ports that is free; not before the ranks are next.
+        """Listen on the first free one of these ports; call it right before forking the ranks.
 
-        A copy of this process that is kept would go on listening.
+        A kept copy of this process would continue to listen.
         """
         if self._listener is not None:
             return
@@ -246,23 +245,23 @@ class Host(RendezvousHandler):
             self._port = self._listener.getsockname()[1]
             return
         raise SetupError(
-            f"the ranks' store needs a port of {self._address}, and those that it may have are in "
-            f"use: {', '.join(map(str, tried))}. Give the run another rendezvous port: the store's "
-            "are the ones after it"
+            f"the ranks' store needs a port of {self._address}, but all ports reserved for it are "
+            f"in use: {', '.join(map(str, tried))}. Give the run another rendezvous port: the "
+            "store uses the ports after it"
         )
 
-    def serve_if_asked(self) -> None:
-        """Start the store once somebody has connected to its port."""
+    def serve_on_first_connection(self) -> None:
+        """Start the store once a rank has connected to its port."""
         listener = self._listener
         if listener is None or self._starts is not None:
             return
-        if select.select([listener], [], [], 0)[0]:
+        if descriptors.wait_readable([listener.fileno()], 0.0):
             # In a thread, because TCPStore connects to itself.
             self._starts = threading.Thread(target=self._serve, args=[listener], daemon=True)
             self._starts.start()
 
     def _serve(self, listener: socket.socket) -> None:
-        look_in_hosts_file()
+        use_hosts_file_only()
         self._server = TCPStore(
             self._address,
             self._port,
@@ -272,24 +271,24 @@ class Host(RendezvousHandler):
         )
 
     def settle(self) -> None:
-        """Ranks are forked next: nothing may be half done."""
+        """Wait until the store has started, if it is starting: ranks are forked next."""
         if self._starts is not None:
             self._starts.join()
 
     def environment(self) -> dict[str, str]:
-        """What ranks have in their environment because of it."""
+        """Variables that this host's ranks need in their environment."""
         return {}
 
     def is_abandoned(self, attempt: int) -> bool:
-        """Whether a rank of another host has failed."""
+        """True if the attempt was abandoned because a rank of another host has failed."""
         return False
 
     def all_finished(self, attempt: int) -> bool:
-        """Whether those of other hosts have finished their train cell, as all of this one have."""
+        """True if the ranks of all other hosts have finished; those of this host have."""
         return True
 
     def leave(self) -> None:
-        """In a rank: what is its agent's ends with it."""
+        """In a rank: close the sockets that belong to its agent."""
         if self._listener is not None:
             self._listener.close()
 
@@ -307,7 +306,7 @@ class Host(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nobody else could join."""
+        """Do nothing: no other host can join anyway."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -316,25 +315,25 @@ class Host(RendezvousHandler):
         return True
 
 
-class OneHost(Host):
-    """The only one: it meets nobody."""
+class SingleHost(Host):
+    """The only host of a run: there is no other to meet."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id, "127.0.0.1")
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """This host is the first of one."""
+        """Return at once: this host is number 0 of 1."""
         self.settle()
         self._listen([0])
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(self._address, self._port))
 
 
-class OneOfSeveral(Host):
-    """One host of several: static, as torchrun's, with the node rank that the run gives it.
+class HostOfSeveral(Host):
+    """One host of several, with a static node rank given by the run, as with torchrun.
 
-    Hosts do not meet in a store, as torchrun's do: there a host that vanishes is noticed by
-    nobody (torch 2.9: after 136 s no agent had ended), and a host that is done waits for the
-    others for 300 s. The supervisors decide (tpunb.worker.supervisor.hosts), and tell it here.
+    Hosts do not meet in a store, unlike torchrun's: there, no agent notices a host that vanishes
+    (torch 2.9: after 136 s none had ended), and a host that is done waits 300 s for the others.
+    The supervisors decide (tpunb.worker.supervisor.hosts) and send their decisions to this class.
     """
 
     def __init__(
@@ -347,7 +346,7 @@ class OneOfSeveral(Host):
         decisions: OrderChannel,
         reports: MessageWriter,
     ) -> None:
-        """`port`: at which host 0's supervisor listens."""
+        """`port`: the port on which host 0's supervisor listens."""
         super().__init__(run.id, address)
         self._run = run
         self._rendezvous_port = port
@@ -374,11 +373,9 @@ class OneOfSeveral(Host):
         return RendezvousInfo(self._store, self._node_rank, self._nnodes, where)
 
     def _hear(self, patience: float) -> StartAttempt | None:
-        """Take in what was decided; the order to begin, if it has come."""
-        if (
-            not self._decisions.waiting
-            and not select.select([self._decisions], [], [], patience)[0]
-        ):
+        """Handle a decision; return the order to begin, if that was it. Waits `patience` s."""
+        fd = self._decisions.fileno()
+        if not self._decisions.waiting and not descriptors.wait_readable([fd], patience):
             return None
         received = self._decisions.receive()
         match received and received[0]:
@@ -412,7 +409,7 @@ class OneOfSeveral(Host):
 
 
 class _StoppedError(Exception):
-    """The run is stopped while hosts wait for each other."""
+    """The run was stopped while hosts waited for each other."""
 
 
 def launch_ranks(
@@ -425,13 +422,13 @@ def launch_ranks(
 ) -> bool:
     """Fork this host's ranks and wait until those of all hosts have ended; True if none failed.
 
-    After a failure the ranks are ended and forked anew, `retries` times at most.
+    After a failure the ranks are ended and forked again, `retries` times at most.
     """
     spec = WorkerSpec(
         role="default",
         local_world_size=local_world_size,
         rdzv_handler=host,
-        fn=become,  # forked, not called by torch elastic; it takes the name from here
+        fn=become,  # not called by torch elastic, which only reads its name
         max_restarts=retries,
         monitor_interval=INTERVAL,
     )

@@ -1,9 +1,9 @@
-"""Forks of a process that has computed in threads: which pools to end, and what forbids a fork.
+"""Forks of a process that has used threads: which pools to end first, and what forbids a fork.
 
-Of several threads only the forking one goes on in the child, and locks that others held stay
-locked. A pool of threads is no obstacle where its library starts it anew: OpenMP's after it is
-paused here, others by fork handlers of their own (`POOLS`). Other threads, a backward pass, and
-an XLA runtime forbid a fork; what was measured is in docs/forks.md.
+Only the forking thread survives in the child, and locks held by other threads stay locked. A
+thread pool is no obstacle if its library restarts it: OpenMP's after this module has paused it,
+others by their own fork handlers (`POOLS`). Other threads, a backward pass, and an XLA runtime
+forbid a fork; measurements are in docs/forks.md.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ from tpunb.xla import runtime
 from tpunb.xla.runtime import EngineWatch
 
 PATIENCE = 2.0
-"""Seconds that a thread may go on after a cell, before it forbids a fork."""
-_PAUSE_HARD = 2  # omp_pause_hard, OpenMP 5.0: the threads and all else end, until the next region
+"""Seconds that a thread may keep running after a cell before it forbids a fork."""
+CHILD_WAIT = 10.0
+"""Seconds for a fork to end that takes milliseconds, but in which a fork handler may hang."""
+_PAUSE_HARD = 2  # omp_pause_hard, OpenMP 5.0: free the threads and all else until the next region
 _TASKS = Path("/proc/self/task")
 _RAYON = "TOKENIZERS_PARALLELISM"
 _without_rayon = False
-"""Whether a process that this one was forked from has used the threads of tokenizers."""
+"""True if an ancestor of this process, before its fork, has used the threads of tokenizers."""
 
 
 def fork() -> int:
@@ -47,16 +49,16 @@ def fork() -> int:
 
 
 def fork_paused() -> int:
-    """`os.fork` where nothing has computed since `pause_thread_pools`, which takes 5 ms."""
+    """`os.fork`, if nothing was computed since `pause_thread_pools`, which takes 5 ms."""
     global _without_rayon
     _without_rayon = _without_rayon or _tokenizers_has_threads()
     asked = os.environ.get(_RAYON)
     pid = -1
     try:
-        if _without_rayon:  # else its fork handler warns, and with "true" a child would hang
+        if _without_rayon:  # otherwise its fork handler warns, and with "true" a child would hang
             os.environ[_RAYON] = "false"
         with warnings.catch_warnings():
-            # Python 3.12 warns of any other thread, and jax, once imported, of all forks.
+            # Python 3.12 warns if there are other threads, and jax, once imported, at every fork.
             warnings.simplefilter("ignore")
             pid = os.fork()
     finally:
@@ -68,7 +70,10 @@ def fork_paused() -> int:
 
 
 def run_in_fork(function: Callable[[], bool]) -> bool:
-    """What a function returns in a fork, which ends with it. False if that cannot be known."""
+    """Call a function in a fork, which then ends; return its result. False if it is unknown.
+
+    Signals are blocked meanwhile, for at most `CHILD_WAIT`.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with processes.own_children():
@@ -80,18 +85,18 @@ def run_in_fork(function: Callable[[], bool]) -> bool:
                 finally:
                     os._exit(code)
             with contextlib.suppress(ChildProcessError):  # a thread waits for any child
-                return os.waitpid(pid, 0)[1] == 0
+                return processes.wait_for_child(pid, CHILD_WAIT) == 0
             return False
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def pause_thread_pools() -> None:
-    """End the threads of libraries that start them again when they next need them.
+    """End the threads of libraries that restart them when they next need them.
 
-    Those of every loaded OpenMP library (torch has its own, and so has scikit-learn), those of
-    joblib's worker processes, OpenCV's, and tqdm's, which watches its bars. Call it in the thread
-    that forks: an OpenMP pool belongs to the thread that started it.
+    These are the threads of every loaded OpenMP library (torch and scikit-learn each have their
+    own), of joblib's worker processes, of OpenCV, and of tqdm's monitor. Call it in the thread that
+    forks: an OpenMP pool belongs to the thread that started it.
     """
     if len(os.listdir(_TASKS)) == 1:
         return
@@ -115,10 +120,10 @@ def pause_thread_pools() -> None:
 
 
 def limit_threads(count: int) -> None:
-    """Give every library that computes in threads `count` of them, in this process.
+    """Limit every library that computes in threads to `count` of them, in this process.
 
-    Libraries that are loaded later find OMP_NUM_THREADS, which OpenBLAS and MKL read too; where
-    the environment has a number for one of these alone (OPENBLAS_NUM_THREADS), it is kept.
+    Libraries loaded later read OMP_NUM_THREADS, as do OpenBLAS and MKL; a variable for one
+    library alone (OPENBLAS_NUM_THREADS) takes precedence.
     """
     os.environ["OMP_NUM_THREADS"] = str(count)
     if _without_rayon:
@@ -132,34 +137,35 @@ def limit_threads(count: int) -> None:
 
 
 _SETTERS = {"torch": "set_num_threads", "pyarrow": "set_cpu_count", "cv2": "setNumThreads"}
-"""Libraries with a pool that is neither OpenMP's nor that of a BLAS library."""
+"""Functions that set the number of threads, of libraries with a pool beyond OpenMP and BLAS."""
 
 
 def _function(module: str, name: str) -> Any:
-    """What a module has, if it is loaded; None if not, or if it is another one of that name."""
+    """A module's attribute; None if the module is not loaded, or is another one of that name."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def _libraries(api: str | None = None) -> list[Any]:
     """The loaded libraries that threadpoolctl knows; `api`: "openmp" or "blas"."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of two OpenMP libraries; a filter may raise
+        # It warns if there are two OpenMP libraries, and a filter may turn that into an error.
+        warnings.simplefilter("ignore")
         found = threadpoolctl.ThreadpoolController().lib_controllers
     return [library for library in found if api in (None, library.user_api)]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Threads that survive a fork: their library starts them anew in the child, or does without."""
+    """Threads that do not forbid a fork: their library restarts them in the child, or uses none."""
 
     library: str
-    """In the path of the library whose code the threads run."""
+    """Part of the path of the library whose code the threads run."""
     why: str
     name: str | None = None
-    """Of the threads, which tells them; None: they have the name of the process."""
+    """The threads' name, by which they are known; None if they have the name of the process."""
 
     def has(self, thread: _Thread, process: str) -> bool:
-        """Whether a thread is of this pool; `process`: the name of the process."""
+        """True if the thread belongs to this pool; `process`: the name of the process."""
         if self.name is not None:
             return thread.name == self.name
         return thread.name == process and self.library in thread.library
@@ -169,18 +175,19 @@ TOKENIZERS = Pool("/tokenizers.", "in a child it works without threads")
 POOLS = (
     TOKENIZERS,
     Pool("openblas", "ended by its fork handler (blas_thread_shutdown), started when needed"),
-    Pool("/libarrow.", "Arrow's fork handlers start its pools anew (arrow::internal::AtFork)"),
-    Pool("/libarrow.", "jemalloc's fork handlers start it anew", "jemalloc_bg_thd"),
-    Pool("/libtorch_cpu.", "pthreadpool of torch.set_num_threads: its fork handler makes it anew"),
-    Pool("/pypocketfft.", "scipy.fft with workers: ended and started by its fork handlers"),
-    Pool("/numexpr/interpreter.", "looks whether the process is another one, and starts them anew"),
-    Pool("/numba/np/ufunc/workqueue.", "its fork handler has them started anew"),
+    Pool("/libarrow.", "Arrow's fork handlers restart its pools (arrow::internal::AtFork)"),
+    Pool("/libarrow.", "jemalloc's fork handlers restart it", "jemalloc_bg_thd"),
+    Pool("/libtorch_cpu.", "pthreadpool of torch.set_num_threads: remade by its fork handler"),
+    Pool("/pypocketfft.", "scipy.fft with workers: ended and restarted by its fork handlers"),
+    Pool("/numexpr/interpreter.", "detects that the process is another one, and restarts them"),
+    Pool("/numba/np/ufunc/workqueue.", "its fork handler has them restarted"),
 )
-"""Each measured: tests/worker/test_fork_safety.py forks after it, and works in the children."""
+"""Each was measured: tests/worker/test_fork_safety.py forks after using it, and uses it in the
+children."""
 
 
 class ForkSafetyCheck:
-    """Whether what the prelude has done to this process forbids to fork ranks after it.
+    """Checks whether the prelude has left this process in a state that forbids forking ranks.
 
     Measured with torch 2.9 and torch_xla 2.9: after a backward pass in the parent, backward on an
     XLA tensor fails in a child with an internal assertion; an initialised XLA runtime does not
@@ -200,7 +207,7 @@ class ForkSafetyCheck:
         self._watch.close()
 
     def problem(self) -> str | None:
-        """The first thing that forbids a fork, as a verb phrase after the cell's name, or None."""
+        """The first reason against a fork, as a verb phrase to follow the cell's name, or None."""
         if runtime.is_running():
             return "uses an XLA device"
         if self._backward:
@@ -208,7 +215,7 @@ class ForkSafetyCheck:
         if _numba_uses_openmp():
             return "uses numba's threads (OpenMP)"
         pause_thread_pools()
-        names = _threads_that_go_on(self._before)
+        names = _lasting_threads(self._before)
         if names:
             count = f"{len(names)} threads" if len(names) > 1 else "a thread"
             return f"leaves {count} running ({', '.join(sorted(set(names))[:3])})"
@@ -216,7 +223,7 @@ class ForkSafetyCheck:
 
 
 def _numba_uses_openmp() -> bool:
-    """Whether it has used OpenMP: numba ends a child that does so after its parent."""
+    """True if numba has used OpenMP: it aborts a child that does so after its parent."""
     if "numba" not in sys.modules:
         return False
     try:
@@ -225,12 +232,12 @@ def _numba_uses_openmp() -> bool:
         return False
 
 
-def _threads_that_go_on(before: set[str]) -> list[str]:
-    """The names of threads that forbid a fork, of those that were not there `before`.
+def _lasting_threads(before: set[str]) -> list[str]:
+    """The names of the threads that forbid a fork, without those that existed `before`.
 
-    Some end in a moment (those of a DataLoader that has just been dropped), some at a fork, by
-    fork handlers of their library: a child that ends at once shows it. And what a thread runs
-    cannot be seen while it is busy.
+    Some threads end within a moment (those of a DataLoader that was just dropped), others at a
+    fork, by their library's fork handlers: a test fork, whose child ends at once, shows that. And
+    the code that a thread runs cannot be seen while the thread is busy.
     """
     names = _unknown_threads(before)
     until = time.monotonic() + PATIENCE
@@ -255,7 +262,7 @@ def _unknown_threads(before: set[str]) -> list[str]:
 
 def _tokenizers_has_threads() -> bool:
     return "tokenizers" in sys.modules and any(
-        not thread.library or TOKENIZERS.library in thread.library  # a busy one cannot be seen
+        not thread.library or TOKENIZERS.library in thread.library  # unknown: a busy thread
         for thread in _other_threads(set())
     )
 
@@ -272,11 +279,11 @@ _CALL = re.compile(
 class _Thread:
     name: str
     library: str
-    """Whose code it runs: a path; "" if that cannot be seen, or if it is a thread of Python."""
+    """Path of the library whose code it runs; "" if it cannot be seen, or for a Python thread."""
 
 
-def _other_threads(but: set[str]) -> list[_Thread]:
-    tasks = set(os.listdir(_TASKS)) - but - {str(threading.get_native_id())}
+def _other_threads(known: set[str]) -> list[_Thread]:
+    tasks = set(os.listdir(_TASKS)) - known - {str(threading.get_native_id())}
     python = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     memory: _Memory | None = None
     found = [_Thread(python[task], "") for task in tasks & python.keys()]
@@ -286,12 +293,12 @@ def _other_threads(but: set[str]) -> list[_Thread]:
             name = (_TASKS / task / "comm").read_text().strip()
             found.append(_Thread(name, memory.library_of(task)))
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it ended between the two looks
+            pass  # the thread has ended in the meantime
     return found
 
 
 class _Memory:
-    """What is mapped into this process."""
+    """The memory mappings of this process."""
 
     _SYSTEM = ("/libc.", "/libc-", "/libpthread", "/libstdc++", "/ld-linux")
 
@@ -308,13 +315,13 @@ class _Memory:
     def library_of(self, task: str) -> str:
         """The path of the library whose code a waiting thread runs; "" if it cannot be seen.
 
-        It is the innermost one, but for the system's, that a call on the thread's stack returns
-        to. Pointers to functions are there as well, and what was left by earlier calls.
+        It is the innermost library, other than the system's, to which a call on the thread's stack
+        returns. The stack also has pointers to functions, and remains of earlier calls.
         """
         try:
             fields = (_TASKS / task / "syscall").read_text().split()
             stack = self._stack(int(fields[-2], 16)) if len(fields) > 2 else b""
-        except OSError:  # not every kernel, and not every container, shows them
+        except OSError:  # not every kernel or container shows system calls
             return ""
         starts = [first for first, _, _ in self._code]
         for address in array.array("Q", stack[: len(stack) // 8 * 8]):
@@ -327,9 +334,7 @@ class _Memory:
         return ""
 
     def _is_return(self, address: int) -> bool:
-        """Whether the instruction before an address is a call; on other processors, whether it
-        may be one.
-        """
+        """True if the instruction before an address is a call; always on processors but x86-64."""
         if platform.machine() != "x86_64":
             return True
         return _CALL.search(self._read(address - 8, 8)) is not None

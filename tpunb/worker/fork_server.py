@@ -1,9 +1,9 @@
-"""The fork server: has torch and torch_xla imported and waits; runners are forked from it.
+"""The fork server: imports torch and torch_xla, then waits for orders to fork runners.
 
 It never runs the user's code itself, so it stays clean for the next run: no XLA runtime, no
-autograd engine, and of threads only OpenBLAS's, which end at a fork. Each run gets a runner: a
-fork of it, or a copy that an earlier runner has left (tpunb.worker.prelude), which waits for
-orders as this process does.
+autograd engine, and no threads but OpenBLAS's, which end at a fork. Each run gets a runner: a
+fork of this process, or a copy that an earlier runner has left (tpunb.worker.prelude), which waits
+for orders as this process does.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ MODULES = (
     "tpunb.xla.rehearsal.install",
     "tpunb.worker.runner",
 )
-"""Imported before a run asks for them. None of them starts a thread or touches a device."""
+"""Imported before any run. None of them starts a thread or touches a device."""
 
 
 def main() -> None:
-    """Wait for orders. Arguments: the supervisor's pid, and the file descriptor to report to.
+    """Wait for orders. Arguments: the supervisor's pid, and the file descriptor for reports.
 
-    Standard input is the socket on which orders come.
+    Standard input is the socket on which orders arrive.
     """
     supervisor, writer = (int(argument) for argument in sys.argv[-2:])
     processes.die_with_parent(supervisor)
-    # The supervisor ignores SIGINT, which a child inherits; a script run alone does not.
+    # The supervisor ignores SIGINT, which a child inherits; a script on its own does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = MessageWriter(writer)
     orders = OrderChannel(socket(fileno=os.dup(0)))
@@ -54,7 +54,7 @@ def main() -> None:
     received = orders.receive()
     if received is None or not isinstance(received[0], ImportLibraries):
         return
-    sys.path[1:] = received[0].sys_path  # the first is where tpunb itself is
+    sys.path[1:] = received[0].sys_path  # the first entry is the folder of tpunb itself
     tempfile.tempdir = received[0].tmp
     before = dict(os.environ)
     _import_libraries()
@@ -63,25 +63,25 @@ def main() -> None:
         for name, value in os.environ.items()
         if before.get(name) != value
     }
-    tempfile.tempdir = None  # what runs write is theirs
+    tempfile.tempdir = None  # temporary files of runs do not belong in this folder
     reports.send(LibrariesImported(variables))
     serve(orders, reports, supervisor)
 
 
 def _import_libraries() -> None:
-    # Nothing of an import is garbage: the collector would look in vain, for a sixth of its time.
+    # Imports leave no garbage: the collector would take a sixth of their time for nothing.
     gc.disable()
     for name in MODULES:
         importlib.import_module(name)
     # Objects made so far live as long as the process: keep the collector, which writes to
-    # every object it looks at, from copying their pages in each fork.
+    # every object that it visits, from copying their pages in each fork.
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None:
-    """Fork a runner for each order, until the supervisor has gone."""
+    """Fork a runner for each order, until the supervisor is gone."""
     from tpunb.worker import fork_safety, runner  # loaded by now
     from tpunb.worker.prelude import Keeper
 
@@ -91,7 +91,7 @@ def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None
     while (received := orders.receive()) is not None:
         order, sockets = received
         if isinstance(order, ForkRunner):
-            # A SIGINT that comes before the runner can leave word of it waits until it can.
+            # A SIGINT that arrives before the runner can record it waits until then.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             if processes.fork_orphan(fork_safety.fork, tell) == 0:
                 orders.close()

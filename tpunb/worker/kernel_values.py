@@ -1,9 +1,10 @@
-"""Gives the train cell the kernel's plain values, and says what else differs from the kernel.
+"""Gives the train cell the kernel's plain values, and reports other differences from the kernel.
 
 After the prelude has run, and before the train cell, each name that the train cell reads is
-compared with what the kernel holds. Plain values that differ become assignments in the script,
-between the prelude and the train cell, so that the script alone does the same. What the name's old
-value has gone into is not followed. Of what is not plain a difference is only told.
+compared with the kernel's value. Plain values that differ become assignments in the script,
+between the prelude and the train cell, so that the script alone does the same. Values that the
+cells have computed from a name's old value are not updated. Differences between values that are
+not plain are only reported.
 """
 
 from __future__ import annotations
@@ -31,42 +32,40 @@ from tpunb.utils.literals import shown, simple
 from tpunb.worker.cells import Cells
 
 MOST_NOTES = 6
-"""Values of the kernel that have a line of their own."""
+"""Values taken from the kernel that get a line of their own."""
 MOST_NAMED = 12
 TITLE = '# %% parameters, from the kernel tags=["injected-parameters"]'
 SAME = 1e-6
-"""How much floats may differ, of the larger, before it is said of what is not taken."""
+"""Relative difference of floats up to which values that are not taken count as equal."""
 
 
 @dataclass
 class Taken:
-    """What is taken from the kernel, and what is not."""
+    """The values that are taken from the kernel, and the differences that remain."""
 
     statements: list[str] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
-    """What the statements assign, by name: 'lr', 'config.lr'."""
+    """The values that the statements assign, by name: 'lr', 'config.lr'."""
     notes: list[tuple[str, str]] = field(default_factory=list)
-    """Of each value that is taken the name and a line."""
+    """For each value that is taken, its name and a line about it."""
     kept: list[str] = field(default_factory=list)
-    """What differs and stays as the cells make it."""
+    """Values that differ and stay as the cells make them."""
 
     def lines(self) -> Iterator[str]:
-        """One for each value that is taken, and one for all that differs besides."""
+        """One line for each value that is taken, and one for all remaining differences."""
         yield from (line for _, line in self.notes[:MOST_NOTES])
         if more := [name for name, _ in self.notes[MOST_NOTES:]]:
             yield f"from the kernel as well: {_listed(more)}"
         if self.kept:
-            yield (
-                f"differs from the kernel, the run has what the cells make: {_listed(self.kept)}"
-            )
+            yield f"differs from the kernel, the run keeps the cells' value: {_listed(self.kept)}"
 
 
 def take_over(run: RunDir, cells: Cells, *, replicate: bool, tell: bool) -> None:
     """Set the kernel's plain values in the script's namespace, where they differ.
 
-    `replicate`: this is a rank that has run the prelude itself. `tell`: this process is the one
-    that says what differs, and writes it into the script and `parameters.json`. Nothing happens in
-    a run that takes everything from the cells.
+    `replicate`: this is a rank that has run the prelude itself. `tell`: this process reports the
+    differences, and writes the values into the script and `parameters.json`. Does nothing in a run
+    that takes all values from the cells.
     """
     try:
         data = json.loads(run.kernel_values.read_text(encoding="utf-8"))
@@ -86,7 +85,7 @@ def take_over(run: RunDir, cells: Cells, *, replicate: bool, tell: bool) -> None
 
 
 def compare(values: KernelValues, namespace: dict[str, Any], *, replicate: bool) -> Taken:
-    """What the kernel holds and what the prelude has made, name by name."""
+    """Compare the kernel's values with those that the prelude has made, name by name."""
     taken = Taken()
     here = {
         entry.name: value_parts(entry.name, namespace[entry.name], values.key)
@@ -101,16 +100,20 @@ def compare(values: KernelValues, namespace: dict[str, Any], *, replicate: bool)
             continue
         takes = entry.certain if replicate else entry.takes
         found = list(differences(entry.parts, here[entry.name]))
-        if found and takes and entry.plain and entry.name in shared:
-            # What is one object here is two in the kernel.
-            found = [Difference("", here[entry.name][0], entry.parts[0], None)]
+        if found and takes and entry.name in shared:
+            # These names share one object in this process, and have two in the kernel: replace the
+            # object if it is plain; changing it would change the values of the other names.
+            if entry.plain:
+                found = [Difference("", here[entry.name][0], entry.parts[0], None)]
+            else:
+                takes = False
         for difference in found:
             _decide(taken, entry, difference, takes=takes)
     return taken
 
 
 def _shared(values: KernelValues, namespace: dict[str, Any]) -> set[str]:
-    """Names of one object that has several of them, whose values differ in the kernel."""
+    """Names that share one object in this process, and have different values in the kernel."""
     by_object: dict[int, list[KernelName]] = {}
     for entry in values.names:
         if entry.name in namespace and entry.parts[0].kind is not PartKind.LEAF:
@@ -136,7 +139,7 @@ def _decide(taken: Taken, entry: KernelName, difference: Difference, *, takes: b
 
 
 def _nearly_equal(kernel: Part, here: Part | None) -> bool:
-    """Whether both are floats that differ by rounding, as sums of several threads do."""
+    """True if both are floats that differ by rounding only, as sums of several threads do."""
     if here is None or kernel.literal is None or here.literal is None:
         return False
     one, other = simple(kernel.literal), simple(here.literal)
@@ -163,7 +166,8 @@ def _assign(taken: Taken, entry: KernelName, difference: Difference) -> None:
     elif difference.here is not None and difference.here.literal is not None:
         line += f"; cell [{entry.cell}] makes {shown(difference.here.literal)}"
     else:
-        line += f"; cell [{entry.cell}] makes {'none' if difference.here is None else 'another'}"
+        other = "no such value" if difference.here is None else "another value"
+        line += f"; cell [{entry.cell}] makes {other}"
     taken.notes.append((f"{entry.name}{path}", line + _stale(entry)))
 
 
@@ -176,12 +180,15 @@ def _remove(taken: Taken, entry: KernelName, difference: Difference, here: Part)
 
 
 def _stale(entry: KernelName) -> str:
-    """That cells of this run have used the value that the cells make."""
+    """A clause that names the cells of this run that have used the replaced value; '' if none."""
     if not entry.stale:
         return ""
     cells = ", ".join(f"[{number}]" for number in entry.stale)
     some = f"cells {cells} have" if len(entry.stale) > 1 else f"cell {cells} has"
-    return f", which {some} used here, unlike in the kernel: assign it above to change that too"
+    return (
+        f", which {some} used in this run, unlike in the kernel: assign {entry.name} above "
+        f"{'them' if len(entry.stale) > 1 else 'it'} to change that, too"
+    )
 
 
 def _kept(entry: KernelName, difference: Difference) -> str:

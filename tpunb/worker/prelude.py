@@ -1,13 +1,13 @@
 """Runs the prelude's cells in a runner, and leaves copies of the process for later runs.
 
-    fork server ── runs nothing
+    fork server                      runs no cells
       └─ runner of the first run     cell 1, copy, cell 2, copy, … then forks the ranks
            copy after cell 1         waits for orders, as the fork server does
-           copy after cell 2         … the runner of a later run whose cells 1 and 2 are the same;
+           copy after cell 2         becomes the runner of a later run with the same cells 1 and 2;
                                      before it begins, it leaves a copy for the run after that
 
-What would make a later run differ from one that starts anew is looked for before a copy is left:
-processes, connections and memory that a run shares with the process it was forked from.
+No copy is left after the prelude has made something that would let runs influence each other:
+processes, connections and memory that a process shares with its forks.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from tpunb.worker.fork_safety import ForkSafetyCheck
 from tpunb.xla import spmd
 
 EVERY_CELL = 8
-"""So many cells get a copy each, whatever they take; a fork takes 10 ms."""
+"""The first cells that get a copy each, however short they are; a fork takes 10 ms."""
 WORTH = 0.05
-"""Seconds that cells took together for which a later copy is worth its fork."""
+"""Seconds that later cells must have taken since the last copy to be worth another fork."""
 _PACKAGES = ("site-packages", "dist-packages")
 
 
 class Prelude:
-    """The cells above the train cell, in the process that runs them."""
+    """The prelude of a run, in the process that runs its cells."""
 
     def __init__(self, run: RunDir, spec: RunSpec) -> None:
         self.cells = Cells(run, spec)
         self.cells.become_main()
         self.ran = 0
-        """How many of its cells have run in this process."""
+        """How many cells have run in this process."""
         self._before = shared_with_forks.find_all()
         self._modules = frozenset(sys.modules)
         self._folders = frozenset(shared_with_forks.temporary_folders())
         self._not_kept = ""
         self.in_copy: Copy | None = None
-        """What this process was before it became a runner; None: it began as one."""
+        """The copy that this process was before it became a runner; None: it began as a runner."""
         self._files: dict[str, list[int]] = {}
 
-    def go_on_with(self, run: RunDir, spec: RunSpec) -> None:
-        """Take up another run, whose first cells are those that have run in a copy."""
+    def switch_to_run(self, run: RunDir, spec: RunSpec) -> None:
+        """Switch to another run, whose first cells are those that have run in this copy."""
         assert self.in_copy is not None
         self.cells.assign(run, spec)
         self.cells.become_main()
@@ -75,11 +75,11 @@ class Prelude:
     def execute(
         self, run: RunDir, spec: RunSpec, reports: MessageWriter, keeper: Keeper
     ) -> str | None:
-        """Run the cells that have not run; what one of them did that forbids a fork, or None."""
+        """Run the cells that have not run yet; return why the ranks cannot be forked, or None."""
         check = ForkSafetyCheck()
         blocks = self.cells.of("prelude")
         if self.in_copy is not None:
-            if self.ran < len(blocks):  # else it is waited for at the end
+            if self.ran < len(blocks):  # otherwise `runner.main` waits for it at the end
                 self.in_copy.await_successor()
                 self._before = shared_with_forks.find_all()
             self.in_copy.give_back_signals()
@@ -104,30 +104,30 @@ class Prelude:
         return None
 
     def local_modules(self) -> dict[str, list[int]]:
-        """The files of the modules that its cells have imported and that the user may edit.
+        """Files of modules that the cells have imported and that the user may edit.
 
-        For each the time of its last change in nanoseconds, and its size.
+        Each with the time of its last change in nanoseconds, and its size.
         """
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if name in self._modules or not isinstance(file, str) or not _is_local(file):
                 continue
-            if file not in self._files:  # what is there later may not be what was imported
-                with contextlib.suppress(OSError):  # of a zip file, or deleted
+            if file not in self._files:  # a later version is not the one that was imported
+                with contextlib.suppress(OSError):  # in a zip file, or deleted
                     status = os.stat(file)
                     self._files[file] = [status.st_mtime_ns, status.st_size]
         return dict(self._files)
 
     def temporary_folders(self) -> list[str]:
-        """Those that its cells have made, and that a rank may remove at its end."""
+        """Temporary folders that the cells have made, and that a rank may remove at its end."""
         return sorted(set(shared_with_forks.temporary_folders()) - self._folders)
 
 
 class Copy:
-    """A process that has run the first cells, and waits until a run that begins with them comes.
+    """A process that has run the first cells, and waits for a run that begins with them.
 
-    It then becomes that run's runner itself, and leaves one like it for the run after: of the two
-    forks that a process needs to be nobody's child, the run waits for one.
+    It then becomes the runner of that run itself, and leaves a copy for the run after. A process
+    needs two forks to be an orphan; the run waits for only one of them.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class Copy:
         seconds: float,
         run_on: RunOn,
     ) -> None:
-        """Before the fork: what that changes or shares, and each run must find as it was.
+        """Record, before the fork, the state that a fork changes or shares, for `restore`.
 
-        `seconds`: how long the cells took that have run since the copy before.
+        `seconds`: how long the cells took that have run since the previous copy.
         """
         self._prelude = prelude
         self._reports = reports
@@ -157,29 +157,32 @@ class Copy:
         self._on_child: Any = None
 
     def restore(self) -> None:
-        """As it was, when a runner goes on in this process."""
+        """Restore the recorded state, when this process becomes a runner."""
         random.setstate(self._random)
         memory.set_oom_score(self._oom_score)
         for fd, offset in self._offsets.items():
             os.lseek(fd, offset, os.SEEK_SET)
 
     def await_successor(self) -> None:
-        """Wait until no process is left that was started to leave the next copy."""
+        """Wait for the end of the intermediate process that was forked to leave the next copy.
+
+        If a fork handler of a library hangs in it, it is killed, and the run has no copy.
+        """
         if self._between is not None:
             with contextlib.suppress(ChildProcessError):  # a thread waits for any child
-                os.waitpid(self._between, 0)
+                processes.wait_for_child(self._between, fork_safety.CHILD_WAIT)
             self._between = None
 
     def give_back_signals(self) -> None:
-        """From now on ends of children are the cells' business."""
-        if self._on_child is not None:  # else it is C code's, and Python cannot put it back
+        """Restore the cells' handler for SIGCHLD."""
+        if self._on_child is not None:  # otherwise it is C code, which Python cannot restore
             signal.signal(signal.SIGCHLD, self._on_child)
 
     def fork(self, number: int, *, wait: bool = True) -> int:
-        """As `fork_orphan`; the supervisor is told of the copy, which has this number.
+        """Fork an orphan, as `fork_orphan` does, and report it to the supervisor as this copy.
 
-        It is told before the process between the two ends, so before a run can end that has
-        waited for that one: it knows that the copy is not to end with the run.
+        The report is sent before the intermediate process ends, so before a run that waits for that
+        process can end: the supervisor knows in time that the copy must not end with the run.
         """
 
         def tell(pid: int) -> None:
@@ -189,10 +192,10 @@ class Copy:
         return processes.fork_orphan(fork_safety.fork, tell, wait=wait)
 
     def wait(self, orders: OrderChannel) -> NoReturn:
-        """The life of a copy; it is the first process to go when memory runs out."""
+        """Wait for an order, and become the runner. If memory runs out, copies are killed first."""
         try:
             self._prelude.in_copy = self
-            # A handler that the cells have set may wait for any child.
+            # A handler of the cells may wait for any child.
             self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             while True:
                 processes.die_with_adopter(self._supervisor)
@@ -220,8 +223,8 @@ class Copy:
             os._exit(0)
 
     def _leave_successor(self, end: socket, number: int) -> bool:
-        """True in the process that waits from now on."""
-        with contextlib.suppress(OSError):  # then the run after begins in an earlier copy
+        """Fork a successor; True in the successor, which waits from now on."""
+        with contextlib.suppress(OSError):  # if it fails, the next run begins in an earlier copy
             self._between = self.fork(number, wait=False)
             if self._between == 0:
                 self._between = None
@@ -231,7 +234,7 @@ class Copy:
 
 
 class Keeper:
-    """Leaves copies of a runner: after each of the first cells, then where it saves time."""
+    """Leaves copies of a runner: after each of the first cells, later only if it saves time."""
 
     def __init__(
         self,
@@ -241,9 +244,9 @@ class Keeper:
         supervisor: int,
         run_on: RunOn,
     ) -> None:
-        """One socket for each copy that may be left; the first copy's number is `first`.
+        """`sockets` has one socket for each copy that may be left; `first` is the first's number.
 
-        `run_on` is what a copy does that becomes a runner.
+        A copy that becomes a runner calls `run_on`.
         """
         self._reports = reports
         self._sockets = sockets
@@ -253,12 +256,12 @@ class Keeper:
         self._since = time.monotonic()
 
     def cell_ended(self, prelude: Prelude, check: ForkSafetyCheck, *, last: bool) -> None:
-        """A cell has run; `last`: of the prelude."""
+        """Leave a copy after a cell, if it is worth it. `last`: the last cell of the prelude."""
         seconds = time.monotonic() - self._since
-        # One socket is spared for the last cell: from there the next run is most likely to begin.
+        # One socket is kept for the last cell: the next run is most likely to begin after it.
         spare = len(self._sockets) > 1
         if last or (spare and (prelude.ran <= EVERY_CELL or seconds >= WORTH)):
-            with contextlib.suppress(OSError):  # it costs time only
+            with contextlib.suppress(OSError):  # without a copy, the next run only takes longer
                 self._leave_copy(prelude, check, seconds)
             self._since = time.monotonic()
 
@@ -269,7 +272,7 @@ class Keeper:
         own, number = self._sockets.pop(0), self._number
         self._number += 1
         stdio.flush_output()
-        # In a copy it stays blocked: no runner may miss one that comes early.
+        # SIGINT stays blocked in a copy: a runner must not miss one that arrives early.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             if copy.fork(number) == 0:
@@ -281,22 +284,22 @@ class Keeper:
             own.close()
 
     def take_socket(self) -> OrderChannel:
-        """The one that came for something else."""
+        """Take the socket that came for the decisions of all hosts, not for a copy."""
         return OrderChannel(self._sockets.pop(0))
 
     def close(self) -> None:
-        """No other copy is left."""
+        """Close the remaining sockets: no further copy is left."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()
 
 
 RunOn = Callable[[ForkRunner, Keeper, MessageWriter, Prelude | None], NoReturn]
-"""`runner.main`: the way from an order to the end of its run."""
+"""`runner.main`, which carries out an order to the end of its run."""
 
 
 def _is_local(file: str) -> bool:
-    """Whether a module's file is neither of an installed package nor of Python."""
+    """True if a module's file belongs neither to an installed package nor to Python."""
     parts = file.split(os.sep)
     standard = os.path.dirname(os.__file__)
     own = os.path.join(PACKAGE_ROOT, "tpunb") + os.sep

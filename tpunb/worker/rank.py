@@ -39,7 +39,7 @@ from tpunb.xla.rehearsal import call, ranks, stats
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a rank is and what it has to do."""
+    """The identity of a rank, and everything that it needs to do its work."""
 
     run: RunDir
     spec: RunSpec
@@ -49,22 +49,22 @@ class Assignment:
     local_rank: int
     local_world_size: int
     env: Mapping[str, str]
-    """What torchrun sets for this rank, and where its run is."""
+    """The variables that torchrun sets for a rank, and those that locate its run."""
     replicate: bool
     """The rank runs the prelude itself."""
     mark: RankMark
     signals: Mapping[int, object]
-    """Signal handlers that a script run alone would have here."""
+    """The signal handlers that the prelude has set, as a script on its own would have them."""
     quiet: contextlib.ExitStack
-    """Leads back to the filters for warnings that a script run alone would have."""
+    """Closing it restores the prelude's warning filters."""
     random: tuple[Any, ...]
-    """The state of Python's generator of random numbers before the fork."""
+    """The state of Python's random number generator before the fork."""
     runner: int
     """The pid of the process that this one was forked from."""
 
     @property
     def spmd(self) -> int | None:
-        """How many cores this process drives, in SPMD mode."""
+        """The number of cores that this process drives in SPMD mode; None in other modes."""
         cores = self.spec.spmd
         return None if cores is None else cores // max(1, len(self.spec.hosts))
 
@@ -72,8 +72,8 @@ class Assignment:
 def main(task: Assignment, reports: MessageWriter) -> NoReturn:
     """Become the rank, run the cell, and end the process. SIGINT is blocked when this begins.
 
-    The way back up the stack belongs to the process that this one was forked from, so nothing
-    may return or be raised from here.
+    The stack above belongs to the process that this one was forked from, so this never returns
+    and never raises.
     """
     code = 1
     try:
@@ -81,15 +81,15 @@ def main(task: Assignment, reports: MessageWriter) -> NoReturn:
             _become(task, reports)
             code = _work(task)
         except BaseException as error:
-            # Only what goes wrong before or after the cells: their own exceptions end in _work.
+            # Errors before or after the cells: _work handles exceptions of the cells.
             _report_error(error, task)
-        with contextlib.suppress(OSError):  # what is counted is no reason to fail
+        with contextlib.suppress(OSError):  # missing counts are no reason to fail
             heartbeat.complete_counts()
             stats.save_collectives(task.run.collectives(task.attempt, task.rank), task.rank)
         script_end.exit_like_an_interpreter()
         if code == 0:
             try:
-                device.leave_device(task.spec.device, task.spec.world_size)
+                device.end_device(task.spec.device, task.spec.world_size)
             except Exception as error:
                 code = 1
                 _report_error(error, task)
@@ -99,8 +99,8 @@ def main(task: Assignment, reports: MessageWriter) -> NoReturn:
 
 
 def _become(task: Assignment, reports: MessageWriter) -> None:
-    """Take on everything in which this process differs from the one that it was forked from."""
-    os.setsid()  # so that its children can be told apart, and no other group's signals reach it
+    """Set up everything in which this process differs from the one that it was forked from."""
+    os.setsid()  # its children can be told apart, and signals to other groups do not reach it
     processes.die_with_parent(task.runner)
     reports.close()
     script_end.disown_children()
@@ -138,7 +138,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
 
 
 def _watch_steps(task: Assignment) -> None:
-    """Notice the ends of steps: what is compiled again, and where a trace begins and ends."""
+    """Watch the ends of steps, to notice recompilations and to begin and end a trace."""
     run, attempt, rank = task.run, task.attempt, task.rank
     monitor = StepMonitor(task.cells.lines, run.recompiled(attempt, rank), counters)
     profile = task.spec.profile
@@ -148,7 +148,7 @@ def _watch_steps(task: Assignment) -> None:
 
 
 def _work(task: Assignment) -> int:
-    """Run the cells; the exit code that a script with them would have."""
+    """Run the cells; return the exit code that a script with them would have."""
     try:
         for number, handler in task.signals.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def _work(task: Assignment) -> int:
             return code
         try:
             _finish(task)
-        except SystemExit as error:  # of an object that is being returned
+        except SystemExit as error:  # raised by an object that is being returned
             _report_error(cells.named_exit(error), task)
             return script_end.exit_code(error) or 1
         return 0
@@ -185,22 +185,23 @@ def _work(task: Assignment) -> int:
         _report_error(error, task)
         return 130
     except BaseException as error:
-        device.explain_error(error, task.spec.device, task.spec.world_size)
+        device.name_departed_ranks(error, task.spec.device, task.spec.world_size)
         _report_error(error, task)
         return 1
 
 
 def _leave_numbers(task: Assignment) -> None:
-    """The numbers by which this rank is known: none of them follows from another."""
+    """Write the numbers that identify this rank, which cannot be derived from each other."""
     numbers = asdict(device.identify_rank())
-    with contextlib.suppress(OSError):  # a full disk: it is for people
+    with contextlib.suppress(OSError):  # a full disk: the numbers are only shown to people
         files.write_json(task.run.numbers(task.attempt, task.rank), numbers)
 
 
 def _train(task: Assignment) -> int:
-    """Run the train cell; the code of its sys.exit(), with 0 a good end that says where it was.
+    """Run the train cell; return the code of its sys.exit(), or 0.
 
-    In the handler of a signal that somebody has sent it is none: the cell was cut short.
+    sys.exit(0) is a success, and its line is printed; but not in the handler of a signal, unless
+    the run is being stopped: the cell was cut short.
     """
     for block in task.cells.of("train"):
         try:
@@ -212,10 +213,10 @@ def _train(task: Assignment) -> int:
             if code or (by and not task.run.stopping.exists()):
                 _report_error(named, task)
                 return code or 1
-            told = cells.describe_error(named, task.run, task.spec)
-            if told["line"] != block.last - block.first + 1:
-                where = f"cell [{told['cell']}], line {told['line']}"
-                print(f"{where}: {told['message']} has ended the train cell", file=sys.stderr)
+            described = cells.describe_error(named, task.run, task.spec)
+            if described["line"] != block.last - block.first + 1:
+                where = f"cell [{described['cell']}], line {described['line']}"
+                print(f"{where}: {described['message']} has ended the train cell", file=sys.stderr)
             break
     return 0
 
@@ -235,8 +236,8 @@ def _replicate_prelude(task: Assignment) -> None:
 
 
 def _report_error(error: BaseException, task: Assignment) -> None:
-    """Describe what ended the cell, in error.json and on the rank's standard error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop comes too late to matter
+    """Describe the error in error.json and on the rank's standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop is too late to matter
     task.mark.fail(
         cells.describe_error(error, task.run, task.spec),
         task.run.error(task.attempt, task.rank),
@@ -246,13 +247,13 @@ def _report_error(error: BaseException, task: Assignment) -> None:
 
 
 def _report_error_of_fork(error: BaseException, task: Assignment) -> None:
-    """In a process that the cell has forked: part of the rank's work has failed with it."""
+    """Report an error of a process that the cell has forked: part of the rank's work failed."""
     if isinstance(error, Exception):
         _report_error(error, task)
 
 
 def _finish(task: Assignment) -> None:
-    """After a train cell that ended well: metrics are written, values wait for the kernel."""
+    """After a train cell that ended well: write metrics, and the values for the kernel."""
     device.finish_device(task.spec.device, task.spec.world_size)
     returns.finish_pending_work()
     if task.spec.spmd and (unused := spmd.unused_warning()):

@@ -1,8 +1,8 @@
-"""What each rank says of its end, in memory that it shares with the runner.
+"""Marks that ranks leave at their end, in memory shared with the runner.
 
-Memory and not a file: a rank that has no file descriptor left, a full disk and a folder that is
-gone say it all the same. A rank that ends without a mark (os._exit, exec, C's exit, a signal) has
-not reached the end of the train cell, whatever its exit code.
+Memory works, unlike a file, when no file descriptor is left, the disk is full or the folder is
+gone. A rank that ends without a mark (os._exit, exec, C's exit, a signal) has not reached the end
+of the train cell, whatever its exit code.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any
 from tpunb.utils.files import write_json
 
 _ROOM = 1 << 18
-"""Bytes for each rank. Pages that nobody writes to take no memory."""
+"""Bytes for each rank. Pages that are never written to take no memory."""
 _LENGTH = 8
-"""Bytes before a description: the mark, and how long the description is."""
+"""Bytes before a description: the mark, and the length of the description."""
 
 
 class Mark(IntEnum):
-    """How far a rank has come."""
+    """The end of a rank's work."""
 
     NONE = 0
     FAILED = 1
-    """It, or a process that its cell has forked, has raised. It may still be ending."""
+    """The rank, or a process that its cell has forked, has raised. It may still be ending."""
     FINISHED = 2
-    """Its train cell has ended well."""
+    """The train cell has ended well."""
 
 
 class RankMarks:
-    """The marks of all ranks of an attempt. Made before they are forked."""
+    """The marks of all ranks of an attempt. Create it before forking them."""
 
     def __init__(self, ranks: int) -> None:
         self._memory = mmap.mmap(-1, ranks * _ROOM)
         self._ranks = ranks
 
     def of(self, rank: int) -> RankMark:
-        """That of one rank, from 0 on this host."""
+        """The mark of one rank, numbered from 0 on this host."""
         return RankMark(self._memory, rank * _ROOM)
 
     def any_failed(self) -> bool:
@@ -48,7 +48,7 @@ class RankMarks:
 
 
 class RankMark:
-    """One rank's place. The first failure stays."""
+    """The mark of one rank. The first failure stays."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._memory = memory
@@ -58,17 +58,17 @@ class RankMark:
         return Mark(self._memory[self._offset])
 
     def finish(self) -> None:
-        """The train cell has ended well in this rank."""
+        """Mark that the train cell has ended well in this rank."""
         if self.read() is Mark.NONE:
             self._memory[self._offset] = Mark.FINISHED
 
     def fail(self, description: dict[str, Any], file: Path) -> None:
-        """Leave the description of what ended this rank in its error.json; the first one counts."""
+        """Write the description of this rank's failure to its error.json; only the first counts."""
         if self.read() is Mark.FAILED:
             return
         try:
             write_json(file, description)
-        except OSError:  # no descriptor left, a limit on files, a full disk: the runner tries
+        except OSError:  # no descriptor left, a file size limit, a full disk: the runner tries
             self._keep(description)
         self._memory[self._offset] = Mark.FAILED
 
@@ -81,9 +81,9 @@ class RankMark:
         self._memory[start - 4 : start] = len(data).to_bytes(4, "little")
 
     def save_description(self, file: Path) -> None:
-        """In the runner: write what the rank could not write itself, if there is anything."""
+        """In the runner: write the description that the rank could not write itself, if any."""
         start = self._offset + _LENGTH
         length = int.from_bytes(self._memory[start - 4 : start], "little")
         if length:
-            with contextlib.suppress(OSError):  # then its standard error has it, if anything has
+            with contextlib.suppress(OSError):  # if it fails, only the rank's stderr may have it
                 write_json(file, json.loads(self._memory[start : start + length]))

@@ -1,9 +1,9 @@
 """Notices in a rank, at the end of each step, that XLA compiled again, and why.
 
-Called with torch_xla's step marker, some microseconds each time. It says what the report of
-%%tpu_debug says, as far as that can be had without looking at single operations: shapes of the
-tensors that the loop's lines name, numbers that they name, and how many tensors the operations
-of a step have made.
+Called at torch_xla's step marker, and takes some microseconds each time. It gives the causes that
+the report of %%tpu_debug gives, as far as they show without examining single operations: shapes of
+tensors and values of numbers that the loop's lines name, and how many tensors the operations of a
+step have created.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tpunb.xla.counters import describe_slow_operation
 from tpunb.xla.runtime import watch_steps
 
 WARM = 3
-"""Steps of a loop in which programs are new: the optimizer makes its state, sums begin."""
+"""First steps of a loop, in which programs are new: the optimizer makes its state, sums begin."""
 MOST = 20
 """Notes of one rank; more would be no news."""
 COUNTED = (8, 24)
-"""Between these steps of a loop, what leaves the device is counted."""
+"""Steps of a loop between which values that leave the device are counted."""
 _WIDE = 16
-"""Members of a dict or list that are looked at: a batch has few."""
+"""Members of a dict or list that is searched for tensors, at most: a batch has few."""
 _WAYS = 3
-"""So many kinds of steps may a loop have; with more, as where threads bring batches to the device,
-the number of tensors says nothing."""
+"""Kinds of steps that a loop may have. If there are more, as when threads move batches to the
+device, the number of tensors shows nothing."""
 _PLAIN = (int, bool, str, float)
 _BODIES = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -44,7 +44,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Counters(Protocol):
-    """What torch_xla counts (tpunb.xla.counters)."""
+    """The counters of torch_xla (tpunb.xla.counters)."""
 
     def compilations_begun(self) -> int: ...
     def compile_seconds(self) -> float: ...
@@ -54,13 +54,13 @@ class Counters(Protocol):
 
 @dataclass(frozen=True)
 class RecompileNote:
-    """A program that was compiled although the loop had been through its steps before.
+    """A program that was compiled although the loop had run its steps before.
 
-    Or, without seconds, what the loop does at every step that makes it slow.
+    Or, without `seconds`, something slow that the loop does at every step.
     """
 
     step: int
-    """How often this line had ended a step, with this one."""
+    """How often this line has ended a step, including this one."""
     place: str
     """'cell [4], line 12'."""
     what: str
@@ -71,7 +71,7 @@ class RecompileNote:
 class StepMonitor:
     """Watches the step markers of this rank, and appends notes as JSON lines to `path`.
 
-    `after_step` are called with the number of each step.
+    The functions in `after_step` are called with the number of each step.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class StepMonitor:
         self._compiled = 0
         self._before_marker = 0
         self._compiled_at: list[int] = []
-        """Lines that ran when a rehearsed collective had a program compiled."""
+        """Lines that were running when a rehearsed collective caused a compilation."""
         self._seconds = 0.0
         self._made = 0
         self._notes = 0
@@ -98,7 +98,7 @@ class StepMonitor:
         self.after_step: list[Callable[[int], None]] = []
 
     def install(self) -> None:
-        """From now on, for the rest of this process."""
+        """Watch the step markers, for the rest of this process."""
         watch_steps(
             self._begin_marker,
             self.end_step,
@@ -112,11 +112,11 @@ class StepMonitor:
         self._before_marker = self._counters.compilations_begun()
 
     def updated(self, *_: object) -> None:
-        """An optimizer has made its step."""
+        """Note that an optimizer has made its step."""
         self._updated = True
 
     def computed(self) -> None:
-        """A rehearsed collective computes what is pending: the first part of a step's program."""
+        """Note the running lines: a rehearsed collective had part of a step's program compiled."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             if (line := self._script_line(frame)) is not None:
@@ -130,7 +130,7 @@ class StepMonitor:
         return self._lines.describe(self._lines.script, line)
 
     def end_step(self) -> None:
-        """A step has ended."""
+        """Handle the end of a step."""
         self.steps += 1
         for callback in self.after_step:
             callback(self.steps)
@@ -154,25 +154,25 @@ class StepMonitor:
         compiled = self._counters.compilations_begun()
         again = compiled != self._compiled
         if again:
-            # Between two steps a value may be read, for which another program is compiled.
-            here = compiled != self._before_marker or self._in_body(line)
+            # A value read between two steps may have had another program compiled.
+            own = compiled != self._before_marker or self._in_body(line)
             self._compiled = compiled
             warm = loop.steps > WARM and not (updated and loop.updates <= WARM)
-            self._again(loop, values, made, line, here=here, warm=warm)
+            self._again(loop, values, made, line, own=own, warm=warm)
             self._compiled_at.clear()
         loop.add(values, made, compiled=again)
         if loop.steps in COUNTED:
             self._count(key, loop)
 
     def _again(
-        self, loop: LoopState, values: Values, made: int, line: int, *, here: bool, warm: bool
+        self, loop: LoopState, values: Values, made: int, line: int, *, own: bool, warm: bool
     ) -> None:
-        """Something was compiled. `here`: for the step's own program; `warm`: it should not."""
+        """Note a compilation. `own`: of the step's own program; `warm`: it was not expected."""
         total = self._counters.compile_seconds()
         seconds = max(total - self._seconds, 0.0)
         self._seconds = total
         what = difference(values.shapes, loop.shapes) if loop.steps > WARM else ""
-        if not what and here and warm:
+        if not what and own and warm:
             if loop.other_operations(made):
                 what = "other operations ran than in the steps before; %%tpu_debug names the line"
             else:
@@ -181,14 +181,14 @@ class StepMonitor:
             self._write(RecompileNote(loop.steps, self._describe(line), what, round(seconds, 3)))
 
     def _in_body(self, line: int) -> bool:
-        """Whether a collective had compiled within the loop whose steps end at a line."""
+        """True if a collective caused a compilation within the loop whose steps end at a line."""
         if not self._compiled_at:
             return False
         first, last = body_around(line, Path(self._lines.script).read_text(encoding="utf-8"))
         return any(first <= at <= last for at in self._compiled_at)
 
     def _count(self, key: tuple[CodeType, int], loop: LoopState) -> None:
-        """What leaves the device at every step: said once for a loop."""
+        """Note what leaves the device at every step, once for a loop."""
         left = self._counters.slow_operations()
         if loop.steps == COUNTED[0]:
             self._left[key] = left
@@ -203,37 +203,37 @@ class StepMonitor:
     def _write(self, note: RecompileNote) -> None:
         if self._notes < MOST:
             self._notes += 1
-            # Called from the user's loop, which a full disk must not end here.
+            # Called in the user's loop, which a full disk must not end.
             with contextlib.suppress(OSError):
                 append_text(self._path, json.dumps(asdict(note)) + "\n")
 
 
 @dataclass
 class Values:
-    """What the lines of a loop name at the end of a step, in the order of its code's names."""
+    """The values that the lines of a loop name, at the end of a step, in order of the names."""
 
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)
-    """Numbers and words that may be constants of the program."""
+    """Numbers and strings that may be constants of the program."""
 
 
 @dataclass
 class LoopState:
-    """A line that ends steps."""
+    """The state of a loop, by the line that ends its steps."""
 
     steps: int = 0
     updates: int = 0
-    """Steps in which an optimizer made its own."""
+    """Steps in which an optimizer made a step."""
     shapes: Shapes = field(default_factory=dict)
     _numbers: dict[str, Any] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
     _harmless: set[str] = field(default_factory=set)
     """Numbers that have changed in a step that compiled nothing."""
     _made: set[int] = field(default_factory=set)
-    """How many tensors steps have made that compiled nothing."""
+    """The numbers of tensors created by steps that compiled nothing."""
 
     def values(self, frame: FrameType, names: tuple[str, ...]) -> Values:
-        """Of the loop's frame, at the end of a step."""
+        """The values in the loop's frame, at the end of a step."""
         named = Values()
         shapes, numbers, harmless = named.shapes, named.numbers, self._harmless
         values = frame.f_locals
@@ -256,9 +256,9 @@ class LoopState:
         return named
 
     def constant(self, values: Values) -> str:
-        """The number that has changed now, and never before but where XLA compiled; '' if none.
+        """The number that has changed now, and before only when XLA compiled; '' if none has.
 
-        Of floats that are neither 0 nor 1 few are constants: only one that stood until now.
+        A float is rarely a constant of the program: it counts only if it never changed before.
         """
         changed = [
             name
@@ -272,11 +272,11 @@ class LoopState:
         return ""
 
     def other_operations(self, made: int) -> bool:
-        """Whether a step that made so many tensors did something else than all before."""
+        """True if no earlier step created as many tensors, so that this one did something else."""
         return made not in self._made and 0 < len(self._made) <= _WAYS
 
     def add(self, values: Values, made: int, *, compiled: bool) -> None:
-        """Keep a step to compare the next with."""
+        """Record a step, to compare the next one with."""
         for name, now in values.numbers.items():
             if name in self._numbers and _other(now, self._numbers[name]):
                 (self._changed if compiled else self._harmless).add(name)
@@ -293,7 +293,7 @@ def names_of(frame: FrameType) -> tuple[str, ...]:
 
 
 def body_around(line: int, script: str) -> tuple[int, int]:
-    """The first and last line of the innermost loop or function in which a line stands."""
+    """The first and last line of the innermost loop or function around a line."""
     body = 1, line
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, _BODIES) and node.lineno <= line <= (node.end_lineno or 0):
@@ -302,7 +302,7 @@ def body_around(line: int, script: str) -> tuple[int, int]:
 
 
 def difference(now: Shapes, before: Shapes) -> str:
-    """What the first tensor with another shape has now and had before; '' if none has."""
+    """The first difference of a tensor's shape or dtype: 'x has 17 rows, 32 before'; or ''."""
     for name, (sizes, dtype) in now.items():
         old_sizes, old_dtype = before.get(name, (sizes, dtype))
         if sizes[1:] == old_sizes[1:] and len(sizes) == len(old_sizes) and sizes != old_sizes:

@@ -1,10 +1,10 @@
-"""Cells that run a second time: what they did once in the kernel is done, and no error.
+"""Lets cells run a second time: what was done once in the kernel is no error in the run.
 
-A run executes the cells above the train cell again, in the environment and the files that they
-left. There `os.mkdir("out")` finds its folder, and `os.remove("data.zip")` no file. That it
-succeeded in the kernel is certain, since a cell that failed there is not part of a run: so where
-such a call is a statement of its own, and the cells do not handle its error themselves, the run
-goes on with the next statement. A call whose value is used is not among them: nobody knows it.
+A run executes the cells above the train cell again, with the environment and the files that they
+left. Then `os.mkdir("out")` finds its folder, and `os.remove("data.zip")` finds no file. The call
+certainly succeeded in the kernel, because a cell that failed there is not part of a run. So if such
+a call is a statement of its own, and the cells do not handle its error themselves, the run
+continues with the next statement. A call whose value is used still fails: its value is unknown.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ _ERRORS = {
         "FileNotFoundError",
     ),
 }
-"""By the name of a function of os, shutil or pathlib: the error where it is done already."""
+"""Functions of os, shutil or pathlib, with the error that they raise if it is done already."""
 _WORDS = re.compile(rf"\b({'|'.join(_ERRORS)}|environ)\b")
 
 _active = False
 
 
 def begin_cell(*, prelude: bool) -> None:
-    """Say of the code that follows whether it has run in the kernel."""
+    """Set whether the code that follows has run in the kernel before (`prelude`)."""
     global _active
     _active = prelude
 
 
 def reraise_unless_replayed() -> None:
-    """In a handler: the error counts where the code has not run in the kernel before."""
+    """In an exception handler: raise the error again if the code has not run in the kernel."""
     if not _active:
         raise
 
 
 def may_change(source: str) -> bool:
-    """Whether `tolerate_repetition` may change the tree of a cell."""
+    """True if `tolerate_repetition` may change the tree of a cell."""
     return _WORDS.search(source) is not None
 
 
 def tolerate_repetition(tree: ast.Module) -> ast.Module:
-    """The cell's tree, in which statements that can be done once only may be done again."""
+    """Change the cell's tree so that statements that succeed only once may be repeated."""
     _Tolerance().visit(tree)
     return ast.fix_missing_locations(tree)
 
 
 class _Tolerance(ast.NodeTransformer):
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        """What has handlers is as the user wants it: they may look for just this error."""
+        """Leave the body of a try with handlers unchanged: they may be for this very error."""
         body = node.body
         if node.handlers:
             node.body = []
@@ -101,7 +101,7 @@ def _last_part(node: ast.expr) -> str:
 
 
 def _handled(statement: ast.stmt, error: str) -> ast.Try:
-    """`try: statement`, with a handler that decides when it is entered."""
+    """`try: statement`, with a handler that decides at run time."""
     [handled] = ast.parse(
         f"try: pass\nexcept __import__('builtins').{error}:\n"
         f"    __import__({__name__!r}, fromlist=['_']).reraise_unless_replayed()"

@@ -13,10 +13,10 @@ from tpunb.xla.runtime import running_module
 
 
 def save_returns(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir) -> None:
-    """Write each value to `returns/<name>.pt`, and `returns/report.json` about all.
+    """Write each value to `returns/<name>.pt`, and a report on all to `returns/report.json`.
 
-    The report maps a name to {"file": …}, or to {"error": why} for a value that is not there
-    or cannot be pickled; the others are written all the same.
+    The report maps a name to {"file": …}, or to {"error": why} for a value that does not exist
+    or cannot be pickled; the other values are still written.
     """
     run.returns.mkdir(exist_ok=True)
     report: dict[str, dict[str, str]] = {}
@@ -29,7 +29,7 @@ def save_returns(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir
         path = run.returns / f"{name}.pt"
         try:
             save_value(namespace[name], path)
-        except Exception as error:  # anything a user's __reduce__ may raise
+        except Exception as error:  # the user's __reduce__ may raise anything
             report[name] = {"error": _why(namespace[name], error)}
         else:
             report[name] = {"file": path.name}
@@ -38,7 +38,7 @@ def save_returns(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir
 
 def _why(value: Any, error: Exception) -> str:
     if isinstance(error, OSError):
-        return f"it could not be written ({error})"
+        return f"the value could not be written ({error})"
     return (
         f"{describe_type(value)} cannot be pickled ({type(error).__name__}: {error}); "
         "return what it is made of, such as tensors, numbers or a state_dict()"
@@ -46,7 +46,7 @@ def _why(value: Any, error: Exception) -> str:
 
 
 def finish_pending_work() -> None:
-    """Finish the device's work in every rank, so that rank 0's reading of values waits for none.
+    """Finish the device's work in every rank, so that rank 0 can read values without waiting.
 
     On a TPU a pending graph may hold a collective that needs all ranks.
     """

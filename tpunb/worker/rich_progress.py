@@ -1,9 +1,9 @@
-"""Progress bars of rich, which prints none while it has no terminal, become the run's progress.
+"""Makes progress bars of rich, which prints none without a terminal, the run's progress.
 
-So do those that others make with it: Lightning's RichProgressBar, which it takes by itself where
-rich is installed. (What uses tqdm, as transformers does, prints bars that are read as text.)
+This includes bars of libraries, such as Lightning's RichProgressBar, its default if rich is
+installed. (Libraries that use tqdm, such as transformers, print bars that are read as text.)
 
-Replaced are public methods of `rich.progress.Progress` (`update`, `advance`); read are its public
+Replaces public methods of `rich.progress.Progress` (`update`, `advance`) and reads its public
 `tasks`. Checked on rich 13.9 to 15.0.
 """
 
@@ -20,14 +20,14 @@ from tpunb.xla.patching import Replacements
 
 
 def follow_rich_bars() -> None:
-    """In a rank: follow rich's bars, now or once it is imported."""
+    """In a rank: follow rich's bars, now or as soon as rich is imported."""
     path = progress_path()
     if path is not None:
         _Followed(ProgressFile(path)).names.begin()
 
 
 class _Followed:
-    """The methods that move a bar on, with word of it."""
+    """Replaces the methods that advance a bar by ones that also write its state to a file."""
 
     def __init__(self, file: ProgressFile) -> None:
         self._file = file
@@ -50,16 +50,16 @@ class _Followed:
 
 
 def _bars(progress: Any) -> list[Bar]:
-    """What it shows, the outermost first; of loops that are done only the last."""
+    """The bars on display, the outermost first; if all have finished, only the last one."""
     from rich.markup import render
 
     shown = [task for task in progress.tasks if task.visible]
-    going = [task for task in shown if not task.finished] or shown[-1:]
+    running = [task for task in shown if not task.finished] or shown[-1:]
     return [
         Bar(
             render(task.description).plain.strip(),
             int(task.completed),
             None if task.total is None else int(task.total),
         )
-        for task in going
+        for task in running
     ]

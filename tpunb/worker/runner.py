@@ -1,8 +1,8 @@
-"""The runner: runs what is left of the prelude, and then forks the ranks and watches them.
+"""The runner: runs the rest of the prelude, then forks the ranks and watches them.
 
-It is a fork of the fork server, or a copy of an earlier runner that was kept. Where every rank
-runs the prelude itself (replicate) it only forks them. Where the prelude does what forbids a fork
-after it, the runner says so and ends, and the supervisor has the fork server fork another one that
+It is a fork of the fork server, or a kept copy of an earlier runner. If every rank runs the prelude
+itself (replicate), it only forks them. If the prelude does something that forbids a fork, the
+runner reports that and ends, and the supervisor has the fork server fork another runner, which
 replicates.
 """
 
@@ -29,7 +29,7 @@ from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, descriptors, env_vars, files
 from tpunb.worker import cells, elastic, fork_safety, kept_device, kernel_values, rank, stdio
 from tpunb.worker.cells import Cells
-from tpunb.worker.elastic import Host, OneHost, OneOfSeveral
+from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
 from tpunb.worker.prelude import Keeper, Prelude
 from tpunb.worker.rank_marks import RankMark
 
@@ -37,17 +37,17 @@ from tpunb.worker.rank_marks import RankMark
 def main(
     order: ForkRunner, keeper: Keeper, reports: MessageWriter, prelude: Prelude | None
 ) -> NoReturn:
-    """Run what the order names, and end the process with the exit code of the run.
+    """Carry out an order, and end the process with the exit code of the run.
 
-    `keeper` leaves copies of this process, `prelude` is what has run in it already. SIGINT is
-    blocked when this begins.
+    `keeper` leaves copies of this process; `prelude` is the prelude whose first cells have run in
+    this process already, or None. SIGINT is blocked when this begins.
     """
     run = RunDir(order.dir)
     spec = run.read_spec()
-    host: Host = OneHost(run.id)
+    host: Host = SingleHost(run.id)
     if order.node_rank is not None:
         decisions = keeper.take_socket()
-        host = OneOfSeveral(
+        host = HostOfSeveral(
             run, spec, order.node_rank, order.address, order.port, decisions, reports
         )
     code = 1
@@ -76,7 +76,7 @@ def _run(
     prelude: Prelude | None,
     host: Host,
 ) -> int:
-    if os.getsid(0) != os.getpid():  # a copy has done it
+    if os.getsid(0) != os.getpid():  # a copy has its own session already
         os.setsid()
     folder = run.attempt(0, None)
     stdio.redirect_output(folder / "prelude.log", folder / "prelude.log")
@@ -89,20 +89,20 @@ def _run(
         os.environ.update({**env, env_vars.RUN: str(run.path)})
         if spec.device == "CPU":
             kept_device.keep_cpu()
-        if env.get("OMP_NUM_THREADS", "").isdigit():  # what the fork server loaded has not read it
+        if env.get("OMP_NUM_THREADS", "").isdigit():  # not read by libraries loaded before
             fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
         os.chdir(spec.cwd)
         sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
         prelude = Prelude(run, spec)
-    else:  # what its cells have made of these stays; what is each run's own does not
+    else:  # changes made by the cells stay, except to the variables that each run has for itself
         for name in env_vars.PER_RUN:
             os.environ.pop(name, None)
         own = {str(name): env[name] for name in env_vars.PER_RUN if name in env}
         os.environ.update({**own, env_vars.RUN: str(run.path)})
-        prelude.go_on_with(run, spec)
+        prelude.switch_to_run(run, spec)
     if order.ahead:
         cpus.lower_priority()
-    else:  # it may be a fork of a prelude that has run ahead
+    else:  # this process may be a fork of a prelude that has run ahead
         cpus.restore_priority()
     descriptors.keep_own()
     if order.replicate is None:
@@ -125,7 +125,8 @@ def _ranks(
     *,
     replicate: bool,
 ) -> int:
-    # torch elastic's own warnings are no errors of the prelude's filters, which hold in the ranks.
+    # The prelude's warning filters apply in the ranks; in this process they could turn torch
+    # elastic's own warnings into errors.
     quiet = contextlib.ExitStack()
     quiet.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
@@ -167,7 +168,7 @@ def _ranks(
 
 
 def _take_signals() -> dict[int, object]:
-    """Put the prelude's signal handlers aside: they are the ranks'. Returns them.
+    """Remove the prelude's signal handlers, and return them for the ranks.
 
     This process is ended by the supervisor, and waits for its children itself.
     """
@@ -179,6 +180,6 @@ def _take_signals() -> dict[int, object]:
             signal.signal(number, signal.SIG_IGN)
         elif number == signal.SIGCHLD and handler is not None:
             taken[number] = handler
-        if number == signal.SIGCHLD:  # where it is ignored, nobody can wait for a child
+        if number == signal.SIGCHLD:  # if it is ignored, a process cannot wait for its children
             signal.signal(number, signal.SIG_DFL)
     return taken

@@ -1,8 +1,8 @@
-"""How a process that runs a script's cells ends, as Python itself ends one.
+"""Ends a process that runs a script's cells as Python itself ends a process.
 
-Private names, checked on Python 3.10 to 3.13: `threading._shutdown` waits for threads that are not
-daemons, `atexit._run_exitfuncs` runs what was registered, `multiprocessing.process._children` are
-the processes that multiprocessing waits for then.
+Private names, checked on Python 3.10 to 3.13: `threading._shutdown` waits for non-daemon threads,
+`atexit._run_exitfuncs` runs the registered exit handlers, and `multiprocessing.process._children`
+are the processes that multiprocessing waits for at exit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tpunb.worker import stdio
 
 
 def exit_code(error: SystemExit) -> int:
-    """The code with which Python ends for it; 1 for one that the system cuts to 0, as 256."""
+    """The exit code of Python after this exception; 1 for codes that are cut to 0, such as 256."""
     if not isinstance(error.code, int):
         return 0 if error.code is None else 1
     return error.code & 0xFF or int(error.code != 0)
 
 
 def interrupting_signal(error: BaseException) -> str:
-    """The signal whose handler has raised it, 'SIGTERM'; '' if none has, or if it is SIGINT's.
+    """The signal whose handler has raised an error: 'SIGTERM'; '' if none, and for SIGINT.
 
-    A handler that is called like any function is none: Python calls it with the frame that it has
-    interrupted.
+    A handler that the user's code calls itself does not count: Python calls a handler with the
+    frame that it has interrupted.
     """
     handlers = {_code(signal.getsignal(number)): number for number in signal.Signals}
     tb = error.__traceback__
@@ -57,7 +57,7 @@ def exit_like_an_interpreter() -> None:
 
 
 def disown_children() -> None:
-    """After a fork: the prelude's child processes (mp.Manager) are not this process's children.
+    """After a fork: forget the prelude's child processes (mp.Manager), which are not this one's.
 
     multiprocessing's own children do the same.
     """
@@ -65,16 +65,17 @@ def disown_children() -> None:
 
 
 def end_fork(error: BaseException | None, report: Callable[[BaseException], None]) -> NoReturn:
-    """End a process that a cell has forked (os.fork) and that has left the cell by its end.
+    """End a process that a cell has forked (os.fork) and that has reached the end of the cell.
 
-    The stack above belongs to the process that it was forked from. `error` is what it has raised.
+    The stack above belongs to the process that it was forked from. `error` is the exception that
+    has left the cell, if any.
     """
     code = 1
     try:
         disown_children()
         if error is None:
             code = 0
-        elif isinstance(error, SystemExit):  # what it says is for the process that waits for it
+        elif isinstance(error, SystemExit):  # the exit code is for the process that waits for it
             code = exit_code(error)
         else:
             report(error)

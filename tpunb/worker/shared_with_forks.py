@@ -1,8 +1,8 @@
-"""Finds what a process goes on sharing with its forks, so that one run could change another's.
+"""Finds what a process shares with its forks, through which one run could affect another.
 
-Forked processes share connections, pipes, the position in open files, memory that is mapped as
-shared, and they cannot wait for the children of the process they come from. Everything else is
-each process's own from the fork on. Read from /proc, a few milliseconds.
+Forked processes share connections, pipes, positions in open files and shared memory mappings, and
+they cannot wait for the children of the process that they were forked from. Everything else is
+each process's own after the fork. Reads /proc, which takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _KINDS = {
 _PLAIN_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 _MAPPING = re.compile(r"^\S+ rw.s \S+ (\S+ \d+) *(.*)$", re.MULTILINE)
 _SEMAPHORE = "/dev/shm/sem."
-"""Locks of multiprocessing, which tqdm makes when it is imported. Nobody holds them at a fork."""
+"""Locks of multiprocessing, which tqdm makes when it is imported. They are not held at a fork."""
 
 
 def find_all() -> dict[str, str]:
-    """What this process shares now: a name for each thing, and a verb phrase about who made it."""
+    """Everything that this process shares: a key for each thing, and a verb phrase for messages."""
     found = dict(_open_files())
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         for device, path in _MAPPING.findall(file.read()):
@@ -42,9 +42,9 @@ def find_all() -> dict[str, str]:
 
 
 def describe_new(before: dict[str, str]) -> str:
-    """The first thing that was not among those found `before`, in words; '' if there is none."""
+    """A verb phrase for the first thing that was not found `before`; '' if there is none."""
     new = {name: words for name, words in find_all().items() if name not in before}
-    # Libraries make some of them anew in a fork, as Arrow does its pipe for signals.
+    # Libraries replace some of these things in a fork, as Arrow does its pipe for signals.
     gone = (
         new
         and "children" not in new
@@ -69,12 +69,12 @@ def _open_files() -> Iterator[tuple[str, str]]:
             file = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
             if not status.st_nlink:
                 yield name, "has a temporary file open, or memory that processes share"
-            elif not flags & os.O_APPEND:  # else all write at the end, wherever others have read
+            elif not flags & os.O_APPEND:  # with O_APPEND the shared position does not matter
                 yield name, f"has {file} open for writing"
 
 
 def file_offsets() -> dict[int, int]:
-    """Where in each open file the next read is: a position that forks share."""
+    """The position of the next read in each open file, which forks share."""
     return {
         fd: os.lseek(fd, 0, os.SEEK_CUR)
         for fd, status, flags in _file_descriptors()
@@ -89,15 +89,15 @@ def _file_descriptors() -> Iterator[tuple[int, os.stat_result, int]]:
             continue
         try:
             yield fd, os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
 
 
 def temporary_folders() -> list[str]:
-    """Folders of `tempfile.TemporaryDirectory` that are still there for this process.
+    """Folders of `tempfile.TemporaryDirectory` that this process will remove at its exit.
 
-    Private names, checked on Python 3.10 to 3.13: `weakref.finalize._registry` holds what is done
-    at exit, `TemporaryDirectory._cleanup` is what that class does, with the folder's name first.
+    Private names, checked on Python 3.10 to 3.13: `weakref.finalize._registry` has the finalizers
+    that run at exit; `TemporaryDirectory._cleanup` is that of a folder, whose name comes first.
     """
     tempfile = sys.modules.get("tempfile")
     if tempfile is None:

@@ -1,7 +1,7 @@
-"""A converted script that runs by itself: `python script.py`, `torchrun … script.py`.
+"""Prepares a process for a converted script: `python script.py`, `torchrun … script.py`.
 
-The script's header calls `prepare` if tpunb is installed; without tpunb the script runs as
-well, then without rehearsal.
+The script's header calls `prepare` if tpunb is installed. Without tpunb the script runs, too, but
+without rehearsal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tpunb.xla import device, hosts, launchers
 
 
 def prepare(*, spmd: bool = False) -> None:
-    """Make this process what a rank of a run is, as far as the script needs it.
+    """Set this process up like a rank of a run, as far as the script needs it.
 
-    Under torchrun each process is one core: of the TPU where there is one, else a rehearsal
-    rank. Without torchrun it is one core; with `spmd` (torch_xla's mode where one process drives
-    all cores) it is those of the TPU, else CPU_NUM_DEVICES rehearsal cores (4). In a rank of a
-    run all this is done already.
+    Under torchrun each process drives one core: of the TPU if there is one, otherwise as a
+    rehearsal rank. Without torchrun the process drives one core; with `spmd` (torch_xla's mode in
+    which one process drives all cores) all cores of the TPU, or CPU_NUM_DEVICES rehearsal cores
+    (4). Does nothing in a rank of a run, which is set up already.
 
-    Raises MissingPackageError without torch_xla, SetupError if rehearsal cannot work here or
+    Raises MissingPackageError without torch_xla, SetupError if rehearsal is not possible or
     torchrun has started several processes of an SPMD script on this host.
     """
     if env_vars.RUN in os.environ:
@@ -61,8 +61,9 @@ def _one_process() -> None:
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if processes != "1":
         raise SetupError(
-            f"torchrun has started {processes} processes of this script here, and it uses SPMD, "
-            "where one process drives all cores of a host: start it with `python script.py`"
+            f"torchrun has started {processes} processes of this script on this host, but the "
+            "script uses SPMD, in which one process drives all cores of a host: start it with "
+            "`python script.py`"
         )
     if os.environ["PJRT_DEVICE"] == "CPU":
         from tpunb.xla import spmd
@@ -72,9 +73,9 @@ def _one_process() -> None:
 
 
 def _import_torch_xla() -> None:
-    """Import torch_xla and choose the device where the person has not: the TPU if there is one.
+    """Import torch_xla and choose the device, unless the user has: the TPU if there is one.
 
-    torch_xla's own choice prints a warning, so it is kept from making one.
+    torch_xla's own choice is turned off, because it prints a warning.
     """
     chosen = "PJRT_DEVICE" in os.environ
     own_choice = "PJRT_SELECT_DEFAULT_DEVICE"

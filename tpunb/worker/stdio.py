@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def redirect_output(stdout: Path, stderr: Path) -> None:
-    """Send what this process writes to files, line by line as on a terminal.
+    """Redirect this process's output to files, line by line as on a terminal.
 
-    File descriptors 1 and 2 are replaced as well, so native code and child processes write
-    there too. Standard input is empty.
+    File descriptors 1 and 2 are replaced as well, so output of native code and child processes goes
+    to these files, too. Standard input is empty.
     """
     flush_output()
     stdout.parent.mkdir(parents=True, exist_ok=True)
@@ -20,8 +20,8 @@ def redirect_output(stdout: Path, stderr: Path) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     _replace(1, os.open(stdout, flags, 0o600))
     _replace(2, os.open(stderr, flags, 0o600))
-    # The fork server's own stream objects sit on the same descriptors. They are replaced only where
-    # the user's code has not put others in their place.
+    # The fork server's own stream objects use the same descriptors. They are replaced unless the
+    # user's code has put others in their place.
     for name, fd in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
             stream = open(  # noqa: SIM115 (as long as the process)
@@ -32,18 +32,19 @@ def redirect_output(stdout: Path, stderr: Path) -> None:
 
 
 def discard_output() -> None:
-    """Let go of the files that standard output and error go to."""
+    """Close the files of standard output and error, and discard further output."""
     for fd in (1, 2):
         _replace(fd, os.open(os.devnull, os.O_WRONLY))
 
 
 def fill_closed() -> None:
-    """Put something empty where a cell has closed a standard stream's descriptor.
+    """Open /dev/null in place of standard streams whose descriptors a cell has closed.
 
-    The next file that anything opens would have its number, and a rank's output replace it.
+    Otherwise the next file to be opened would get such a number, and redirecting a rank's output
+    would replace that file.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)  # as standard streams are: a child would lack it too
+        os.set_inheritable(fd, True)  # as standard streams are: children need them, too
     os.close(fd)
 
 
@@ -54,7 +55,7 @@ def _replace(fd: int, by: int) -> None:
 
 
 def flush_output() -> None:
-    """Write out what is buffered; what cannot be written (a closed stream) is gone."""
+    """Flush standard output and error; text that cannot be written (a closed stream) is lost."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a stream of the user's own may raise anything
             stream.flush()

@@ -1,4 +1,4 @@
-"""`--profile`: the trace of some steps of a rank, and how long the rank waited for what in each."""
+"""`--profile`: the trace of some steps of a rank, and its waiting times in each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpunb.xla import counters
 from tpunb.xla.rehearsal.stats import collective_stats
 
 _Counts = tuple[float, float, float, float]
-"""Seconds: the time, and of waiting for input, compiling and collectives so far."""
+"""Seconds: the time, and the totals so far of waiting for input, compiling, and collectives."""
 
 
 class StepTrace:
@@ -43,7 +43,7 @@ class StepTrace:
             self._begin()
 
     def after(self, step: int) -> None:
-        """A step has ended, the first of this process is 1."""
+        """Handle the end of a step; the first one of this process has the number 1."""
         if self._running:
             now = _counts()
             seconds, waited, compiled, exchanged = (
@@ -58,7 +58,7 @@ class StepTrace:
 
     @property
     def _own(self) -> Path:
-        """Where torch_xla writes it."""
+        """The folder in which torch_xla writes this rank's trace."""
         return self._run.profile / f".rank-{self._rank}"
 
     def _begin(self) -> None:
@@ -82,21 +82,21 @@ class StepTrace:
         shutil.rmtree(self._own, ignore_errors=True)
         first = self._profile.first
         marks = Marks(first, first + len(self._steps) - 1, *_columns(self._steps))
-        with contextlib.suppress(OSError):  # a full disk: the trace itself says more
+        with contextlib.suppress(OSError):  # a full disk: `_explained` has reported it
             trace.write_marks(self._marks, marks)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say, once, why there is no trace: a full disk, or one of the user's own. The run goes on.
+        """Report, once, why there is no trace: a full disk, or a running trace of the user's own.
 
-        torch_xla raises RuntimeError for both.
+        torch_xla raises RuntimeError for both. The run continues.
         """
         try:
             yield
         except (OSError, RuntimeError) as error:
             if not self._failed:
                 self._failed = True
-                with contextlib.suppress(OSError):  # where the disk is full, the result says it
+                with contextlib.suppress(OSError):  # if the disk is full, the result reports it
                     self._run.emit(Note(f"rank {self._rank}: --profile has no trace: {error}"))
 
 

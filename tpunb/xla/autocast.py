@@ -1,7 +1,7 @@
-"""Autocast of attention: torch_xla leaves out `scaled_dot_product_attention`, CUDA's does not.
+"""Autocast of `scaled_dot_product_attention`, which torch_xla leaves out and CUDA's includes.
 
-Its inputs then have two dtypes where a model turns queries and keys in float32, as transformers'
-Llama does, and torch refuses them (measured with torch_xla 2.9).
+Without it, the inputs have two dtypes if a model rotates queries and keys in float32, as
+transformers' Llama does, and torch refuses them (measured with torch_xla 2.9).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 @cache
 def cast_attention() -> torch.library.Library:
-    """Let `torch.autocast("xla")` cast what attention is given, for the rest of this process.
+    """Let `torch.autocast("xla")` cast the inputs of attention, for the rest of this process.
 
-    The registration lasts as long as what is returned.
+    The registration lasts as long as the returned object, which is cached.
     """
     library = torch.library.Library("aten", "IMPL", "AutocastXLA")
     library.impl("scaled_dot_product_attention", _attention)
@@ -40,7 +40,7 @@ def _attention(
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    """float32 on the device becomes autocast's dtype; masks of booleans and float64 stay."""
+    """Cast float32 on the device to autocast's dtype; boolean masks and float64 stay."""
     if tensor.dtype == torch.float32 and tensor.device.type == "xla":
         return tensor.to(torch.get_autocast_dtype("xla"))
     return tensor

@@ -1,8 +1,8 @@
-"""What torch_xla counts in this process: compilations, steps, tensors, values that were read.
+"""torch_xla's counters in this process: compilations, steps, tensors, values that were read.
 
-For the heartbeat of ranks, the notes on recompilation, the report of `%%tpu_debug` and
-`tpunb.training`. The functions are torch_xla's public `torch_xla.debug.metrics`; the names of the
-counters are its own (see `private_names`). Importing this imports no torch_xla.
+Used for the heartbeat of ranks, the notes on recompilation, the report of `%%tpu_debug` and
+`tpunb.training`. The functions used are torch_xla's public `torch_xla.debug.metrics`; the names of
+the counters are its own (see `private_names`). Importing this module does not import torch_xla.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tpunb.xla.private_names import (
 
 
 class Counts(NamedTuple):
-    """What torch_xla has counted in this process at one moment."""
+    """torch_xla's counters in this process at one moment."""
 
     compiled: int = 0
     started: int = 0
-    """Programs, whether compiled for this start or before."""
+    """Programs started, whether compiled for this start or before."""
     read: int = 0
     """Values that were copied to the host."""
     fallbacks: int = 0
@@ -110,7 +110,7 @@ def tensors_created() -> int:
 
 @contextlib.contextmanager
 def creating_own_tensors() -> Iterator[None]:
-    """A block in which tpunb itself creates some: they do not count."""
+    """A block in which tpunb itself creates tensors: they do not count."""
     global _own_tensors
     before = _all_tensors()
     try:

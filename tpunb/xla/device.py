@@ -24,12 +24,11 @@ def prepare_device(
     local_world_size: int,
     spmd_cores: int | None,
 ) -> None:
-    """Before any of the user's code: nothing here starts the XLA runtime.
+    """Prepare the device before any of the user's code, without starting the XLA runtime.
 
-    On a TPU the environment gives this process its own chip; on CPU several ranks get
-    rehearsal collectives.
-    `spmd_cores`: how many cores this process drives alone, in SPMD mode: on a TPU all chips
-    that it sees, on CPU as many as CPU_NUM_DEVICES says, which was set before.
+    On a TPU, set variables that give this process its own chip; on CPU, give several ranks
+    rehearsal collectives. `spmd_cores`: how many cores this process drives alone in SPMD mode: on a
+    TPU all chips that it sees, on CPU the number in CPU_NUM_DEVICES, which was set before.
     """
     if device == "TPU":
         if local_world_size < world_size:
@@ -46,21 +45,21 @@ def prepare_device(
     if world_size > 1:
         from tpunb.xla.rehearsal.install import install_rehearsal
 
-        # A run without activity is ended by the supervisor, which knows where all ranks are. That
-        # ranks wait for one that goes on may be meant, however long.
+        # The supervisor, which knows where all ranks are, ends a run without activity. Waiting for
+        # a rank that is active may be intended, however long it takes.
         install_rehearsal(rank, world_size, local_rank, local_world_size, FOREVER)
         spmd.refuse_in_ranks()
 
 
 _worker: int | None = None
-"""The TPU worker number of this host, where it has been read."""
+"""The TPU worker number of this host, once it has been read."""
 
 
 def take_chip(local_rank: int, local_world_size: int, world_size: int) -> None:
     """Set the variables of this process and its chip, as torch_xla's own launcher does.
 
-    Raises what torch_xla raises where the slice's shape cannot be known: EnvironmentError, or
-    requests.RequestException where no metadata server answers.
+    If the slice's shape is unknown, raises what torch_xla raises: EnvironmentError, or
+    requests.RequestException if no metadata server answers.
     """
     import torch_xla.core.xla_env_vars as xenv
     from torch_xla._internal import tpu
@@ -76,16 +75,17 @@ def take_chip(local_rank: int, local_world_size: int, world_size: int) -> None:
         tpu.configure_one_chip_topology()
         return
     global _worker
-    # Afterwards torch_xla takes the number of this process for it, where variables say it.
+    # Afterwards torch_xla may return the number of this process instead, from variables.
     _worker = tpu.worker_id()
     tpu.configure_topology(local_rank, local_world_size)
 
 
 def keep_compiled(local_rank: int, local_world_size: int) -> None:
-    """Keep what is compiled for later runs, where the run's environment names a folder for it.
+    """Keep compiled programs for later runs, if the run's environment names a folder for them.
 
-    Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). A folder for
-    each rank: they write at once. What the person's own `xr.initialize_cache` has chosen stays.
+    Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). Each rank has
+    its own folder, because ranks write at the same time. If the user has called
+    `xr.initialize_cache`, nothing changes.
     """
     from pathlib import Path
 
@@ -126,16 +126,16 @@ def start_device(
 
 
 def start_runtime_with_others() -> None:
-    """Start this process's TPU runtime as one of several, after `topology.take_chip`.
+    """Start this process's TPU runtime as one of several, after `take_chip`.
 
-    The other half of torch_xla's pjrt.initialize_multiprocess. That would ask for the topology
-    again, of variables that are about this process by now (and has four dimensions on v7x, where
+    The second half of torch_xla's pjrt.initialize_multiprocess, which would read the topology
+    again, from variables that describe this process by now (and on v7x have four dimensions, where
     it expects three).
     """
     import torch_xla
     import torch_xla.core.xla_model as xm
 
-    devices: list[Any] = xm.get_xla_supported_devices()  # names, which it takes as well
+    devices: list[Any] = xm.get_xla_supported_devices()  # names, which are accepted as well
     xm.set_replication(torch_xla.device(), devices)
     spmd.check_devices()
 
@@ -147,7 +147,7 @@ class RankIdentity:
     host: int
     """torch elastic's node rank."""
     worker: int | None
-    """The TPU worker number of the host; None without a TPU, or where it plays no part."""
+    """The TPU worker number of the host; None without a TPU, or if it is not used."""
     local_rank: int
     rank: int
     """RANK."""
@@ -162,7 +162,7 @@ class RankIdentity:
 
 
 def identify_rank() -> RankIdentity:
-    """This rank's numbers, of torch elastic's variables and of torch_xla."""
+    """This rank's numbers, from torch elastic's variables and from torch_xla."""
     ordinal = None
     if runtime.is_running() and not spmd.is_on(os.environ):
         import torch_xla.runtime as xr
@@ -182,23 +182,23 @@ def count_chips() -> int:
 
 
 def finish_device(device: Device, world_size: int) -> None:
-    """After a train cell that ended well."""
+    """Leave the device's collectives after a train cell that ended well."""
     if device == "CPU" and world_size > 1:
         from tpunb.xla.rehearsal.install import leave_rehearsal
 
         leave_rehearsal()
 
 
-def explain_error(error: BaseException, device: Device, world_size: int) -> None:
-    """Add to an error that has ended the train cell what this rank knows of the others."""
+def name_departed_ranks(error: BaseException, device: Device, world_size: int) -> None:
+    """Name ranks that have left the train cell in an error that has ended it on this rank."""
     if device == "CPU" and world_size > 1:
         from tpunb.xla.rehearsal.install import name_departed
 
         name_departed(error, world_size)
 
 
-def leave_device(device: Device, world_size: int) -> None:
-    """At the end of the process, after its exit handlers: raises what is wrong with its part."""
+def end_device(device: Device, world_size: int) -> None:
+    """Leave the device at the end of the process. Raises the first error of its collectives."""
     if device == "CPU" and world_size > 1:
         from tpunb.xla.rehearsal.install import end_rehearsal
 

@@ -17,22 +17,22 @@ _SIOCGIFADDR = 0x8915
 
 
 def resolve(host: str, port: int) -> tuple[int, str]:
-    """Family and number of an address. A name is looked up only if that is what was given."""
+    """Family and numeric form of an address. Only a name is looked up."""
     family, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     return family, str(target[0])
 
 
 def own_address() -> str:
-    """The address of this host at which the others reach it.
+    """The address at which other hosts reach this one.
 
-    TPUNB_ADDRESS, or under torchrun that from which this host reaches MASTER_ADDR. Not what this
-    host's name leads to: on many machines that is the loopback interface, or nothing.
+    TPUNB_ADDRESS, or under torchrun the address from which this host reaches MASTER_ADDR. The
+    host's name is not resolved: on many machines that gives the loopback interface, or nothing.
     """
     if address := os.environ.get(env_vars.ADDRESS):
         return address
     port = int(os.environ["MASTER_PORT"])
     family, target = resolve(os.environ["MASTER_ADDR"], port)
-    with socket.socket(family, socket.SOCK_DGRAM) as route:  # connecting one sends nothing
+    with socket.socket(family, socket.SOCK_DGRAM) as route:  # connecting it sends no packet
         route.connect((target, port))
         return str(route.getsockname()[0])
 
@@ -40,9 +40,8 @@ def own_address() -> str:
 def bind_gloo(env: MutableMapping[str, str]) -> None:
     """Have gloo groups of the user's code use this host's own address (GLOO_SOCKET_IFNAME).
 
-    By itself gloo takes what the host's name leads to, and silently the loopback interface where
-    that is nothing; the ranks of other hosts then cannot connect (torch 2.8, 2.9). What the user
-    has set stays.
+    By default gloo resolves the host's name, and silently uses the loopback interface if that
+    fails; then ranks of other hosts cannot connect (torch 2.8, 2.9). The user's own setting stays.
     """
     if _GLOO_INTERFACE not in env and (name := interface_of(own_address())):
         env[_GLOO_INTERFACE] = name
@@ -53,11 +52,11 @@ def interface_of(address: str) -> str:
     if ":" in address:
         return _with_ipv6(socket.inet_pton(socket.AF_INET6, address.partition("%")[0]))
     wanted = socket.inet_aton(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
-            with contextlib.suppress(OSError):  # it has no IPv4 address
-                if fcntl.ioctl(asked, _SIOCGIFADDR, request)[20:24] == wanted:
+            with contextlib.suppress(OSError):  # the interface has no IPv4 address
+                if fcntl.ioctl(query, _SIOCGIFADDR, request)[20:24] == wanted:
                     return name
     return ""
 

@@ -1,7 +1,7 @@
 """Makes the launchers of torch_xla, accelerate and Lightning call their function in this process.
 
 In a rank the processes exist already, and the kernel must not start any. Imports none of the
-libraries; those that are not imported yet are changed when they are. The replaced names are in
+libraries; a library that is imported later is changed then. The replaced names are in
 `private_names`.
 """
 
@@ -21,12 +21,12 @@ _active: list[_Replacement] = []
 
 
 def redirect_launchers(index: int) -> None:
-    """From now on, launchers in this process call their function with `index`."""
+    """Have launchers call their function with `index`, for the rest of this process."""
     _Replacement(index).begin()
 
 
 def are_redirected() -> bool:
-    """Whether launchers call their function in this process: in a rank, under %%tpu_debug."""
+    """True if launchers call their function in this process: in a rank, under %%tpu_debug."""
     return bool(_active)
 
 
@@ -87,7 +87,7 @@ class _Replacement:
         _active.remove(self)
 
     def note(self, name: str, requested: int | None) -> None:
-        """Print once that another number of processes was asked for: of all, or of each host."""
+        """Print once that a requested number of processes, in all or per host, is ignored."""
         ranks, of_host = (
             int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
         )
@@ -137,8 +137,8 @@ class _Replacement:
     def _lightning(self) -> dict[str, Callable[[ModuleType], None]]:
         """Make a Trainer and a Fabric know that this process is one of the ranks.
 
-        Replacing `xmp.spawn` is not enough for Lightning: its launcher waits for what only rank 0
-        sends, and code outside of it believes to be the parent of all ranks, rank 0 of 1.
+        Replacing `xmp.spawn` is not enough for Lightning: its launcher waits for a result that only
+        rank 0 sends, and code outside of it acts as the parent of all ranks, rank 0 of 1.
         """
         replace: dict[str, Callable[[ModuleType], None]] = {}
         for trainer, fabric in zip(private_names.TRAINER, private_names.FABRIC, strict=True):

@@ -1,10 +1,10 @@
-"""Data loaders: errors of data sets reach the loop, and the time in which it waits for batches is
-counted; a loader can be replaced inside torch_xla's.
+"""Changes to data loaders: errors of data sets reach the loop, and waits for batches are counted.
 
-torch_xla 2.8 and 2.9 read the data set in a thread of `ParallelLoader`. If it raises there, the
-loop just ends: a training goes on with part of its data and is called a success, or its ranks
-leave the loop at different steps and wait for each other (measured). Errors on the way to the
-device are reported through a queue that the loop checks at its end; here the thread uses it too.
+Also replaces the loader inside torch_xla's own. torch_xla 2.8 and 2.9 read the data set in a thread
+of `ParallelLoader`. If the data set raises there, the loop just ends: the training continues with
+part of its data and counts as a success, or its ranks leave the loop at different steps and wait
+for each other (measured). Errors on the way to the device are reported through a queue that the
+loop checks at its end; `report_errors` makes the reading thread use this queue, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tpunb.runs import heartbeat
 
 
 def report_errors() -> None:
-    """For the rest of this process, errors of data sets are raised in the loop."""
+    """Raise errors of data sets in the loop, for the rest of this process."""
     from torch_xla.distributed.parallel_loader import ParallelLoader
 
     worker: Any = ParallelLoader._loader_worker
@@ -35,11 +35,11 @@ def report_errors() -> None:
 
 
 def count_waits() -> None:
-    """For the rest of this process, the heartbeat has how long loops wait for batches.
+    """Count in the heartbeat how long loops wait for batches, for the rest of this process.
 
-    Of torch's DataLoader and torch_xla's MpDeviceLoader, whose next batch is nothing else: what
-    else a loop goes through may be the training itself, written as a generator. MpDeviceLoader's
-    own `__next__` also ends the step before, with `torch_xla.sync()`, which may compile.
+    Only torch's DataLoader and torch_xla's MpDeviceLoader are timed: any other iterable may be the
+    training itself, written as a generator. For MpDeviceLoader, `next_item` is timed and not
+    `__next__`, which also ends the step before, with `torch_xla.sync()`, which may compile.
     """
     from torch.utils.data.dataloader import _BaseDataLoaderIter
     from torch_xla.distributed.parallel_loader import ParallelLoader
@@ -54,14 +54,14 @@ def _count_waits_in(batches: Any, method: str) -> None:
         return
 
     def counting(*args: Any) -> Any:
-        return heartbeat.read_input(lambda: following(*args))
+        return heartbeat.timed_read(lambda: following(*args))
 
     counting.counts_waits = True  # type: ignore[attr-defined]
     setattr(batches, method, counting)
 
 
 class _ErrorQueueLoader:
-    """A loader that ends where it would raise, and puts the error in a queue."""
+    """A loader that puts an error in a queue and ends, instead of raising it."""
 
     def __init__(self, loader: Any, errors: Queue[Exception]) -> None:
         self._loader = loader
@@ -74,7 +74,7 @@ class _ErrorQueueLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        # Before the thread closes the queue of batches, because then the loop checks for an error.
+        # Before the thread closes the queue of batches: the loop checks for an error after that.
         try:
             yield from self._loader
         except Exception as error:

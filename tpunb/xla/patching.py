@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Replacements:
-    """Active from `begin` to `end`. Each function is called with its module after its import."""
+    """Replaced names, from `begin` to `end`. Each function gets its module after its import."""
 
     def __init__(self, functions: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._functions = functions

@@ -14,7 +14,7 @@ from tpunb.xla import tensors
 
 
 class _ToCpu(pickle.Pickler):
-    """Pickles tensors of other devices, wherever they are inside a value, as CPU tensors."""
+    """Pickles tensors of other devices, at any depth inside a value, as CPU tensors."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
@@ -26,7 +26,7 @@ class _ToCpu(pickle.Pickler):
 
 
 def _pickle_module() -> ModuleType:
-    """What torch.save takes as its pickle module: the standard one with our Pickler."""
+    """A pickle module for torch.save: the standard one with `_ToCpu` as its Pickler."""
     module = ModuleType("tpunb_pickle")
     module.__dict__.update(vars(pickle), Pickler=_ToCpu)
     return module
@@ -50,15 +50,13 @@ class _WatchedFile:
 
 
 def save_value(value: Any, path: Path) -> None:
-    """Write a value to a file of its own. Raises whatever its `__reduce__` raises, and leaves no
-    file then.
-    """
+    """Write a value to a file. If its `__reduce__` raises, raises the same and leaves no file."""
     try:
         with open(path, "wb") as file:
             torch.save(value, _WatchedFile(file), pickle_module=_pickle_module())  # type: ignore[arg-type]
     except BaseException as error:
         path.unlink(missing_ok=True)
-        # torch closes its archive on the way out, which fails for this reason and hides it.
+        # torch then closes its archive, which fails for the same reason and hides the error.
         if isinstance(error.__context__, OSError | KeyboardInterrupt):
             raise error.__context__ from None
         raise

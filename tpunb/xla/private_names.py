@@ -1,11 +1,11 @@
-"""All private names of torch, torch_xla and libraries on them that tpunb uses, and why.
+"""All private names of torch, torch_xla and libraries built on them that tpunb uses, and why.
 
 Only modules of `tpunb.xla` may use them; tests/xla/test_private_names.py checks that, and that the
 names still exist with the same signatures.
 
-Data only: importing this imports no library and changes nothing.
+Data only: importing this module imports no library and changes nothing.
 
-What is replaced is at the lowest level in Python, below `xm.*`, `torch.distributed` and what is
+Replaced names are at the lowest level in Python, below `xm.*`, `torch.distributed` and libraries
 built on them. So everything above follows, including names that were imported before the
 replacement (`from torch_xla.core.xla_model import all_reduce`).
 """
@@ -74,7 +74,7 @@ NAMES: tuple[Name, ...] = (
     *_each(
         XLAC,
         "identity",
-        "which of how many processes this is: each rank has an XLA client of its own",
+        "the number of this process and of all: each rank has an XLA client of its own",
         "_xla_get_process_index",
         "_xla_get_num_processes",
         "_xla_get_default_device_ordinal",
@@ -90,7 +90,7 @@ NAMES: tuple[Name, ...] = (
         XLAC,
         "_xla_set_replication_devices",
         "identity",
-        "the XLA client knows one device; xm.set_replication would name devices it has not",
+        "the XLA client knows one device; xm.set_replication would name devices that it lacks",
     ),
     Name(
         XLAC,
@@ -101,8 +101,8 @@ NAMES: tuple[Name, ...] = (
     *_each(
         "torch_xla.runtime",
         "state",
-        "xr.world_size() and xr.global_ordinal() keep their first answer here, and the prelude "
-        "may have asked before the fork",
+        "xr.world_size() and xr.global_ordinal() cache their first answer here, and the prelude "
+        "may have called them before the fork",
         "_WORLD_SIZE",
         "_ORDINAL",
     ),
@@ -143,7 +143,7 @@ NAMES: tuple[Name, ...] = (
         XLAC,
         "_set_all_reduce_token",
         "collective",
-        "torch_xla.sync() ends a program, of which XLA wants all all-reduces pinned or none",
+        "torch_xla.sync() ends a program, in which XLA wants all all-reduces pinned or none",
     ),
     *_each(
         OPS,
@@ -159,29 +159,29 @@ NAMES: tuple[Name, ...] = (
         "torch_xla.core.xla_model",
         "_all_gather_using_all_reduce",
         "collective",
-        "xm.all_gather with pin_layout, its default: upstream reduces what each rank has padded "
-        "with zeros, a program for each rank and as many times the bytes as there are ranks",
+        "xm.all_gather with pin_layout, its default: upstream reduces tensors that each rank has "
+        "padded with zeros: a program per rank, and the bytes times the number of ranks",
     ),
     Name(
         "torch_xla.core.xla_model",
         "xla_rendezvous",
         "collective",
-        "xm.rendezvous and xm.mesh_reduce: upstream's way through tensors compiles a program "
-        "for each size of payload",
+        "xm.rendezvous and xm.mesh_reduce: upstream sends payloads as tensors and compiles a "
+        "program for each size of payload",
     ),
     *_each(
         XLAC,
         "refused",
-        "a channel does not say which ranks it joins, and upstream knows no way to use one on a "
-        "TPU (pytorch/xla#8074); use xm.collective_permute",
+        "a channel does not name the ranks that it joins, and upstream knows no way to use one on "
+        "a TPU (pytorch/xla#8074); use xm.collective_permute",
         "_xla_send",
         "_xla_recv",
     ),
     *_each(
         XLAC,
         "spmd",
-        "xr.use_spmd() begins with the first, and comes to the second after a device was used: "
-        "refused in one of several ranks, and the second where SPMD has several CPU devices",
+        "xr.use_spmd() calls the first at once, and the second if a device was used before: "
+        "refused in one of several ranks, and the second if SPMD has several CPU devices",
         "_xla_get_spmd_config_is_locked",
         "_xla_force_spmd_device",
     ),
@@ -212,7 +212,7 @@ NAMES: tuple[Name, ...] = (
         XLAC,
         "read",
         "whether a tensor has to be computed, and its memory, which on the CPU is not copied; the "
-        "handles are asked for because _to_dlpack ends the process where a tensor has no memory",
+        "handles are read because _to_dlpack ends the process if a tensor has no memory",
         "_check_tensor_need_materialization",
         "_xla_wait_device_ops",
         "_get_tensors_handle",
@@ -230,8 +230,8 @@ NAMES: tuple[Name, ...] = (
     *_each(
         XLAC,
         "read",
-        "torch_xla.compile(full_graph=True) forbids programs that end in it, as one does at a "
-        "rehearsed collective",
+        "torch_xla.compile(full_graph=True) forbids programs that end within it, as one does at "
+        "a rehearsed collective",
         "_get_allow_execution",
         "_set_allow_execution",
     ),
@@ -239,7 +239,7 @@ NAMES: tuple[Name, ...] = (
         XLAC,
         "read",
         "which collectives a value depends on: the inputs of its graph, by their numbers; in eager "
-        "mode on none, because each runs where it is called",
+        "mode none, because each runs when it is called",
         "_get_tensors_xla_device_data_node",
         "_get_use_eager_mode",
     ),
@@ -253,14 +253,14 @@ NAMES: tuple[Name, ...] = (
         XLAC,
         "_xla_increment_counter",
         "read",
-        "the counters of torch_xla.debug.metrics that its own collectives count in",
+        "the counters of torch_xla.debug.metrics that its own collectives increment",
     ),
     Name(
         XLAC,
         "_xla_step_marker",
         "step",
         "torch_xla.sync(), xm.mark_step() and the loaders' next batch end a step here: ranks and "
-        "%%tpu_debug look whether XLA compiled again",
+        "%%tpu_debug check whether XLA compiled again",
     ),
     Name(
         XLAC,
@@ -293,7 +293,6 @@ NAMES: tuple[Name, ...] = (
         "read",
         "a rank starts the runtime as torch_xla's own launcher does",
         "initialize_singleprocess",
-        "initialize_multiprocess",
     ),
     *_each(
         "torch_xla.distributed.parallel_loader.MpDeviceLoader",
@@ -313,7 +312,7 @@ NAMES: tuple[Name, ...] = (
     *_each(
         "torch",
         "read",
-        "below an XLA tensor is the one of the computation: for tpunb.log, which keeps a value "
+        "inside an XLA tensor is the tensor of the computation: for tpunb.log, which keeps a value "
         "without computing it, for SPMD's sharded tensors, and to overwrite a view",
         "_is_functional_tensor",
         "_sync",
@@ -334,7 +333,7 @@ NAMES: tuple[Name, ...] = (
         "torch._C",
         "_storage_Use_Count",
         "read",
-        "whether XLA has released memory that it took over, so that it can be reused",
+        "whether XLA has released memory that it took over, so that the memory can be reused",
     ),
     Name(
         "torch.autograd.Variable",
@@ -354,12 +353,12 @@ NAMES: tuple[Name, ...] = (
         "torch_xla._dynamo.dynamo_bridge",
         "extract_compiled_graph_helper",
         "compiler",
-        "torch.compile: a graph with collectives is run by lazy tensors, all others as ever",
+        "torch.compile: a graph with collectives is run by lazy tensors, all others as usual",
     ),
     *_each(
         "torch.distributed.rendezvous",
         "meeting",
-        "where init_process_group meets: what xla:// is, and who serves the store of env://",
+        "the rendezvous of init_process_group: of xla://, and the store of env://",
         "_rendezvous_handlers",
         "_create_c10d_store",
     ),
@@ -374,7 +373,7 @@ NAMES: tuple[Name, ...] = (
         "torch_xla.torch_xla",
         "dist",
         "launcher",
-        "torch_xla.launch asks it whether torch elastic is above, to pass the local rank",
+        "torch_xla.launch checks with it for torch elastic, to pass the local rank",
     ),
     Name(
         "torch_xla.distributed.parallel_loader",
@@ -399,13 +398,13 @@ NAMES: tuple[Name, ...] = (
     ),
     *_lightning(
         "launcher",
-        "starts processes, and waits for what rank 0 alone sends back: launch calls here",
+        "starts processes, and waits for a result of rank 0: launch calls the function instead",
         (TRAINER, "strategies.launchers.xla", "_XLALauncher"),
         (FABRIC, "strategies.launchers.xla", "_XLALauncher"),
     ),
     *_lightning(
         "state",
-        "_launched: outside of its launcher a strategy takes itself for rank 0 of 1",
+        "_launched: outside of its launcher a strategy acts as rank 0 of 1",
         (TRAINER, "strategies.xla", "XLAStrategy"),
         (FABRIC, "strategies.xla", "XLAStrategy"),
         (FABRIC, "strategies.xla_fsdp", "XLAFSDPStrategy"),
@@ -418,25 +417,25 @@ NAMES: tuple[Name, ...] = (
     ),
     *_lightning(
         "state",
-        "auto_device_count and is_available keep their first answer, which may be the prelude's",
+        "auto_device_count and is_available cache their first answer, which may be the prelude's",
         (FABRIC, "accelerators.xla", "XLAAccelerator"),
     ),
     Name(
         "torch_xla._internal.tpu",
         "num_available_devices",
         "identity",
-        "Lightning's accelerator='tpu' takes as many cores as this counts on the PCI bus",
+        "Lightning's accelerator='tpu' uses as many cores as this counts on the PCI bus",
     ),
     Name(
         "torch_xla.amp.autocast_mode",
         "xm",
         "identity",
-        "torch_xla.amp.autocast asks it whether the device is a TPU, and breaks off if not",
+        "torch_xla.amp.autocast checks with it whether the device is a TPU, and fails if not",
     ),
     *_each(
         XLAC,
         "identity",
-        "CheckpointManager has a service pass notices of preemption on, which none are here",
+        "CheckpointManager starts a service for notices of preemption, which no rehearsal gets",
         "_ensure_xla_coordinator_initialized",
         "_activate_preemption_sync_manager",
         "_sync_point_reached",
@@ -449,25 +448,25 @@ METRICS = "torch_xla.debug.metrics"
 MARK_STEP = "MarkStep"
 UNCACHED_COMPILE = "UncachedCompile"
 CACHED_COMPILE = "CachedCompile"
-"""Programs that were started: compiled for it, and compiled before."""
+"""Programs that were started: compiled for this start, and compiled before."""
 COMPILE_TIME = "CompileTime"
-"""Nanoseconds (2.9: metric_data returns samples, their sum, and the last of them)."""
+"""Nanoseconds (2.9: metric_data returns the number of samples, their sum, and the last ones)."""
 EXECUTE_TIMES = ("ExecuteTime", "ExecuteReplicatedTime")
 """Timed each time a program has been started: on one device, and in SPMD mode."""
 GRAPH_SIZE = "TensorsGraphSize"
 """Operations of a program."""
 CREATE_TENSOR = "CreateXlaTensor"
 CREATE_HANDLE = "CreateDataHandles"
-"""Values on the device: the results of programs, and what was moved there."""
+"""Values on the device: results of programs, and values moved to the device."""
 READ_TENSOR = "xla::_to_cpu"
 READ_SCALAR = "aten::_local_scalar_dense"
-"""Values that were read: of a tensor, and of a single number. torch_xla counts the second as an
-operator that XLA lacks."""
+"""Reads of values: of a tensor, and of a single number. torch_xla counts the second as an operator
+that XLA lacks."""
 
 STEP_CLOSURES = "_run_step_closures"
 """The function of torch_xla.sync() that runs step closures: they may read values."""
 REDUCING = ("reduce_gradients", "all_reduce")
-"""Of torch_xla.core.xla_model, public: what a step calls before the optimizer's own."""
+"""Public functions of torch_xla.core.xla_model that a step calls before the optimizer's step."""
 
 
 def names_of_kind(kind: Kind, owner: str | None = None) -> list[str]:

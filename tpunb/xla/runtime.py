@@ -1,6 +1,6 @@
 """The XLA runtime of this process: whether it runs, how it starts, and where its steps end.
 
-Imports neither torch nor torch_xla before a function needs it: the kernel imports this.
+Imports neither torch nor torch_xla before a function needs it, because the kernel imports it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EngineWatch:
         return getattr(self._engine, name)
 
     def close(self) -> None:
-        """Give torch its engine back."""
+        """Restore torch's engine."""
         if self._variable._execution_engine is self:
             self._variable._execution_engine = self._engine
 

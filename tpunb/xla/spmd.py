@@ -1,7 +1,7 @@
-"""torch_xla's SPMD mode, in which one process drives all cores: is it on, is it allowed?
+"""Checks of torch_xla's SPMD mode, in which one process drives all cores: is it on, and allowed?
 
 `xr.use_spmd` calls `_xla_get_spmd_config_is_locked` first of all, and `_xla_force_spmd_device` if a
-device was in use before (see `private_names`). Importing this imports no torch_xla.
+device was in use before (see `private_names`). Importing this module does not import torch_xla.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tpunb.utils.errors import SetupError, TpunbError
 VARIABLE = "XLA_USE_SPMD"
 """Set by `xr.use_spmd()`, and read by torch_xla at its first use of a device (2.8, 2.9)."""
 INSTEAD = (
-    "A run starts like this unless its cells show that they use SPMD, and scripts that they "
-    "execute (exec, runpy) and libraries do not count: begin the train cell with `import "
-    "torch_xla.runtime as xr; xr.use_spmd()`"
+    "A run starts in SPMD mode only if its cells use SPMD themselves; libraries and scripts that "
+    "they execute (exec, runpy) do not count: begin the train cell with `import torch_xla.runtime "
+    "as xr; xr.use_spmd()`"
 )
 
 
@@ -30,7 +30,7 @@ def is_on(env: Mapping[str, str]) -> bool:
 
 
 def parse_flag(value: str) -> bool:
-    """True if torch_xla takes a variable's value for yes (its `check_env_flag`)."""
+    """True if torch_xla treats a variable's value as true (its `check_env_flag`)."""
     return value == "true" or (value.isdigit() and int(value) > 0)
 
 
@@ -44,17 +44,17 @@ class SpmdError(TpunbError, RuntimeError):
 
 
 def prepare_spmd() -> None:
-    """Call it before the user's code in a process that may use SPMD on CPU devices.
+    """Make switching SPMD on too late raise SpmdError, in a process that may use CPU devices.
 
-    SPMD that is switched on after a CPU device was used crashes the process by SIGSEGV (measured
-    on torch_xla 2.9). After this it raises SpmdError instead.
+    If SPMD is switched on after a CPU device was used, the process crashes with SIGSEGV (measured
+    on torch_xla 2.9). Call this before the user's code.
     """
     _xlac()._xla_force_spmd_device = _too_late
 
 
 @contextlib.contextmanager
 def spmd_prepared() -> Iterator[None]:
-    """The same for a block, in the notebook's kernel."""
+    """`prepare_spmd` for a block, in the notebook's kernel."""
     before = _xlac()._xla_force_spmd_device
     prepare_spmd()
     try:
@@ -105,8 +105,8 @@ def check_prelude(spec: RunSpec, cell: int | None) -> None:
     """
     if spec.world_size > 1 and is_on(os.environ):
         raise SpmdError(
-            f"cell [{cell}] has switched SPMD on, where one process drives all cores, but this run "
-            f"has {spec.world_size} processes with one core each. {INSTEAD}"
+            f"cell [{cell}] has switched SPMD on, in which one process drives all cores, but this "
+            f"run has {spec.world_size} processes with one core each. {INSTEAD}"
         )
 
 
@@ -120,9 +120,9 @@ def _check_one_device(count: int) -> None:
     if count > 1:
         raise SetupError(
             f"this process has {count} XLA devices, but a rank has one. torch_xla would run "
-            f"{count} threads in it, as on a TPU v2 or v3, and all but the first device would be "
+            f"{count} threads in it, as on a TPU v2 or v3, and all devices but the first would be "
             "missing from every collective. On a TPU v2 or v3 use one core (--cores 1), or SPMD "
-            "(xr.use_spmd()), where one process drives all cores. In a rehearsal do not set "
+            "(xr.use_spmd()), in which one process drives all cores. In a rehearsal do not set "
             "CPU_NUM_DEVICES"
         )
 

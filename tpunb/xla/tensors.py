@@ -1,6 +1,6 @@
 """Values of XLA tensors: copied to the CPU in one transfer, kept for later, without wrappers.
 
-Importing this imports neither torch nor torch_xla.
+Importing this module imports neither torch nor torch_xla.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def start_pending_work() -> None:
     """Start the device's pending work, in each rank that calls `save`.
 
     The graph of a step may contain a collective, which all ranks must run in the same graph, so
-    it is not left to the ranks that write. After an exception nothing is started: the ranks may
-    be at different places, and what the state does not need could wait for a rank forever.
+    it is not left to the ranks that write. After an exception nothing is started: the ranks may be
+    at different places, and work that the state does not need could wait for a rank forever.
     """
     xla = runtime.running_module()
     if xla is not None and sys.exc_info()[0] is None:
@@ -45,10 +45,10 @@ def unwrap_sharded(tensor: Any) -> Any:
 def snapshot(tensor: Any) -> Any:
     """A tensor with the value that an XLA tensor has now, without computing it.
 
-    Below an XLA tensor is the tensor of the computation, which in-place changes do not affect. A
-    clone would do as well, but add an output to the step's graph: a second compilation if only
-    some steps are logged. A tensor that was changed in place before, as in `total += loss`, is
-    cloned, because the next change reuses its memory. (Tensors of inference mode do not say
+    Inside an XLA tensor is the tensor of the computation, which in-place changes do not affect. A
+    clone would work as well, but would add an output to the step's graph: a second compilation if
+    only some steps are logged. A tensor that was changed in place before, as in `total += loss`, is
+    cloned, because the next change reuses its memory. (Tensors of inference mode do not record
     whether they were changed.)
     """
     torch = sys.modules["torch"]
@@ -95,9 +95,9 @@ class ToCpu:
             self._copies = dict(zip(elsewhere, copies, strict=True))
 
     def __call__(self, tensor: Any) -> Any:
-        """The CPU copy of a tensor; a Parameter's is one."""
+        """The CPU copy of a tensor; the copy of a Parameter is a Parameter."""
         key = _identity(tensor)
-        if key not in self._copies:  # it was inside an object
+        if key not in self._copies:  # the tensor was inside an object
             self._kept.append(tensor)
             self._copies[key] = unwrap_sharded(tensor.detach().cpu())
         copy = self._copies[key]

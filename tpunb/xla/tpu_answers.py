@@ -1,11 +1,11 @@
-"""Answers what libraries and torch_xla itself ask of a TPU, in a rehearsal. Never used on a TPU.
+"""Makes a rehearsal answer like a TPU to libraries and torch_xla itself. Never used on a TPU.
 
-- Lightning's `accelerator="tpu"` takes as many cores as `torch_xla._internal.tpu` counts on the PCI
-  bus (`num_available_devices`): here the cores of the run.
-- `torch_xla.amp.autocast` breaks off on any device but a TPU, without an attribute that it then
-  needs. It works on the CPU, too.
+- Lightning's `accelerator="tpu"` uses as many cores as `torch_xla._internal.tpu` counts on the PCI
+  bus (`num_available_devices`): in a rehearsal, the cores of the run.
+- `torch_xla.amp.autocast` fails on any device but a TPU, for lack of an attribute. With the
+  attribute it works on the CPU, too.
 - `xr.get_master_ip()` raises: on a TPU of one host it is "localhost". And CheckpointManager starts
-  a service that passes a TPU VM's notice of preemption on: there is no such notice here.
+  a service for a TPU VM's notices of preemption, which a rehearsal does not get.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tpunb.xla.patching import Replacements
 
 
 def answer_as_tpu(cores: int) -> None:
-    """For the rest of this process; `cores` is what libraries count."""
+    """Answer like a TPU with `cores` cores, for the rest of this process."""
     _answers(cores).begin()
 
 
 @contextlib.contextmanager
 def answering_as_tpu(cores: int) -> Iterator[None]:
-    """The same within the block; then all is as before."""
+    """Answer like a TPU with `cores` cores within a block."""
     names = _answers(cores)
     names.begin()
     try:
@@ -77,7 +77,7 @@ def _answers(cores: int) -> Replacements:
 
 
 class _OfTpu:
-    """`torch_xla.core.xla_model`, whose device is a TPU."""
+    """`torch_xla.core.xla_model`, with a TPU as its device."""
 
     def __init__(self, xla_model: ModuleType) -> None:
         self._xla_model = xla_model

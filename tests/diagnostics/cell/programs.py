@@ -1,7 +1,7 @@
 """Small programs with planted faults, and clean ones: cells under %%tpu_debug.
 
-`#! kind` stands behind each line that the report must name, with the kind of the finding. A line
-without it must not be named: what a program has more of is a false alarm.
+`#! kind` marks each line that the report must name, with the kind of the finding. Any finding at a
+line without a mark is a false alarm.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ TITLES = {
     "graph": r"steps without torch_xla.sync",
     "reduction": r"gradients are not reduced",
 }
-"""How the title of each kind of finding is told from the others."""
+"""Patterns that distinguish the titles of each kind of finding."""
 
 
 def _loop(inside: str, before: str = "", steps: int = 6) -> str:
-    """A training loop; `inside` makes `loss` from `model` and `step`."""
+    """A training loop; `inside` computes `loss` from `model` and `step`."""
     body = "\n".join("    " + line for line in inside.splitlines())
     return (
         f"model, opt = make()\n{before}"
@@ -384,12 +384,12 @@ for step in range(4):
     xm.optimizer_step(opt)  #! nan
     torch_xla.sync()
 """,
-    "what goes into the model": _loop(
+    "the input of the model": _loop(
         "x = rows()\nif step == 3:\n    x[0, 0] = float('nan')\n"
         "loss = model(x.to(device)).square().mean()  #! nan"
     ),
 }
-"""Under --nan; only that finding is looked at."""
+"""Programs for --nan; only that finding is checked."""
 
 CLEAN: dict[str, str] = {
     "a model that is moved at every step": _loop(

@@ -21,7 +21,7 @@ def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 def planted(cell: str) -> set[tuple[str, int]]:
-    """The kinds and lines that the report must have."""
+    """The kinds and lines of findings that the report must contain."""
     return {
         (kind, number)
         for number, line in enumerate(cell.splitlines(), 1)
@@ -30,7 +30,7 @@ def planted(cell: str) -> set[tuple[str, int]]:
 
 
 def reported(ran: Ran) -> set[tuple[str, int]]:
-    """The kinds and lines that it has, all of this cell."""
+    """The kinds and lines of the findings that it contains, all of this cell."""
     found = set()
     for report in ran.statuses():
         entries = re.findall(r"^\d+\. (.*)\n   cell \[(\d+)\], line (\d+): ", report, re.MULTILINE)
@@ -50,7 +50,7 @@ def test_a_fault_is_named_with_its_line(nb: Kernel, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_FINITE)
-def test_the_first_number_that_is_not_finite_is_found(nb: Kernel, name: str) -> None:
+def test_the_first_value_that_is_not_finite_is_found(nb: Kernel, name: str) -> None:
     cell = f"%%tpu_debug --nan\n{NOT_FINITE[name]}"
     ran = nb.run(cell).good()
     found = {one for one in reported(ran) if one[0] == "nan"}
@@ -58,7 +58,7 @@ def test_the_first_number_that_is_not_finite_is_found(nb: Kernel, name: str) -> 
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_a_clean_program_has_nothing_to_mend(nb: Kernel, name: str) -> None:
+def test_a_clean_program_has_no_findings(nb: Kernel, name: str) -> None:
     ran = nb.run(f"%%tpu_debug\n{CLEAN[name]}").good()
     assert reported(ran) == set(), ran.screen()
     assert ("no issues found" in ran.screen()) == (name != "nothing of XLA"), ran.screen()

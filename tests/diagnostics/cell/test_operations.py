@@ -1,4 +1,4 @@
-"""Why XLA compiled again: what is told of two programs is never contradicted by what is shown."""
+"""Causes of recompilations: the cause that is found agrees with the difference of the programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_cause_names_two_things_that_differ(now: object, before: object, kind:
     assert max(len(cause.now), len(cause.before)) <= 40
 
 
-def test_what_only_looks_builds_nothing() -> None:
+def test_reading_sizes_is_not_part_of_a_program() -> None:
     tensor = Shape((16, 8), FLOAT, "xla")
     assert op("add", tensor).builds
     assert op("__setitem__", tensor)._replace(result=None).builds

@@ -1,4 +1,4 @@
-"""Lines of cells: found again by their files' names, and the statements that decide about them."""
+"""Lines of cells, found by their files' names, and the conditions or loops around them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_older_versions_give_them_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("line", "decides"), [(4, 3), (6, 3), (3, 2), (2, None), (8, None)])
-def test_what_decides_whether_a_line_runs(line: int, decides: int | None) -> None:
+def test_the_branch_of_a_line_is_found(line: int, decides: int | None) -> None:
     name = "a cell of test_places"
     linecache.cache[name] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), name)
     found = Places(shell(_filename_map={name: 7}))

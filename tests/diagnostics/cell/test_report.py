@@ -1,4 +1,4 @@
-"""What the report looks like."""
+"""The appearance of the report."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def test_it_fits_on_a_screen() -> None:
     lines = shown.splitlines()
     assert len(lines) <= 24
     assert lines[0] == "%%tpu_debug: 20 issues found · 20 steps of 3 ms"
-    assert lines[-1] == f"and {20 - MOST} more that cost less: fix these first"
+    assert lines[-1] == f"and {20 - MOST} less expensive issues: fix the ones above first"
     assert lines[1:4] == ["1. value 0 < 3", "   cell [1], line 0: a < b", "   → use `log`"]
 
 
-def test_html_shows_the_same_and_nothing_is_markup_that_is_not_meant() -> None:
+def test_html_shows_the_same_and_is_escaped() -> None:
     html = Report([finding(1)], ["1 < 2 steps"]).html()
     assert "1 &lt; 2 steps" in html
     assert "value 1 &lt; 3" in html
@@ -26,7 +26,7 @@ def test_html_shows_the_same_and_nothing_is_markup_that_is_not_meant() -> None:
     assert "→ use <code>log</code>" in html
 
 
-def test_nothing_to_mend() -> None:
+def test_a_report_without_findings() -> None:
     assert str(Report([], ["3 steps"])) == "%%tpu_debug: no issues found · 3 steps"
 
 

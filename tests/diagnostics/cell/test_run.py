@@ -1,4 +1,4 @@
-"""The options of %%tpu_debug, and when it says what, in a real kernel."""
+"""The options and messages of %%tpu_debug, in a real kernel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_steps_end_a_loop_after_the_rest_of_its_body(nb: Kernel) -> None:
     assert ".item() reads a value from the device, at every step" in ran.status
 
 
-def test_where_it_stopped_stands_above_the_report(nb: Kernel) -> None:
+def test_the_stop_is_printed_above_the_report(nb: Kernel) -> None:
     printed = (
         "from tpunb.diagnostics.cell import DebugOptions, run_cell\n"
         f"run_cell(get_ipython(), {LOOP!r}, DebugOptions(report=print, steps=4))"
@@ -105,7 +105,7 @@ def _question(nb: Kernel, ran: object) -> str:
         return ""
 
 
-def test_where_nobody_can_be_asked_the_debugger_says_so(nb: Kernel) -> None:
+def test_pdb_without_input_prints_a_message(nb: Kernel) -> None:
     content = nb.client.execute("%%tpu_debug --pdb\n1 / 0", allow_stdin=False)
     reply = nb.client._recv_reply(content, timeout=120)
     assert reply["content"]["ename"] == "ZeroDivisionError"
@@ -119,7 +119,7 @@ def test_where_nobody_can_be_asked_the_debugger_says_so(nb: Kernel) -> None:
     assert "this front end takes no input" in "".join(out)
 
 
-def test_a_trace_is_written_beside_the_runs(nb: Kernel) -> None:
+def test_a_trace_is_written_next_to_the_runs(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_debug --profile --steps 3{LOOP}").good()
     [trace] = nb.folder.glob("runs/profile-*/plugins/profile/*/*.xplane.pb")
     assert trace.stat().st_size > 0
@@ -127,7 +127,7 @@ def test_a_trace_is_written_beside_the_runs(nb: Kernel) -> None:
     assert "profile-" not in nb.run("%tpu_runs").good().stdout
 
 
-def test_a_cell_that_fails_has_a_report_only_of_what_is_to_mend(nb: Kernel) -> None:
+def test_a_cell_that_fails_has_a_report_only_if_there_are_findings(nb: Kernel) -> None:
     # The error is one on the CPU: at shapes that do not fit torch_xla 2.8 aborts the process.
     ran = nb.run("%%tpu_debug\nx = rows().to(device) * 2\nrows() @ rows()")
     assert ran.error is not None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import diagnosing
-from tpunb.diagnostics.failure import Facts, diagnose, key_lines
+from tpunb.diagnostics.failure import Facts, diagnose, most_relevant_lines
 
 FULL = "[2] OSError: [Errno 28] No space left on device\n"
 CLOSED = "[0] RuntimeError: UNAVAILABLE: Socket closed\n"
@@ -35,7 +35,7 @@ def test_of_two_causes_the_first_in_the_log_wins() -> None:
     assert ids(hbm + FULL) == ["hbm-oom", "disk-full"]
 
 
-def test_what_makes_a_run_slow_has_not_ended_it() -> None:
+def test_a_slow_rule_is_not_the_cause_of_a_failure() -> None:
     lines = ["Metric: XrtCompile", "  TotalSamples: 176", "  Accumulator: 11m49s"]
     lines += ["Metric: XrtExecute", "  TotalSamples: 320", "  Accumulator: 1m"]
     report = "\n".join(lines) + "\n"
@@ -46,12 +46,12 @@ def test_what_makes_a_run_slow_has_not_ended_it() -> None:
     assert ids(report + "KeyError: 'lr'\n") == ids(report, 1) == []
 
 
-def test_a_failed_install_was_mended_if_the_run_came_further() -> None:
+def test_a_failed_install_ranks_lower_if_the_run_got_further() -> None:
     install = "ERROR: No matching distribution found for torch_xla==3.0.0\n"
     full = "tar: out.tar: write error: No space left on device\n"
     assert ids(install, 1) == ["no-matching-distribution"]
     assert ids(install + full) == ["disk-full", "no-matching-distribution"]
-    # What an exception says comes first; what a program wrote that it only reports counts.
+    # An exception comes first; if it only reports another program, that program's lines count.
     assert ids(install + FULL) == ["disk-full"]
     command = "subprocess.CalledProcessError: Command 'pip' returned non-zero exit status 1.\n"
     assert ids(install + command, 1) == ["no-matching-distribution"]
@@ -70,14 +70,14 @@ def test_a_run_that_succeeded_has_no_cause() -> None:
     assert ids(FULL, 0) == []
 
 
-def test_what_concerns_the_start_steps_back_once_the_run_is_at_work() -> None:
+def test_start_rules_rank_lower_once_the_run_has_trained() -> None:
     held = "[0] RuntimeError: The TPU is already in use by process with pid 1.\n"
     both = held + "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x5)\n"
     assert ids(both, 1)[0] == "tpu-busy"
     assert ids(both, 1, facts=Facts(stage="step"))[0] == "shape-mismatch"
 
 
-def test_a_log_that_stops_after_the_greeting_is_told_from_one_that_goes_on() -> None:
+def test_a_log_that_stops_after_the_first_message_is_recognised() -> None:
     greeting = "I0000 00:00:1.2 7 pjrt_api.cc:79] PJRT_Api is set for device type tpu\n"
     assert ids(greeting) == []
     assert ids(greeting, facts=Facts(state="hung")) == ["multi-host-single-launch"]
@@ -85,7 +85,7 @@ def test_a_log_that_stops_after_the_greeting_is_told_from_one_that_goes_on() -> 
     assert ids(greeting, 1) == ids(greeting + "KeyError: 3\n", facts=Facts(state="hung")) == []
 
 
-def test_what_the_run_observed_is_evidence() -> None:
+def test_facts_of_the_run_are_evidence() -> None:
     facts = Facts(
         state="failed",
         exits={0: -15, 3: -9},
@@ -103,14 +103,14 @@ def test_what_the_run_observed_is_evidence() -> None:
     assert "rank 0: ended by SIGTERM" in str(found[2])
 
 
-def test_a_killed_process_alone_does_not_say_that_memory_ran_out() -> None:
+def test_a_killed_process_alone_does_not_mean_that_memory_ran_out() -> None:
     assert ids("", -9) == ids("", 137) == ids("[1] step 3\n", facts=Facts(exits={1: -9}))
     assert ids("", -9) == ["process-killed"]
     full = Facts(exits={1: -9}, memory_peak=15 * 2**30, memory_limit=16 * 2**30)
     assert ids("", facts=full)[0] == "host-oom"
     little = Facts(exits={1: -9}, memory_peak=2**30, memory_limit=16 * 2**30)
     assert ids("", facts=little) == ["process-killed"]
-    # Another rank's own exception says more: the others were ended after it.
+    # Another rank's own exception is more informative: the others were ended after it.
     assert ids("[0] KeyError: 'lr'\n", facts=Facts(exits={0: 1, 1: -9, 2: -15})) == []
 
 
@@ -122,7 +122,7 @@ def test_a_refused_allocation_is_not_the_killers_work() -> None:
     assert ids(refused, 1) == ["allocation-refused"]
 
 
-def test_what_does_not_speak_for_the_cause_is_left_out() -> None:
+def test_lines_that_do_not_support_the_cause_are_left_out() -> None:
     facts = Facts(memory_peak=3 * 2**30, memory_limit=16 * 2**30, device_holder="process 1")
     assert len(diagnose(FULL, 1, facts=facts)[0].evidence) == 1
 
@@ -136,7 +136,7 @@ def test_long_evidence_is_shown_on_two_lines_and_the_whole_on_a_screen() -> None
     assert sum(line.startswith("  | ") for line in shown) >= 3
 
 
-def test_who_held_the_device_is_shown() -> None:
+def test_the_holder_of_the_device_is_shown() -> None:
     text = "TPU initialization failed: open(/dev/vfio/0): Device or resource busy\n"
     found = diagnose(text, 1, facts=Facts(device_holder="process 4711 (python3)"))
     assert found[0].id == "tpu-busy"
@@ -175,7 +175,7 @@ def test_json_has_the_keys_that_programs_read() -> None:
     assert all(isinstance(line, str) for line in data["evidence"])
 
 
-def test_nothing_is_made_up_for_an_unknown_failure() -> None:
+def test_an_unknown_failure_gets_no_answer() -> None:
     assert ids("", 1) == []
     assert ids("Traceback (most recent call last):\nKeyError: 'lr'\n", 1) == []
 
@@ -209,8 +209,8 @@ def load(name: str) -> list[dict[str, str]]:
     return records
 
 
-def test_the_reports_of_users_are_explained_or_left_open() -> None:
-    """The trade: of 129 reports with a log none wrong; what is unlike them stays silent."""
+def test_the_reports_of_users_are_explained_or_get_no_answer() -> None:
+    """The trade-off: none of 129 reports with a log is wrong; logs unlike them get no answer."""
     if not diagnosing.REPORTS.exists():
         pytest.skip("the reports of users are not beside the repository")
     usable = [one for one in load("failures.json") if one["log_usable"]]
@@ -222,7 +222,7 @@ def test_the_reports_of_users_are_explained_or_left_open() -> None:
     assert ids(hung["symptom"], facts=Facts(state="hung")) == [hung["family"]]
 
 
-def test_the_exception_lines_of_tracebacks_come_before_lines_that_only_say_error() -> None:
+def test_exception_lines_are_preferred_to_lines_that_mention_an_error() -> None:
     steps = [f"[0] step {n} error rate 0.{n}" for n in range(50)]
     text = "\n".join(
         [
@@ -233,31 +233,31 @@ def test_the_exception_lines_of_tracebacks_come_before_lines_that_only_say_error
             "F0000 00:00:1.2 7 unknown.cc:9] Check failed: a == b",
         ]
     )
-    lines = key_lines(text, most=3)
+    lines = most_relevant_lines(text, most=3)
     assert lines[1:] == ["KeyError: 'lr'", "F0000 00:00:1.2 7 unknown.cc:9] Check failed: a == b"]
     assert len(lines) == 3
 
 
 def test_warnings_are_not_exceptions() -> None:
     text = "UserWarning: old\nDeprecationWarning: older\nmypackage.errors.OddError: now\ndone\n"
-    assert key_lines(text) == ["mypackage.errors.OddError: now"]
+    assert most_relevant_lines(text) == ["mypackage.errors.OddError: now"]
 
 
 def test_exceptions_of_packages_need_not_be_called_errors() -> None:
-    assert key_lines("step 1\nzipfile.BadZipFile: no zip\npkg.OldWarning: x\n") == [
+    assert most_relevant_lines("step 1\nzipfile.BadZipFile: no zip\npkg.OldWarning: x\n") == [
         "zipfile.BadZipFile: no zip"
     ]
 
 
 def test_equal_lines_are_shown_once_and_the_order_is_that_of_the_log() -> None:
     text = "[0] ValueError: b\n[1] ValueError: b\nwhat(): a\n" * 3
-    assert key_lines(text) == ["ValueError: b", "what(): a"]
+    assert most_relevant_lines(text) == ["ValueError: b", "what(): a"]
 
 
-def test_without_any_sign_the_last_lines_tell_most() -> None:
-    assert key_lines("one\ntwo\n\nthree\n", most=2) == ["two", "three"]
-    assert key_lines("") == []
+def test_without_any_exception_the_last_lines_are_shown() -> None:
+    assert most_relevant_lines("one\ntwo\n\nthree\n", most=2) == ["two", "three"]
+    assert most_relevant_lines("") == []
 
 
 def test_a_very_long_line_is_cut() -> None:
-    assert max(map(len, key_lines("ValueError: " + "x" * 100_000))) <= 300
+    assert max(map(len, most_relevant_lines("ValueError: " + "x" * 100_000))) <= 300

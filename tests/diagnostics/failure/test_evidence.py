@@ -1,4 +1,4 @@
-"""What may be a reason, and that nothing harmless is."""
+"""Which lines may be the reason for a failure; harmless lines never are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpunb.diagnostics.failure.evidence import PossibleReasons, notices
 from tpunb.diagnostics.failure.log import Log
 
 HARMLESS = Path(__file__).with_name("harmless.log").read_text(encoding="utf-8").splitlines()
-"""Lines of healthy runs; each has the words of some rule."""
+"""Lines of healthy runs; each contains words of some rule."""
 
 IGNORED = """\
 Exception ignored in: <function _Iter.__del__ at 0x7fcfc2e7a5e0>
@@ -34,20 +34,20 @@ def traceback(error: str, frame: str = "train()", prefix: str = "") -> str:
 
 
 def test_nothing_harmless_is_blamed() -> None:
-    """Every plain error alone, every harmless log above, below and without one; status 1."""
+    """Each plain error alone, and each harmless log above, below and without one; exit status 1."""
     told = diagnosing.measure(Path(), 1)
     assert re.search(r"harmless logs {2,}0 {2,}\d{3}$", told), told
 
 
 @pytest.mark.parametrize("line", HARMLESS)
-def test_what_only_warns_is_no_reason(line: str) -> None:
+def test_warnings_are_not_reasons(line: str) -> None:
     for error in ("KeyError: 'lr'", "ValueError: too many values", "RuntimeError: unknown"):
         assert ids(f"{line}\n{traceback(error)}") == ids(f"{traceback(error)}{line}\n") == []
         assert ids(f"[1] {line}\n{traceback(error, prefix='[0] ')}") == []
     assert ids(f"{line}\nstep 3\n") == []
 
 
-def test_these_lines_are_known_as_harmless_by_name() -> None:
+def test_known_harmless_lines_are_notices() -> None:
     assert [line for line in HARMLESS if not any(one.search(line) for one in notices())] == []
 
 
@@ -107,11 +107,11 @@ def test_the_exception_that_ended_a_rank_is_found(log: str) -> None:
         "the disk says: No space left on device\n" + traceback("KeyError: 'lr'"),
     ],
 )
-def test_what_was_handled_or_only_mentioned_is_no_reason(log: str) -> None:
+def test_handled_or_mentioned_exceptions_are_not_reasons(log: str) -> None:
     assert ids(log) == []
 
 
-def test_what_a_lost_peer_follows_from_is_looked_for_in_logs_without_ranks() -> None:
+def test_the_cause_of_a_lost_peer_is_searched_in_logs_without_ranks() -> None:
     lost = traceback("RuntimeError: UNAVAILABLE: Socket closed")
     full = traceback("OSError: [Errno 28] No space left on device")
     assert ids(full + lost) == ids(lost + full + lost) == ["disk-full", "tpu-lost"]
@@ -119,14 +119,14 @@ def test_what_a_lost_peer_follows_from_is_looked_for_in_logs_without_ranks() -> 
     assert ids(traceback("KeyError: 'lr'") + lost) == []
 
 
-def test_an_exception_in_a_thread_counts_where_nothing_else_failed() -> None:
+def test_an_exception_in_a_thread_counts_if_nothing_else_failed() -> None:
     log = "Exception in thread Thread-1:\n" + traceback(
         "OSError: [Errno 28] No space left on device"
     )
     assert ids(log, None) == ["disk-full"]
 
 
-def test_what_the_run_recorded_decides_among_the_exceptions_of_a_log() -> None:
+def test_exceptions_that_the_run_recorded_take_precedence_over_the_log() -> None:
     handled = traceback("OSError: [Errno 28] No space left on device", prefix="[1] ")
     assert ids(handled) == ["disk-full"]
     own = traceback("KeyError: 'lr'", prefix="[0] ")
@@ -134,7 +134,21 @@ def test_what_the_run_recorded_decides_among_the_exceptions_of_a_log() -> None:
     assert ids(own, facts=Facts(exceptions=(handled,))) == ["disk-full"]
 
 
-def test_fatal_lines_count_beside_an_exception() -> None:
+def test_an_exception_of_vllm_only_reports_its_engine_process() -> None:
+    engine = "(EngineCore pid=289) ERROR 09-09 06:51:09 [core.py:1354] "
+    report = traceback("RuntimeError: Engine core initialization failed. See root cause above.")
+    full = "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Error allocating device buffer"
+    hostname = (
+        "jax.errors.JaxRuntimeError: INVALID_ARGUMENT: Error: unexpected worker hostname 'WARNING:"
+        " could not determine TPU worker hostnames or IP addresses' from env var"
+    )
+    assert ids(f"{engine}{full}\n{report}") == ["hbm-oom"]
+    assert ids(f"{engine}{hostname}\n{report}") == ["topology-env-wrong"]
+    assert ids(f"{engine}KeyError: 'lr'\n{report}") == []
+    assert ids(f"{engine}{full}\n{report}".replace("ERROR", "WARNING")) == []
+
+
+def test_fatal_lines_count_in_addition_to_an_exception() -> None:
     fatal = "F0000 00:00:1.2 7 pjrt_registry.cc:117] PJRT_Api already exists for device type tpu\n"
     assert ids(fatal + traceback("KeyError: 'lr'")) == ["runtime-double-init"]
 

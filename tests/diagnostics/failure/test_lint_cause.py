@@ -1,4 +1,4 @@
-"""What lint finds at the line where ranks lost each other is the cause."""
+"""A lint finding at the line where ranks stopped matching is the cause."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def causes(result: RunResult) -> list[tuple[str, float]]:
     return [(one.id, one.confidence) for one in diagnose_run(result)]
 
 
-def test_it_comes_before_what_the_log_tells(tmp_path: Path) -> None:
+def test_it_comes_before_causes_from_the_log(tmp_path: Path) -> None:
     first, *_ = diagnose_run(failed(tmp_path))
     assert first.id == "collective-on-some-ranks"
     assert first.cause == (
         "In cell [2], line 6 `mesh_reduce` is called only on ranks with "
-        "`xr.global_ordinal() == 0`: the others never come."
+        "`xr.global_ordinal() == 0` and waits forever for the others."
     )
-    assert first.fix == "Let every rank call it, and only print or write under the condition."
+    assert first.fix == "Call it on every rank, and only print or write under the condition."
     [evidence] = first.evidence
     assert str(evidence) == 'cell [2]: line 6: xm.mesh_reduce("loss", 1.0, sum)'
 
 
-def test_where_ranks_met_in_another_line_it_must_be_the_only_one(tmp_path: Path) -> None:
+def test_if_ranks_failed_in_another_line_it_must_be_the_only_finding(tmp_path: Path) -> None:
     elsewhere = failed(tmp_path, line=9, type="MismatchError", kind=FailureKind.EXCEPTION)
     assert causes(elsewhere)[0] == ("collective-on-some-ranks", 0.75)
     two = f"{TRAIN}    if xr.global_ordinal() == 1:\n        xm.rendezvous('b')\n"

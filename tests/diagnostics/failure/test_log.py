@@ -45,7 +45,7 @@ def test_old_launchers_name_the_rank_in_the_line() -> None:
     assert Log("-- Process 2 terminated with the following error:").rank(0) == 2
 
 
-def test_digits_tell_lines_of_one_shape_apart_only_where_the_pattern_has_some() -> None:
+def test_digits_distinguish_lines_of_one_shape_only_if_the_pattern_contains_digits() -> None:
     text = "process 1 ended with 17\nprocess 2 ended with 18\nprocess 3 ended with 17\n"
     assert matches(text, r"ended with 17\b") == [
         "process 1 ended with 17",
@@ -149,7 +149,7 @@ ASCII = st.characters(codec="ascii")
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_what_makes_search_fast_loses_no_match(data: st.DataObject) -> None:
+def test_fast_search_loses_no_match(data: st.DataObject) -> None:
     pattern = data.draw(st.sampled_from(every_pattern()))
     line = data.draw(st.from_regex(re.compile(pattern.source, re.ASCII), alphabet=ASCII))
     assume(pattern.regex.search(line))

@@ -68,12 +68,12 @@ def test_a_bad_rule_names_file_rule_and_reason(changes: dict[str, object], reaso
 
 
 @pytest.mark.parametrize("text", ["{", "moon: 1", "- moon"])
-def test_a_file_that_is_no_list_of_rules_is_refused(text: str) -> None:
+def test_a_file_that_is_not_a_list_of_rules_is_refused(text: str) -> None:
     with pytest.raises(RuleError, match=r"sky\.yaml"):
         read_rules({"sky.yaml": text})
 
 
-def test_an_id_is_there_once() -> None:
+def test_an_id_is_unique() -> None:
     text = yaml.safe_dump([GOOD])
     with pytest.raises(RuleError, match=r"a\.yaml has a rule of this id"):
         read_rules({"a.yaml": text, "b.yaml": text})

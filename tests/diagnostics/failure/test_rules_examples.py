@@ -18,7 +18,7 @@ NEAR = sorted(path.stem for path in (EXAMPLES / "near").glob("*.log"))
 
 
 def read(path: Path) -> tuple[int | None, str]:
-    """How the run of an example ended and its log. The first line may be `# ended: 137`."""
+    """The return code and log of an example. The first line may be `# ended: 137`."""
     text = path.read_text(encoding="utf-8")
     first, _, rest = text.partition("\n")
     if first.startswith("# ended: "):
@@ -31,7 +31,7 @@ def answer(path: Path) -> list[str]:
     return [found.id for found in diagnose(text, ended)]
 
 
-# Each test goes over all rules: there are many, and a test of its own for each costs more.
+# Each test loops over all rules: there are many, and a separate test for each costs more time.
 
 
 def test_every_rule_has_an_example_and_every_example_a_rule() -> None:
@@ -56,8 +56,8 @@ def test_only_its_rule_explains_an_example() -> None:
         assert {one.id for one in without} <= symptoms | RULES[rule].explains, rule
 
 
-def test_what_explains_another_ranks_before_it_wherever_it_stands() -> None:
-    """And only by saying so: an entry of `explains` that changes nothing is noise."""
+def test_a_rule_ranks_before_those_that_it_explains() -> None:
+    """And only because of `explains`: an entry that changes nothing is noise."""
     for rule in RULES.values():
         for other in rule.explains:
             logs = [read(EXAMPLES / f"{name}.log")[1] for name in (other, rule.id)]
@@ -71,7 +71,7 @@ def test_what_explains_another_ranks_before_it_wherever_it_stands() -> None:
             assert diagnose(text, table=silent) != diagnose(text), (rule.id, other)
 
 
-def test_lines_that_only_look_alike_are_not_taken_for_it() -> None:
+def test_harmless_lines_do_not_match() -> None:
     for rule in IDS:
         for line in RULES[rule].harmless:
             traceback = f"Traceback (most recent call last):\n  File 'a.py', line 3, in f\n{line}\n"
@@ -80,7 +80,7 @@ def test_lines_that_only_look_alike_are_not_taken_for_it() -> None:
                     assert rule not in [found.id for found in diagnose(text, ended)]
 
 
-def test_a_near_miss_is_not_taken_for_it() -> None:
+def test_a_near_miss_does_not_match() -> None:
     for rule in NEAR:
         assert rule not in answer(EXAMPLES / "near" / f"{rule}.log"), rule
 
@@ -110,11 +110,11 @@ def test_fixes_for_a_platform_are_possible_there(platform: str) -> None:
 
 
 PLAIN_PIP = re.compile(r"pip install [^.;]*(?:\btorch==|\btorch_xla(?:\[tpu\])?==)")
-"""An install of torch that is not doctor's: pip alone loads CUDA with it."""
+"""An install of torch other than doctor's: pip alone also downloads CUDA."""
 
 
 @pytest.mark.parametrize("platform", [None, "colab", "kaggle", "gcp"])
-def test_torch_is_installed_as_doctor_says(platform: str | None) -> None:
+def test_fixes_install_torch_with_doctors_command(platform: str | None) -> None:
     have = packages.read_installed()
     pair = packages.best_pair(platform or "", have.python)
     assert pair is not None
@@ -130,7 +130,7 @@ def test_torch_is_installed_as_doctor_says(platform: str | None) -> None:
             assert not PLAIN_PIP.search(step), each.id
 
 
-def test_a_plain_install_would_be_seen() -> None:
+def test_a_plain_install_would_be_detected() -> None:
     assert PLAIN_PIP.search("%pip install 'torch==2.9.0' 'torch_xla[tpu]==2.9.0', then restart")
     assert PLAIN_PIP.search("%pip install 'torch_xla[tpu]==2.9.0'")
 

@@ -1,4 +1,4 @@
-"""The page that shows how to add a rule: its rule and its log work."""
+"""The rule and log on the page about adding rules work as it says."""
 
 from __future__ import annotations
 

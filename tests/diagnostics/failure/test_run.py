@@ -1,4 +1,4 @@
-"""What a run's folder says about its failure."""
+"""Diagnosis of a run from its folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tpunb.runs.spec import FailureKind
 from tpunb.utils import env_vars
 
 
-def test_a_run_that_has_logged_a_step_was_at_work(tmp_path: Path) -> None:
+def test_a_run_that_has_logged_a_step_has_trained(tmp_path: Path) -> None:
     result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1)
     assert run.observed_facts(result).stage is None
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     assert run.observed_facts(result).stage == "step"
 
 
-def test_who_has_the_tpu_of_a_run_that_has_just_failed(
+def test_the_holder_of_the_tpu_of_a_run_that_has_just_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.log").write_text(
@@ -40,7 +40,7 @@ def test_who_has_the_tpu_of_a_run_that_has_just_failed(
         assert run.observed_facts(rehearsal).device_holder is None
 
 
-def test_memory_is_compared_with_what_the_machine_has(tmp_path: Path) -> None:
+def test_memory_is_compared_with_that_of_the_machine(tmp_path: Path) -> None:
     result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1)
     assert run.observed_facts(result).memory_limit is None
     used = replace(result, peak_memory=(6 * 2**30, 9 * 2**30), memory_limit=16 * 2**30)

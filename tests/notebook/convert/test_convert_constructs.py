@@ -36,7 +36,25 @@ CASES = [
     Case("%%time with comments", "\n# note\n%%time\n# note\nx = 3", "print(x)", "3"),
     Case("%%time over %%capture", "%%time\n\n%%capture out\nprint(4)", "", "4"),
     Case(
-        "%%timeit with a setup", "%%timeit -n 1 import math as m\nx = m.pi", "print(x > 3)", "True"
+        "%%timeit with a setup",
+        "%%timeit -n 1 import math as m\nx = m.pi\nprint(x > 3)",
+        "print([name for name in ('m', 'x') if name in globals()])",
+        "True\n[]",
+    ),
+    Case("%%timeit with a setup and no names", "%%timeit print(1)\nprint(2)", "", "1\n2"),
+    Case(
+        "%timeit keeps names",
+        "x = 1; y = []\n%timeit -n1 -r1 x = 2; y.append(x)\n"
+        "%timeit -n1 -r1 for x in [3]: y.append(x)",
+        "print(x, y)",
+        "1 [2, 3]",
+    ),
+    Case(
+        "%%timeit keeps names",
+        "%%timeit\n# a\nx = '''a\n  b\n'''; import os\n!ls\nif x:\n    y = 1\n\n    print(x, y)",
+        "print({'x', 'y', 'os'} & {*globals()})",
+        "a\n  b\n 1\nset()",
+        ("!ls",),
     ),
     Case("%%prun", "%%prun -s time\nx = 3", "print(x)", "3"),
     Case("%%time, indented", "%%time\n    x = 3\n    y = 4", "print(x, y)", "3 4"),
@@ -84,9 +102,9 @@ CASES = [
     Case("x = !cmd, continued", "x = !echo a \\\n  b\ny = 1", "print(x, y)", "['a b'] 1"),
     Case(
         "x = !cmd {python}",
-        "d = {'k': 'v'}\nx = !echo {d['k']} {1 + 1} [{2:>3}]",
-        "print(x)",
-        "['v 2 [ 2]']",
+        "d = {'k': 'v'}\nx = !echo {d['k']} {1 + 1} {d['k'][0:1]}\ny = !echo {d!s:.2f}",
+        "print(x, y)",
+        "['v 2 v'] ['{d!s:.2f}']",
     ),
     Case(
         "x = !cmd $name",
@@ -185,6 +203,12 @@ CASES = [
     Case("__main__", "if __name__ == '__main__':\n    x = 1", "print(x)", "1"),
     # What a notebook has without an import
     Case("display", "x = 'shown'", "display(x)", "shown"),
+    Case(
+        "display, imported further down",
+        "def show(x): display(x)\nshow('shown')",
+        "from IPython.display import display\ndisplay('again')",
+        "shown\nagain",
+    ),
     Case("a display of one's own", "def display(x):\n    print('own', x)", "display(1)", "own 1"),
     Case("get_ipython", "x = 'google.colab' in str(get_ipython())", "print(x)", "False"),
     Case(
@@ -288,6 +312,22 @@ CASES = [
         "if c: print(a, b, c)",
         "1 ä ('é', 3, [4, 5])",
     ),
+    Case(
+        "a task",
+        "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x\n"
+        "t = asyncio.create_task(f('é')); u = [asyncio.ensure_future(f(i)) for i in (1, 2)]\n"
+        "async def g():\n    return await asyncio.create_task(f(3))\n"
+        "v = asyncio.gather(\n  f(4), f(await f(5)))",
+        "print(await t, [await a for a in u], await g(), await v)\n"
+        "print(await asyncio.gather(asyncio.create_task(f(4))))",
+        "é [1, 2] 3 [4, 5]\n[4]",
+    ),
+    Case(
+        "a function of the same name",
+        "def create_task(x):\n    return x\nx = create_task(3)",
+        "print(x)",
+        "3",
+    ),
     # Cells that are left out
     Case("# tpu: skip", "# tpu: skip\nprint(1)\nnot python", "", "", ("# tpu: skip",)),
     Case("%%tpu_debug", "%%tpu_debug --no-report\nprint(1)", "", "", ("%%tpu_debug",)),
@@ -321,7 +361,13 @@ def test_construct(case: Case, tmp_path: Path) -> None:
 
 REFUSED = {
     "invalid syntax": ("x = 1\ny = = 2", 2, "invalid syntax", "y = = 2"),
-    "a bracket": ("x = (1,\ny = 2", 1, r"invalid syntax: .*\(|was never closed", "x = (1,"),
+    "a bracket": ("x = (1,\ny = 2", 1, r"it is not Python: .*\(|was never closed", "x = (1,"),
+    "await in a plain function": (
+        "def f():\n    await x",
+        2,
+        "it is not Python: 'await' outside async function",
+        "    await x",
+    ),
     "indentation": ("if x:\ny = 1", 2, "expected an indented block", "y = 1"),
     "no end": ("x = '''\n\n", 1, "unterminated triple-quoted string", "x = '''"),
     "a bare shell cell": (
@@ -339,17 +385,17 @@ REFUSED = {
     "%run": ("x = 1\n%run other.ipynb", 2, "no such file in.*tpu-skip", "_run_notebook("),
     "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
     "x = %who_ls": ("x = %who_ls", 1, "`%who_ls` has no value in a script", "x = %who_ls"),
-    "input for a name": ("x = 1\nname = input('?')", 2, "cannot ask anybody", "name = input('?')"),
+    "input for a name": ("x = 1\nname = input('?')", 2, "cannot ask the user", "name = input('?')"),
     "getpass": (
         "import getpass\nx = getpass.getpass()",
         2,
-        "cannot ask anybody.*environ",
+        "cannot ask the user.*environ",
         "x = getpass",
     ),
     "a secret": (
         "from google.colab import userdata\nlogin(userdata.get('A'))",
         2,
-        r"userdata.get\(\) cannot ask anybody in a run: .*os.environ",
+        r"userdata.get\(\) cannot ask the user in a run: .*os.environ",
         "login(userdata",
     ),
     "code in a text": (

@@ -15,6 +15,7 @@ from nbformat import v4
 from tests.notebook.convert.notebooks import notebook, run
 from tests.notebook.convert.shell import Shell
 from tpunb.notebook.convert.convert import convert
+from tpunb.notebook.convert.syntax import interpolated
 from tpunb.notebook.models import Export
 
 START = """\
@@ -38,6 +39,8 @@ PIECES = [
     "%time v = {n}",
     "v = %time {n} + 1",
     "%timeit -n1 -r1 trace.append({n})",
+    "v = w = 1\n%timeit -n1 -r1 v = {n}; trace.append(v)\n"
+    "%timeit -n1 -r1 for w in [{n}]: trace.append(w)\ntrace.append([v, w])",
     "%prun -q trace.append({n})",
     "!echo {n}",
     '!echo "it\'s ( {n}"',
@@ -45,6 +48,12 @@ PIECES = [
     "%sx echo {n}",
     "v = !printf '{n}\\n{n}'\nv = list(v)",
     "w = {n}\nv = !echo {{w + 1}} $w\ntrace.append(v[0])",
+    "s = !printf 'a b{n}\\nc 1{n}\\nm.py\\n'\n"
+    "v = s.n, s.s, s.nlstr, s.spstr, list(s.l), list(s.list)\n"
+    "trace.append([v, s.grep('A').s, list(s.fields(1)), s.fields(), s.fields(-1, 0).n])\n"
+    "trace.append([[str(p) for p in s.p], list(s.sort(1, nums=True)), list(s.sort())])\n"
+    "trace.append([list(s.grep('b', prune=True, field=1)), list(s.sort(0)), list(s[:1])])\n"
+    "s = list(s)",
     "v = %env HOME",
     "v = %pwd",
     "%env TRACE={n}",
@@ -71,6 +80,7 @@ PIECES = [
     "global v\nv = {n}",
     "from __future__ import annotations\ntrace.append({n})",
     "trace.append(await later({n}))",
+    "import asyncio\nv = asyncio.create_task(later({n}))\nv = await v",
     "v = [await later(i) for i in ({n}, 1)]",
     "v = await later(\n  await later({n}))",
     "get_ipython().run_line_magic('time', 'trace.append({n})')",
@@ -86,6 +96,8 @@ WHOLE = [
     "%%writefile written.py\ntrace.append(",
     "%%html\n<b>{n}</b>",
     "%%script false --no-raise-error\ntrace.append(0)",
+    "%%timeit -n1 -r1 i = {n}\nv = [i + w for w in [1]]\n!true\nif v:\n    trace.append(v)\n"
+    "s = '''\n'''",
     "!echo {n}",
     "pwd",
     "time trace.append({n})",
@@ -165,3 +177,34 @@ def test_the_same_statements_in_the_same_order(
     folder: Path, ipython: Shell, sources: list[str]
 ) -> None:
     check(sources, folder, ipython)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{a} {n:.2f}",
+        "{n:>3}",
+        "{b[1:2]} {b[:1]!r} {a!s} {e!a}",
+        "{n} {e!r:>3}",
+        "{a!x}",
+        "{d['k']} {n + 1} {len(b)}",
+        "{'x' if n else 'y'} { n }",
+        "{n:{n}}",
+        "{d} {} $a",
+        "{{n}} {{print $1}} {n}",
+        "{(lambda: 3)()} {n}",
+        "{n if} {n}",
+        "$a.b",
+        "$n.real $n $$n '$n'",
+        "$a.",
+        "$b[0] {b[0]}",
+    ],
+)
+def test_values_are_filled_in_as_in_ipython(ipython: Shell, tmp_path: Path, text: str) -> None:
+    start = "a = 'A'; b = [1, 2, 3]; d = {'k': 'v'}; n = 7; e = 'é'"
+    _, values = ipython.run(
+        tmp_path, start, f"filled = get_ipython().var_expand({text!r})", names=("filled",)
+    )
+    names: dict[str, object] = {}
+    exec(start, names)
+    assert eval(interpolated(text), names) == values["filled"]

@@ -74,6 +74,13 @@ def test_cells_tagged_to_be_skipped_are_not_run(folder: Path) -> None:
     assert run(convert(notebook("%run other.ipynb\nprint(y)")), folder).stdout == "1\n"
 
 
+def test_a_line_separator_in_a_string_ends_no_line(folder: Path) -> None:
+    write(folder / "other.ipynb", "# \x0c\x1c\nx = 'a\u2028b'\ny = 1 / 0")
+    source = "import traceback\ntry:\n    %run other.ipynb\nexcept ZeroDivisionError:\n"
+    done = run(convert(notebook(source + "    print(traceback.format_exc())")), folder)
+    assert "line 3, in <module>\n    y = 1 / 0\n" in done.stdout
+
+
 def test_a_failure_names_the_cell_of_the_other_notebook(folder: Path) -> None:
     write(folder / "other.ipynb", "x = 1", "def f():\n    return 1 / 0")
     source = "import traceback\n%run other.ipynb\ntry:\n    f()\nexcept ZeroDivisionError:\n"

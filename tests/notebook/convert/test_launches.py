@@ -217,8 +217,8 @@ def test_a_change_that_a_run_does_not_have_is_told() -> None:
         Cell(1, "code", "model.load_state_dict(tpunb.launch(f).returns['value'])", 2),
         Cell(2, "code", "%%tpu_train\nprint(model)", 3),
     )
-    [lacking] = convert(Snapshot(cells, 2, None, "it"), {}).lacking
-    assert (lacking.name, lacking.cell, lacking.reader) == ("model", "cell [2]", "the train cell")
+    [change] = convert(Snapshot(cells, 2, None, "it"), {}).missing_changes
+    assert (change.name, change.cell, change.reader) == ("model", "cell [2]", "the train cell")
 
 
 def test_a_script_by_itself_calls_the_function_there(

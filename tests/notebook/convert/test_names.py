@@ -105,6 +105,16 @@ def test_the_message() -> None:
     )
 
 
+def test_the_message_for_a_line_that_is_left_out() -> None:
+    with pytest.raises(ConversionError) as caught:
+        convert(notebook("%%capture out\nprint(1)", "%%tpu_train\nprint(out)"))
+    assert str(caught.value) == (
+        "cell [2], line 2: `out` is defined only in `%%capture out` in cell [1], line 1, which a "
+        "run does not repeat: define it in plain Python, or tag the cells that need it tpu-skip "
+        "if runs can do without them\n    print(out)"
+    )
+
+
 NOT_REFUSED = [
     "x = 2\nprint(x)",
     "try:\n    x\nexcept NameError:\n    x = 1",

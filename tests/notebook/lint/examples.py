@@ -1,6 +1,6 @@
-"""For each rule notebooks in which it finds something, and near misses in which it does not.
+"""Notebooks that violate each rule, and near misses that do not.
 
-A line that ends with `# <-` is one that the rule must find.
+`# <-` marks the lines that the rule must report.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ EXAMPLES: dict[str, Pair] = {
             ("x = 2", "%%tpu_train\nx = 1", "print(x)"),
             ("%run other.py", "%%tpu_train\nx = 1", "print(x)"),
             ("%%tpu_train\nx = 1", "def f(x):\n    return x", "lambda x: x"),
+            ("%%tpu_train\nx = 1", "all(x for x in [1])\n{x: (lambda: x) for x in [1]}"),
             ("%%tpu_train\nx = 1", "%%tpu_train\nx = 2\nprint(x)"),
             ("net = 1", "%%tpu_train --returns w\nw = net.parameters()", "net"),
             ("net = 1", "%%tpu_train\nnet.parameters()\ntpunb.save(net, 1)", "net"),
@@ -199,8 +200,47 @@ EXAMPLES: dict[str, Pair] = {
             ("from torch_xla.core.xla_model import get_ordinal  # <-",),
             ("import torch_xla.distributed.xla_dist as xd  # <-",),
             ("import torch_xla_py.xla_model as xm  # <-",),
+            ("from torch_xla.core.xla_model import *", "n = xrt_world_size()  # <-"),
+            (IMPORTS, "n = getattr(xm, 'get_ordinal')()  # <-"),
+            ("import lightning as L", "L.Trainer(max_epochs=1, tpu_cores=8)  # <-"),
+            (
+                "from pytorch_lightning import Trainer",
+                "t = Trainer(\n    max_epochs=1,\n    progress_bar_refresh_rate=20,  # <-\n)",
+            ),
+            (
+                "import lightning.pytorch as pl",
+                "!pip install lightning==2.4",
+                "pl.Trainer(tpu_cores=1)  # <-",
+            ),
+            ("from transformers import AutoModel, AdamW  # <-", "AdamW([])"),
+            ("import transformers", "transformers.AdamW([])  # <-"),
+            ("!pip install 'transformers<5'", "from transformers.optimization import AdamW  # <-"),
         ],
         [
+            ("import lightning as L", "L.Trainer(accelerator='tpu', devices='auto')"),
+            ("from other import Trainer", "Trainer(tpu_cores=8)"),
+            (
+                "!pip install -q pytorch-lightning==1.5.10",
+                "import pytorch_lightning as pl",
+                "pl.Trainer(tpu_cores=8)",
+            ),
+            ("%pip install 'lightning<2.0'", "import lightning as L", "L.Trainer(tpu_cores=8)"),
+            ("!pip install transformers==4.30.0", "from transformers import AdamW"),
+            (
+                "try:\n    from transformers import AdamW\nexcept ImportError:\n"
+                "    from torch.optim import AdamW",
+            ),
+            ("from torch.optim import AdamW", "import torch", "torch.optim.AdamW([])"),
+            ("from torch_xla.core.xla_model import *\nfrom helpers import *", "xrt_world_size()"),
+            (
+                "from torch_xla.core.xla_model import *",
+                "def get_ordinal():\n    return 0",
+                "get_ordinal()",
+            ),
+            ("from torch_xla.core.xla_model import *\ndef f(get_ordinal):\n    get_ordinal()",),
+            ("from torch_xla.runtime import *", "get_ordinal()"),
+            (IMPORTS, "n = getattr(xm, 'get_ordinal', xr.global_ordinal)()"),
+            (IMPORTS, "n = getattr(xm, name)(), getattr(helpers, 'get_ordinal')"),
             (IMPORTS, "n = xr.world_size()"),
             ("import helpers as xm", "xm.xrt_world_size()"),
             (IMPORTS, "def f(xm):\n    return xm.get_ordinal()"),
@@ -531,6 +571,11 @@ EXAMPLES: dict[str, Pair] = {
         [
             (IMPORTS, "with torch.autocast('xla', dtype=torch.bfloat16):\n    y = model(x)"),
             (IMPORTS, "scaler = torch.cuda.amp.GradScaler(enabled=False)"),
+            (IMPORTS, "s = torch.cuda.amp.GradScaler(enabled=torch.cuda.is_available())"),
+            (
+                IMPORTS,
+                "amp = device.type == 'cuda'\nwith torch.cuda.amp.autocast(amp):\n    y = model(x)",
+            ),
             ("import torch\nscaler = torch.cuda.amp.GradScaler()",),
         ],
     ),
@@ -626,6 +671,19 @@ for x, y in loader:  # <-
             ),
         ],
         [
+            (
+                IMPORTS,
+                """
+import torch_xla.distributed.data_parallel as dp
+devices = xm.get_xla_supported_devices()
+parallel = dp.DataParallel(Net, device_ids=devices)
+def train(model, loader, device, context):
+    for x, y in loader:
+        model(x).sum().backward()
+        xm.optimizer_step(optimizer)
+parallel(train, loader)
+""",
+            ),
             (
                 IMPORTS,
                 """
@@ -989,6 +1047,15 @@ optimizer = optim.SGD(model.parameters(), lr=0.1)
 model.to('cpu')
 """,
             ),
+            (
+                IMPORTS,
+                """
+device = torch_xla.device()
+model = nn.Linear(2, 2).to(device)
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+""",
+                "model.to(device)",
+            ),
         ],
     ),
     "changing-shape": (
@@ -1041,8 +1108,52 @@ class Net(nn.Module):
                 "def f(i):\n    if i == 0:\n        xm.mesh_reduce('a', 1, sum)  # <-",
                 "xmp.spawn(f)",
             ),
+            *(
+                (IMPORTS, f"%%tpu_train --cores 8\nif {test}:\n    xm.rendezvous('x')  # <-")
+                for test in (
+                    "xr.world_size() == 1 or rank == 0",
+                    "xr.world_size() > 1 and rank == 0",
+                    "rank >= 1",
+                    "0 < rank",
+                    "rank in (0, 1, 2, 3)",
+                    "rank in range(4)",
+                    "rank == xr.world_size() - 1",
+                    "rank >= 0 and rank < 4",
+                )
+            ),
+            (IMPORTS, "%%tpu_train\nif rank in (0, 1, 2, 3):\n    xm.rendezvous('x')  # <-"),
+            (IMPORTS, "%%tpu_train\nif rank < 4:\n    xm.rendezvous('x')  # <-"),
         ],
         [
+            *(
+                (IMPORTS, f"%%tpu_train --cores=8\nif {test}:\n    xm.rendezvous('x')")
+                for test in (
+                    "rank >= 0",
+                    "0 <= xr.global_ordinal()",
+                    "not rank < 0 and epoch % 2 == 0",
+                    "rank < 8",
+                    "rank in (7, 0, 1, 2, 3, 4, 5, 6)",
+                    "rank in range(8) and rank != 9",
+                    "rank not in {0, 1, 2, 3, 4, 5, 6, 7}",
+                    "rank < xr.world_size()",
+                    "rank <= dist.get_world_size() - 1",
+                    "rank in range(world_size)",
+                    "rank in list(range(0, world_size))",
+                    "world_size == 1 and rank == 0",
+                    "xr.world_size() <= 1 and xm.is_master_ordinal()",
+                    "not (xr.world_size() > 1 or rank != 0)",
+                )
+            ),
+            (
+                IMPORTS,
+                "%%tpu_train\nif xr.world_size() > 1:\n    pass\nelse:\n"
+                "    if rank == 0:\n        xm.rendezvous('x')",
+            ),
+            (
+                IMPORTS,
+                "%%tpu_train\nmembers = [*range(xr.world_size())]\n"
+                "if rank in members:\n    xm.rendezvous('x')",
+            ),
             (
                 IMPORTS,
                 """
@@ -1057,6 +1168,12 @@ if xm.is_master_ordinal():
             (IMPORTS, "%%tpu_train\nif xr.world_size() > 1:\n    xm.rendezvous('x')"),
             (IMPORTS, "%%tpu_train\nif local_rank != -1:\n    dist.barrier()"),
             (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    print(1)\nxm.rendezvous('x')"),
+            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.rendezvous('x', b'', [0])"),
+            (
+                IMPORTS,
+                "%%tpu_train\ng = dist.new_group([0, 1])\n"
+                "if dist.get_rank() < 2:\n    dist.all_reduce(x, group=g)",
+            ),
         ],
     ),
     "save-on-some-ranks": (
@@ -1226,6 +1343,13 @@ if xm.is_master_ordinal():
                 TRAIN,
             ),
             (IMPORTS, loop() + "    torch.save(model.to('cpu').state_dict(), 'm.pt')", TRAIN),
+            (
+                IMPORTS,
+                loop()
+                + "    if USE_TPU:\n        xm.save(model.state_dict(), 'm.pt')\n"
+                + "    else:\n        torch.save(model.state_dict(), 'm.pt')",
+                TRAIN,
+            ),
         ],
     ),
     "load-to-xla": (
@@ -1239,7 +1363,12 @@ if xm.is_master_ordinal():
         [
             (IMPORTS, "s = torch.load('m.pt', map_location='cpu')"),
             (IMPORTS, "s = torch.load('m.pt', map_location=device)"),
+            (
+                IMPORTS,
+                "device = torch_xla.device()\n"
+                "s = torch.load('m.pt', map_location='cpu' if tpu else device)",
+            ),
         ],
     ),
 }
-"""Rule → (notebooks where it finds something, near misses)."""
+"""Rule → (notebooks that violate it, near misses)."""

@@ -1,4 +1,4 @@
-"""What rules of lint say about torch and torch_xla, tried on the CPU: prints one JSON object."""
+"""Tests lint's claims about torch and torch_xla on the CPU; prints one JSON object."""
 
 import io
 import json

@@ -27,7 +27,7 @@ def notebook(*sources: str, tags: Sequence[tuple[int, str]] = ()) -> Snapshot:
 
 
 def found(*sources: str) -> list[Finding]:
-    """The findings in pieces of notebooks, which read many names that they do not define."""
+    """The findings in fragments of notebooks, without those for undefined names."""
     return [f for f in lint(notebook(*sources)) if f.rule != "undefined-name"]
 
 

@@ -1,4 +1,4 @@
-"""The facts behind rules are tried with the installed torch and torch_xla, without a TPU."""
+"""The facts behind rules hold for the installed torch and torch_xla, without a TPU."""
 
 import json
 import subprocess

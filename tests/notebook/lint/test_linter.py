@@ -1,7 +1,9 @@
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.notebook.lint.examples import EXAMPLES, IMPORTS, TRAIN, loop
 from tests.notebook.lint.notebooks import found, notebook, rules
+from tpunb.notebook.lint.checks import old_names
 from tpunb.notebook.lint.findings import SEVERITIES
 from tpunb.notebook.lint.linter import UNKNOWN, lint
 from tpunb.notebook.models import Cell, Snapshot
@@ -116,7 +119,7 @@ def test_a_comment_that_names_no_rule_is_a_hint() -> None:
         (IMPORTS, "l = DataLoader(d, shuffle=True, sampler=DistributedSampler(d))", TRAIN),
     ],
 )
-def test_what_surely_fails_is_certain(cells: tuple[str, ...]) -> None:
+def test_certain_failures_are_certain(cells: tuple[str, ...]) -> None:
     assert len(certain(*cells)) == 1
 
 
@@ -156,9 +159,11 @@ def test_what_surely_fails_is_certain(cells: tuple[str, ...]) -> None:
             TRAIN,
         ),
         (IMPORTS, "s = None\nl = DataLoader(d, shuffle=True, sampler=s)", TRAIN),
+        (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    dist.barrier()"),
+        ("from torch_xla.amp import GradScaler", "%%tpu_train\nprint(1)"),
     ],
 )
-def test_what_may_not_fail_is_not_certain(cells: tuple[str, ...]) -> None:
+def test_possible_failures_are_not_certain(cells: tuple[str, ...]) -> None:
     assert certain(*cells) == []
 
 
@@ -170,7 +175,7 @@ def test_only_the_snapshots_own_train_cell_counts_for_certainty() -> None:
 
 
 @pytest.mark.parametrize("head", ["# tpu: skip", "%%tpu_debug"])
-def test_cells_that_only_the_notebook_runs_are_read_for_what_fails_there(head: str) -> None:
+def test_cells_that_only_the_kernel_runs_are_checked_by_kernel_rules(head: str) -> None:
     assert rules(IMPORTS, f"{head}\nmodel.cuda()\n{OLD}", TRAIN) == ["retired-name"]
     below = (IMPORTS, TRAIN, f"model.cuda()\n{OLD}")
     assert rules(*below) == ["retired-name"]
@@ -214,7 +219,7 @@ def test_lint_imports_no_library_that_is_slow() -> None:
         "x = !ls\ny = %env HOME\nprint?",
     ],
 )
-def test_no_cell_makes_it_fail(source: str) -> None:
+def test_lint_never_raises_for_a_cell(source: str) -> None:
     for finding in found(IMPORTS, source, loop(), TRAIN):
         assert finding.cell is not None
 
@@ -262,7 +267,7 @@ def test_the_arguments_of_a_launch_are_defined() -> None:
     assert lint(notebook("def f(x): pass", f"%%tpu_train\nvalue = f({arguments.NAME}[0])")) == []
 
 
-def test_names_that_the_kernel_gives_the_run_are_defined() -> None:
+def test_names_that_the_kernel_passes_to_the_run_are_defined() -> None:
     cells = notebook("import torch", "%%tpu_train\nprint(torch, x)")
     assert [(f.rule, f.certain) for f in lint(cells)] == [("undefined-name", True)]
     assert lint(cells, {"x"}) == []
@@ -281,7 +286,7 @@ def test_names_that_the_kernel_gives_the_run_are_defined() -> None:
         (("print(x)", "%%tpu_train\nx = 1"), False),
     ],
 )
-def test_an_undefined_name_stops_a_run_that_surely_reads_it(
+def test_an_undefined_name_stops_a_run_that_certainly_reads_it(
     cells: tuple[str, ...], sure: bool
 ) -> None:
     [finding] = lint(notebook(*cells))
@@ -302,11 +307,11 @@ RANK_0 = "xm.mesh_reduce('loss', 1, sum)"
         ("if not xr.global_ordinal():\n    {}", True),
         ("if xr.global_ordinal() == 1:\n    {}", True),
         ("if xr.global_ordinal() < 1:\n    {}", True),
+        ("if 0 == xr.global_ordinal():\n    {}", True),
         ("with torch.no_grad():\n    if xr.global_ordinal() == 0:\n        {}", True),
         ("def f(i):\n    if i == 0:\n        {}\ntorch_xla.launch(f)", True),
         ("def f(i):\n    i = 0\n    if i == 0:\n        {}\ntorch_xla.launch(f)", False),
         ("with suppress(OSError):\n    if xr.global_ordinal() == 0:\n        {}", False),
-        ("if xr.global_ordinal() >= 0:\n    {}", False),  # all of them
         ("if xr.global_ordinal() > 1:\n    {}", False),
         ("if rank == 0:\n    {}", False),  # whatever that is
         ("if xr.global_ordinal() == 3:\n    {}", False),  # no rank may have it
@@ -315,7 +320,7 @@ RANK_0 = "xm.mesh_reduce('loss', 1, sum)"
         ("if more:\n    if xm.is_master_ordinal():\n        {}", False),
     ],
 )
-def test_a_collective_on_some_ranks_stops_a_run_that_surely_comes_to_it(
+def test_a_collective_on_some_ranks_stops_a_run_that_certainly_reaches_it(
     source: str, sure: bool
 ) -> None:
     cells = (IMPORTS, "rank = more = loader = 1", f"%%tpu_train\n{source.format(RANK_0)}")
@@ -323,7 +328,7 @@ def test_a_collective_on_some_ranks_stops_a_run_that_surely_comes_to_it(
     assert (finding.certain, finding.several) == (sure, True)
 
 
-def test_a_module_that_a_cell_writes_is_a_program_of_its_own() -> None:
+def test_a_module_that_a_cell_writes_is_a_separate_program() -> None:
     module = "%%writefile train.py\nimport torch_xla.core.xla_model as xm\n\nxm.xrt_world_size()\ny"
     cells = ("x = 1", module, OLD, "print(x)")
     found = lint(notebook(IMPORTS, *cells))
@@ -341,3 +346,23 @@ def test_the_examples_are_python() -> None:
         for cell in (cell for cells in fires + quiet for cell in cells):
             if rule != "not-python" and not cell.lstrip().startswith(("%", "!")):
                 ast.parse(cell)
+
+
+def test_installs_that_disagree_are_named_as_such() -> None:
+    first, second = found(
+        "!pip install torch==2.6.0 torch_xla==2.6.0",
+        "!pip install torch==2.5.0",
+        "import torch_xla",
+    )
+    assert "torch 2.6 and torch_xla 2.6, and another line another release" in first.message
+    assert "torch 2.5 without its counterpart" in second.message
+
+
+def test_lightning_has_no_longer_these_arguments() -> None:
+    spec = importlib.util.find_spec("lightning")
+    assert spec is not None
+    assert spec.origin is not None
+    trainer = Path(spec.origin).parent / "pytorch" / "trainer" / "trainer.py"
+    text = trainer.read_text(encoding="utf-8")
+    assert "enable_progress_bar" in text
+    assert not any(name in text for name in old_names.TRAINER_ARGUMENTS)

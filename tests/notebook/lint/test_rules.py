@@ -26,7 +26,7 @@ def test_a_rule_finds_its_example_in_the_right_line(rule: str, cells: tuple[str,
         for line, text in enumerate(cell.strip("\n").split("\n"), 1)
         if text.endswith("# <-")
     }
-    # A comment is part of a shell line, so those are not marked: they stand alone or last.
+    # A comment would be part of a shell line, so shell lines are not marked: the last line counts.
     marked = marked or {(len(cells), len(cells[-1].strip("\n").split("\n")))}
     findings = [finding for finding in lint(notebook(*cells)) if finding.rule == rule]
     assert {(finding.cell, finding.line) for finding in findings} == marked

@@ -8,7 +8,7 @@ from tpunb.notebook.migrate import Migration, migrate
 
 
 def notebook(*sources: str) -> dict[str, Any]:
-    """A notebook of code cells; 'markdown: text' is such a cell."""
+    """A notebook of code cells; 'markdown: text' makes a markdown cell."""
     cells: list[dict[str, Any]] = []
     for index, source in enumerate(sources):
         head, _, text = source.partition(": ")
@@ -36,7 +36,7 @@ def sources(made: Migration) -> list[str]:
 
 
 def migrated(*cells: str, train: bool = False) -> list[str]:
-    """The sources of cells after a migration, which a second one leaves as they are."""
+    """The sources of cells after a migration; checks that a second one changes nothing."""
     made = migrate(notebook(*cells), train=train)
     assert migrate(made.notebook, train=train).notebook == made.notebook
     assert not migrate(made.notebook, train=train).diff()

@@ -1,4 +1,4 @@
-"""After a migration lint finds nothing worse, and no name has lost what defined it."""
+"""After a migration lint finds nothing worse, and no name has lost its definition."""
 
 from __future__ import annotations
 

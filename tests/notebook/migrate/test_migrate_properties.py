@@ -1,4 +1,4 @@
-"""For notebooks of any shape: a second run changes nothing, and other text stays as it is."""
+"""For arbitrary notebooks: a second migration changes nothing, and other text is unchanged."""
 
 from __future__ import annotations
 

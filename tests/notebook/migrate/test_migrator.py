@@ -1,4 +1,4 @@
-"""What becomes of each kind of old code, as cells before and after."""
+"""The rewriting of each kind of old code, as cells before and after."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_rewritten_is_marked(line: str, advice: str) -> None:
 
 def test_a_device_by_its_number_is_rewritten_and_marked() -> None:
     (cell,) = migrated(HEAD + "d = xm.xla_device(fold + 1)")
-    assert cell.splitlines()[-2].startswith("# tpunb migrate: Devices count from 0 now")
+    assert cell.splitlines()[-2].startswith("# tpunb migrate: Devices are numbered from 0")
     assert cell.splitlines()[-1] == "d = torch_xla.device(fold + 1)"
 
 
@@ -273,6 +273,40 @@ def test_setup_lines_become_comments_under_one_that_says_why() -> None:
     assert lines_left(second) == ["%env A=b"]
     assert "torch.bfloat16" in second
     assert lines_left(third) == ["import os"]
+
+
+@pytest.mark.parametrize("head", ["!", "%%bash\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export XLA_USE_BF16=1; python train.py",
+        'export XRT_TPU_CONFIG="tpu_worker;0;$IP:8470" && python train.py --epochs 3',
+        "python env-setup.py --version 1.7 && python train.py",
+        "pip install -q cloud-tpu-client==0.10 https://x.org/torch_xla-1.9-cp37.whl datasets",
+    ],
+)
+def test_a_shell_line_that_does_more_than_set_up_is_marked_and_stays(head: str, line: str) -> None:
+    (cell,) = migrated(head + line)
+    assert cell.splitlines()[-1] == (head + line).splitlines()[-1]
+    assert cell.count("# tpunb migrate:") == 1
+    assert migrated(f"{head}export XLA_USE_BF16=1; export XRT_WORKERS=a")[0].count("# ") > 1
+
+
+@pytest.mark.parametrize("head", ["!", "x = !", "%%bash\n"])
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("XLA_USE_BF16=1 python train.py", 1),
+        ("cd x && env A='b c' XLA_USE_BF16=1 XRT_WORKERS=a XLA_USE_SPMD=1 python train.py", 3),
+        ("A=1 XRT_TPU_CONFIG=tpu_worker;0;10.0.0.2:8470 python train.py", 1),
+        ("A=1 python train.py --set XLA_USE_BF16=1", 0),
+        ("echo XLA_USE_BF16=1 python", 0),
+    ],
+)
+def test_variables_in_front_of_a_command_are_marked(head: str, line: str, count: int) -> None:
+    (cell,) = migrated(head + line)
+    assert cell.splitlines()[-1] == (head + line).splitlines()[-1]
+    assert cell.count("# tpunb migrate:") == count
 
 
 def test_a_pair_of_which_half_is_taken_out_is_none_in_the_first_run_either() -> None:
@@ -358,7 +392,7 @@ def test_a_command_for_all_hosts_is_named() -> None:
 
 
 def test_a_gone_module_whose_name_is_used_is_marked_and_stays() -> None:
-    """Else the notebook would fail where it is used, perhaps at the end of a training."""
+    """Otherwise the notebook would fail when it is used, perhaps at the end of a training."""
     first, second = migrated(
         "import torch\nimport torch_xla.utils.tf_record_reader as reader", "r = reader.Reader(p)"
     )
@@ -438,7 +472,7 @@ def test_the_report_says_what_was_done_and_what_is_left() -> None:
     report = made.report()
     assert "1 rewritten:" in report
     assert "cell [1], line 4: xm.mark_step()\n    xm.mark_step → torch_xla.sync" in report
-    assert "1 to be looked at" in report
+    assert "1 to be checked" in report
     assert migrate(notebook("x = 1")).report() == "nothing to migrate\n"
 
 
@@ -480,7 +514,7 @@ def test_a_changed_file_is_formatted_as_by_jupyter(train: bool) -> None:
     assert ("--- a new cell\n+++ a new cell\n" in migration.diff()) == train
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[]", "no JSON object")])
+@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[]", "a JSON object")])
 def test_text_that_is_not_a_notebook_is_refused(text: str, words: str) -> None:
     with pytest.raises(NotebookError, match=words):
         migrate_text(text)

@@ -1,4 +1,4 @@
-"""`tpunb.save` and `tpunb.load`: what comes back, from where, and what is refused."""
+"""`tpunb.save` and `tpunb.load`: loaded state, locations, and refused checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("outside_run")
 
 
 class Rank:
-    """This process as a rank of a run, one after the other."""
+    """This process as one rank of a run after another."""
 
     def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = run
@@ -36,7 +36,7 @@ class Rank:
         self._remembered: dict[tuple[int, int], dict[int, Any]] = {}
 
     def again(self, rank: int, attempt: int = 0, ranks: int = 2) -> None:
-        """The process that this rank was before, which remembers its saves."""
+        """Return to the earlier process of this rank, with its record of saves."""
         self(rank, attempt, ranks)
         known = self._remembered.setdefault((rank, attempt), {})
         self._patch.setattr(api, "_processes", known)
@@ -69,7 +69,7 @@ def files(folder: Path | str = "checkpoints") -> list[Path]:
 
 
 class Config:
-    """A class of a notebook: more than data."""
+    """A class of a notebook, which is more than data."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -358,7 +358,7 @@ class TestRanks:
     def test_under_torchrun_on_several_hosts_all_is_seen(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A later run may look like the same, and must find what the first has saved."""
+        """A later run may have the same variables, and must find the first run's checkpoints."""
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("WORLD_SIZE", "4")
@@ -415,7 +415,7 @@ class TestRanks:
     def test_in_any_order_of_ranks_the_newest_whole_one_loads(
         self, as_rank: Rank, seed: int
     ) -> None:
-        """Plain saves and those of all ranks in turns, by three ranks at speeds of their own."""
+        """Alternate plain and `per_rank` saves, by three ranks at different speeds."""
         random = Random(seed)
         kinds = random.choices((True, False), k=12)
         done = [0, 0, 0]

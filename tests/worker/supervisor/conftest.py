@@ -1,4 +1,4 @@
-"""Processes that are only numbers, for state machines that are fed time, exits and messages."""
+"""Simulated processes, for tests of state machines with given time, exits and messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpunb.utils.processes import Process
 
 @dataclass
 class World:
-    """Living processes; each ends with the first signal that is deadly for it."""
+    """Simulated living processes; each ends at the first signal that is deadly for it."""
 
     deadly: dict[Process, set[int]] = field(default_factory=dict)
     time: float = 0.0

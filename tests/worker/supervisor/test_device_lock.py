@@ -1,8 +1,10 @@
-"""Who has a device, among processes that come, go and die."""
+"""The device lock, among processes that take it, release it and die."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,19 @@ def test_in_the_order_in_which_they_came(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"chips.lock", "other.lock"}
 
 
+@pytest.mark.parametrize("written", ["", '{"run": "a', '{"run": "a", "later": 1}', "[" * 10_000])
+def test_a_damaged_ticket_still_counts(tmp_path: Path, written: str) -> None:
+    """The disk was full when it was written, or another version wrote it."""
+    first, second = (DeviceLock("chips", run(n), tmp_path) for n in range(2))
+    (tmp_path / "chips.1").write_text(written)
+    holder = second.holder()
+    assert holder is not None
+    assert str(tmp_path / "chips.1") in holder.cores
+    first.release()
+    assert second.holder() is None
+    second.release()
+
+
 def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TAKES, str(tmp_path), "theirs"],
@@ -66,7 +81,7 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
 
 
 def test_many_at_once_have_it_one_after_the_other(tmp_path: Path) -> None:
-    """Each says whether it is the first when it comes: exactly one is, and then the next."""
+    """Each process prints whether it has the device: exactly one has, and then the next."""
     commands = [[sys.executable, "-c", TAKES, str(tmp_path), str(number)] for number in range(8)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     everyone = [
@@ -90,9 +105,37 @@ def test_the_place_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(device_lock, "Path", lambda text: tmp_path / Path(text).name)
     assert device_lock.lock_folder() == tmp_path / folder.name
     (tmp_path / folder.name).chmod(0o755)
-    with pytest.raises(PermissionError, match="not a folder that is this user's alone"):
+    with pytest.raises(PermissionError, match="not a folder that belongs to this user alone"):
         device_lock.lock_folder()
     (tmp_path / folder.name).rmdir()
     (tmp_path / folder.name).symlink_to(tmp_path)
     with pytest.raises(PermissionError):
         device_lock.lock_folder()
+
+
+def test_a_deleted_folder_of_tickets_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "tickets"
+    folder.mkdir()
+    first, second = (DeviceLock("chips", run(n), folder) for n in range(2))
+    shutil.rmtree(folder)  # a cleaner of /tmp, while runs wait
+    assert second.holder() is None
+    second.release()
+    first.release()
+
+
+def test_a_process_that_keeps_the_queue_locked_holds_up_nobody(tmp_path: Path) -> None:
+    first = DeviceLock("chips", run("first"), tmp_path)
+    with open(tmp_path / "chips.lock") as stopped:  # a process stopped with SIGSTOP at this point
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        ours = DeviceLock("chips", run("ours"), tmp_path)
+        cancelled = DeviceLock("chips", run("cancelled"), tmp_path)
+        with pytest.raises(BlockingIOError):
+            ours.holder()
+        cancelled.release()
+        first.release()
+    assert ours.holder() is None
+    late = DeviceLock("chips", run("late"), tmp_path)
+    assert late.holder() == run("ours")
+    late.release()
+    ours.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["chips.lock"]

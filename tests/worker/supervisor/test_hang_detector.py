@@ -1,4 +1,4 @@
-"""The hang detector, with a clock and heartbeats that are fed."""
+"""The hang detector, with a simulated clock and heartbeats."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TIMEOUT = 6.0
 
 
 class Ranks:
-    """Two ranks whose time passes in steps of half a second."""
+    """Two ranks, and a clock that advances in steps of half a second."""
 
     def __init__(self, folder: Path, *, prelude: bool = False, timeout: float = TIMEOUT) -> None:
         self.run = RunDir(folder)
         self.time = 100.0
         self.work = {0: Work(50.0, 10**9), 1: Work(50.0, 10**9)}
         self.working = Work(0.0, 0)
-        """What rank 1 does in a second."""
+        """The work of rank 1 in one second."""
         self.detector = HangDetector(
             self.run,
             0,
@@ -184,6 +184,14 @@ def test_a_long_wait_is_noted_once_for_each_collective(tmp_path: Path) -> None:
         expected = ([0], [1]) if number <= MOST_NOTES else None
         assert ranks.detector.long_wait() == expected
         assert ranks.detector.long_wait() is None
+
+
+def test_a_long_wait_is_noted_where_no_run_is_hung(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, timeout=0.0)
+    ranks.beat(0, INSIDE)
+    ranks.beat(1, OUTSIDE)
+    assert not ranks.hung_after(LONG_WAIT + 1)
+    assert ranks.detector.long_wait() == ([0], [1])
 
 
 @pytest.mark.parametrize(

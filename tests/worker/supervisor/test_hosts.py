@@ -1,4 +1,4 @@
-"""What host 0 decides for all hosts, and what a host does that hears nothing."""
+"""Host 0's decisions for all hosts, and a host that receives nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STOP = StopHosts(StopCause.USER, "enough")
 
 
 class Made:
-    """Host 0's decisions for three hosts, and what each was told."""
+    """Host 0's state machine for three hosts, and the messages sent to each."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -62,18 +62,18 @@ class Made:
             self.say(node, message)
 
     def news(self, node: int) -> list[Message]:
-        """What a host was told since the last call."""
+        """The messages sent to a host since the last call."""
         told, self.told[node] = self.told[node], []
         return told
 
     def all_news(self) -> list[Message]:
-        """The same, where all hosts were told the same."""
+        """The messages sent to all hosts, which must be equal."""
         first, *others = [self.news(node) for node in range(len(NAMES))]
         assert all(other == first for other in others)
         return first
 
     def pass_time(self, seconds: float, *, silent: tuple[int, ...] = ()) -> None:
-        """The others are heard every second."""
+        """Let time pass, with a heartbeat of the other hosts every second."""
         for _ in range(int(seconds)):
             self.time += 1.0
             for node in range(1, len(NAMES)):
@@ -82,7 +82,7 @@ class Made:
             self.decisions.look()
 
     def run(self) -> None:
-        """All hosts are there, and their ranks run."""
+        """Let all hosts join, and start their ranks."""
         self.all_say(HostHere({}))
         self.all_say(AttemptReady(0, 40123))
         self.all_news()
@@ -222,7 +222,7 @@ def test_a_host_that_does_not_come_is_lost_too(made: Made) -> None:
     made.pass_time(301)
     (lost,) = made.news(1)
     assert isinstance(lost, HostLost)
-    assert lost.reason == "host h2 has not come within 300 s"
+    assert lost.reason == "host h2 has not connected within 300 s"
 
 
 def test_a_host_that_waits_for_its_turn_is_waited_for(made: Made) -> None:
@@ -278,7 +278,7 @@ def test_a_host_that_never_hears_host_0_says_where_it_has_looked() -> None:
 
 
 class Two:
-    """Host 0 and host 1 with a real connection, and one made-up clock."""
+    """Host 0 and host 1 with a real connection and one simulated clock."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -307,7 +307,7 @@ class Two:
             assert monotonic() < deadline
 
     def pass_time(self, seconds: float, *numbers: int) -> None:
-        """Only these hosts do anything meanwhile."""
+        """Let time pass in which only these hosts call `step`."""
         end = self.time + seconds
         while self.time < end:
             self.time += 0.5

@@ -1,4 +1,4 @@
-"""Which copies a supervisor takes for kept preludes."""
+"""Copies that a supervisor accepts as kept preludes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpunb.worker.supervisor.kept_preludes import KeptPreludes
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[KeptPreludes]:
-    """With a run of one prelude cell begun."""
+    """Kept preludes after a run with one prelude cell has begun."""
     folder = RunDir(tmp_path)
     folder.script.write_text("a = 1\nb = a\n")
     blocks = (Block("prelude", 1, 1, 0, 1), Block("train", 2, 2, 1, 2))
@@ -31,7 +31,7 @@ def kept(tmp_path: Path) -> Iterator[KeptPreludes]:
 
 
 def copy(number: int) -> PreludeKept:
-    """This process stands for a copy, which nobody signals here."""
+    """This process stands in for a copy, which gets no signals in these tests."""
     return PreludeKept(os.getpid(), number, cells=1, seconds=1.0, modules={}, folders=[])
 
 

@@ -1,4 +1,4 @@
-"""Connections between supervisors: real sockets, and everything that may be at the other end."""
+"""Connections between supervisors, over real sockets, with any program at the other end."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_over_another_connection_nothing_is_lost_or_comes_twice(make: Callable[.
     for number in range(3):
         ends.member.send(HostEnded({"n": number}, 0.0))
     read(ends.leader, 2)
-    # The old one is gone, with what was on the way; both go on speaking.
+    # The old connection is gone, with the messages on their way; both ends continue.
     assert ends.member.connection is not None
     ends.member.connection.close()
     ends.member.send(HostEnded({"n": 3}, 0.0))
@@ -136,7 +136,7 @@ def test_the_end_of_the_other_process_is_seen(make: Callable[..., Ends]) -> None
 
 
 def test_last_words_arrive_though_the_other_end_speaks_too(make: Callable[..., Ends]) -> None:
-    """What was not read yet when a socket closes makes the system throw away what it sent."""
+    """If a socket is closed with unread data, the system discards the data that it sent."""
     ends = make()
     ends.connect()
     for number in range(100):
@@ -153,8 +153,8 @@ def test_last_words_arrive_though_the_other_end_speaks_too(make: Callable[..., E
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"key": bytes(32)}, "it ended the connection (is the key the same?)"),
-        ({"run": "another"}, "what listens there is not run another"),
+        ({"key": bytes(32)}, "host 0 closed the connection (is the key the same?)"),
+        ({"run": "another"}, "another program listens there, not run another"),
     ],
 )
 def test_who_does_not_belong_here_is_not_let_in(
@@ -186,17 +186,17 @@ def test_a_host_does_not_trust_who_only_pretends_to_lead() -> None:
                 except BlockingIOError:
                     continue
                 if heard.endswith(b"\n"):
-                    # What it hears is of no use for a proof of its own.
+                    # The received proof is useless for a proof of its own.
                     answer = {"proof": json.loads(heard)["proof"], "have": 0}
                     end.sendall(json.dumps(answer).encode() + b"\n")
                     heard = b""
-        assert dialer.problem == "what listens there has not the run's key"
+        assert dialer.problem == "the program that listens there does not have the run's key"
 
 
 def test_of_who_has_proved_nothing_little_is_read(
     make: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However fast it comes: what is not read takes no memory here."""
+    """Data that is not read takes no memory in this process, however fast it arrives."""
     taken: list[Connection] = []
 
     def take(end: socket.socket) -> Connection:
@@ -215,7 +215,7 @@ def test_of_who_has_proved_nothing_little_is_read(
 
 
 def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
-    """What somebody hears who answers the greeting with this."""
+    """The data that a program receives after it answers the greeting with `answer`."""
     with socket.create_connection(("127.0.0.1", listener.port)) as end:
         end.settimeout(0.05)
         heard, answered = b"", False
@@ -244,7 +244,7 @@ def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
         lambda nonce: b"x" * (links.MOST_UNKNOWN + 1),
         lambda nonce: b'{"node_rank": 1}\n',
         lambda nonce: b"[" * 4000 + b"\n",
-        # Of a run with two other hosts there is no third.
+        # A run with two other hosts has no third one.
         lambda nonce: (
             json.dumps(
                 {
@@ -256,7 +256,7 @@ def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
             ).encode()
             + b"\n"
         ),
-        # Host 1's proof of another time.
+        # A proof that host 1 has sent before.
         lambda nonce: (
             json.dumps(
                 {

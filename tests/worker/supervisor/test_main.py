@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.drivers.kernel import ROOT
 from tpunb.runs import directory
-from tpunb.runs.events import Ended, Phase
-from tpunb.runs.protocol import StartRun, StopRun
+from tpunb.runs.events import Ended, Note, Phase
+from tpunb.runs.protocol import (
+    AllHere,
+    HostHere,
+    HostLost,
+    JoinHosts,
+    Message,
+    StartRun,
+    StopHosts,
+    StopRun,
+)
 from tpunb.runs.spec import PhaseKind, RunSpec, Stop, StopCause, StopOrigin
 from tpunb.runs.state import request_stop
 from tpunb.utils import files
+from tpunb.worker.supervisor import device_lock, hosts, main
 from tpunb.worker.supervisor.device_lock import RunDescription
+from tpunb.worker.supervisor.hosts import Hosts, Leader
 from tpunb.worker.supervisor.main import QueuedRun, SupervisorLog
 
 
@@ -48,6 +68,43 @@ def test_a_run_that_waits_says_for_which_one_once(queued: QueuedRun) -> None:
     assert not queued.dir.is_running(), "the lock is free for its supervision"
 
 
+def test_a_queue_that_another_process_keeps_locked_holds_up_no_supervisor(
+    queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
+    monkeypatch.setattr(main, "DEVICE_CHECK", 0.0)
+    monkeypatch.setattr(main, "BUSY_NOTE", 0.2)
+    with open(tmp_path / "chips.lock", "w") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        run = QueuedRun(StartRun(str(queued.dir.path), {}, device="chips"))
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            holder = run.device_holder()
+            assert holder is not None, "it is not known to be its turn"
+            run.wait_for(holder)
+        phases = [event for event in run.dir.read_events() if isinstance(event, Phase)]
+        assert [phase.text for phase in phases] == [
+            f"waits for a process that keeps {tmp_path / 'chips.lock'} locked: end it, or continue "
+            "it if it is stopped"
+        ]
+    assert run.device_holder() is None
+    run.close()
+
+
+def test_a_queue_that_cannot_be_read_holds_up_no_run(
+    queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
+    run = QueuedRun(StartRun(str(queued.dir.path), {}, device="chips"))
+    (tmp_path / "chips.lock").unlink()
+    (tmp_path / "chips.lock").mkdir()
+    assert run.device_holder() is None
+    (note,) = run.dir.read_events()
+    assert isinstance(note, Note)
+    assert note.text.startswith("runs cannot wait for each other on this machine: ")
+    run.close()
+
+
 def test_a_run_that_is_stopped_before_its_turn(queued: QueuedRun) -> None:
     queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
     stop = Stop(StopCause.USER, StopOrigin.COMMAND)
@@ -68,6 +125,7 @@ def test_a_result_that_cannot_be_written_ends_nothing(queued: QueuedRun) -> None
 def test_requests_to_stop_come_through_the_folder(queued: QueuedRun) -> None:
     assert list(queued.stop_requests()) == []
     files.append_text(queued.dir.requests, 'what is this?\n[1]\n{"do": "dance"}\n')
+    files.append_text(queued.dir.requests, "[" * 100_000 + "\n")
     request_stop(queued.dir, "once", origin=StopOrigin.HANDLE)
     files.append_text(queued.dir.requests, json.dumps({"do": "stop", "origin": "a bird"}) + "\n")
     folder = str(queued.dir.path)
@@ -112,3 +170,88 @@ def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
         handler.close_run(tmp_path)
     finally:
         logging.getLogger("tpunb").removeHandler(handler)
+
+
+def test_a_run_that_is_closed_leaves_no_port_open(queued: QueuedRun) -> None:
+    files.write_json(
+        queued.dir.spec, replace(queued.spec, hosts=("h0", "h1"), world_size=2).to_json()
+    )
+    queued.spec = queued.dir.read_spec()
+    queued.take_part(JoinHosts(str(queued.dir.path), 0, "127.0.0.1", "127.0.0.1", 0, "ab", {}))
+    assert isinstance(queued.hosts, Leader)
+    port = queued.hosts.port
+    queued.close()
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_stop_on_a_host_whose_run_waits_reaches_host_0(
+    queued: QueuedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "FAREWELL", 600.0)  # host 0 closes the connection long before
+    names, key = ("h0", "h1"), "ab" * 32
+    files.write_json(queued.dir.spec, replace(queued.spec, hosts=names, world_size=2).to_json())
+    queued.spec = queued.dir.read_spec()
+    join = JoinHosts(str(queued.dir.path), 0, "127.0.0.1", "127.0.0.1", 0, key, {})
+    leader = Leader(queued.dir.id, names, join)
+    try:
+        queued.take_part(replace(join, node_rank=1, port=leader.port))
+        assert queued.hosts is not None
+        leader.say(HostHere({}))
+        queued.hosts.say(HostHere({}))
+        await_words(leader, AllHere(), queued.hosts)
+        # More than fits into the buffers of a connection, so that the stop is still unsent.
+        text = "x" * 8_000_000
+        queued.hosts.say(HostHere({"packages": text}))
+        cancelling = threading.Thread(target=queued.cancel, args=(Stop(StopCause.USER), "enough"))
+        cancelling.start()
+        heard = await_words(leader, StopHosts(StopCause.USER, "enough"))
+        while not leader.over:
+            leader.step(idle=False)
+            heard += leader.hear()
+        cancelling.join()
+        leader.step(idle=False)
+        heard += leader.hear()
+        assert not any(isinstance(message, HostLost) for message in heard)
+        assert [ended.result["state"] for ended in leader.results()] == ["interrupted"]
+    finally:
+        leader.close(None)
+
+
+def await_words(leader: Leader, message: Message, *others: Hosts) -> list[Message]:
+    """The messages that host 0's supervisor hears, up to this one."""
+    heard: list[Message] = []
+    deadline = time.monotonic() + 20
+    while message not in heard:
+        for host in (*others, leader):
+            host.step(idle=False)
+        heard += leader.hear()
+        assert time.monotonic() < deadline, heard
+    return heard
+
+
+MANY = """
+import os, resource
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+for _ in range(1100):
+    os.open("/dev/null", os.O_RDONLY)
+from tpunb.worker.supervisor import main
+main.main()
+"""
+
+
+def test_a_supervisor_with_over_a_thousand_open_files(tmp_path: Path) -> None:
+    """As with kept preludes, hosts and runs that wait; `select` knows 1024 only."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:
+        pytest.skip("no process may open so many files here")
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
+    ) as supervisor:
+        _, errors = supervisor.communicate(timeout=60)
+    assert "leaving: the kernel has ended" in errors
+    assert supervisor.returncode == 0, errors

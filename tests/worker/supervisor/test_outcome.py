@@ -1,4 +1,4 @@
-"""What is a failure of its own, what only follows from a stop, and where in the notebook it is."""
+"""Failures, exits that only follow from a stop, and the failed lines in the notebook."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def result_of(
     errors: dict[int, dict[str, object]] | None = None,
     **seen: object,
 ):
-    """Of a run that was stopped at NOW, if it was."""
+    """The observation of a run, which was stopped at NOW if `stop` is given."""
     run = directory.create_run(folder, "n")
     for rank, error in (errors or {}).items():
         run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +96,11 @@ SENT = frozenset({"SIGINT", "SIGTERM"})
         (ProcessExit(0, 11, -15, NOW + 1, signals_sent=SENT), None, "interrupted"),
         (ProcessExit(0, 11, 130, NOW + 1, signals_sent=SENT), None, "interrupted"),
         (ProcessExit(0, 11, 130, NOW + 1, signals_sent=SENT), INTERRUPT, "interrupted"),
-        # Before the stop, or with a signal that was not sent: by itself.
+        # Before the stop, or by a signal that tpunb has not sent: not caused by the stop.
         (ProcessExit(0, 11, -15, NOW - 1), None, "failed"),
         (ProcessExit(0, 11, 130, NOW - 1), INTERRUPT, "failed"),
         (ProcessExit(0, 11, 1, NOW - 1), VALUE, "failed"),
-        # It fails while it saves: the person has stopped it, and sees the error too.
+        # The rank fails while it saves: the user has stopped it, and sees the error as well.
         (ProcessExit(0, 11, 1, NOW + 1, signals_sent=SENT), VALUE, "interrupted"),
     ],
 )
@@ -127,14 +127,14 @@ def test_only_the_ends_of_all_ranks_make_a_success(tmp_path: Path, cause: StopCa
 
 
 def test_an_exit_code_of_0_after_a_stop_is_the_stop_s(tmp_path: Path) -> None:
-    """It has caught the KeyboardInterrupt, saved, and called os._exit."""
+    """The rank has caught the KeyboardInterrupt, saved, and called os._exit."""
     end = ProcessExit(0, 11, 0, NOW + 1, signals_sent=SENT, finished=False)
     result = result_of(tmp_path, end, cause=StopCause.USER)
     assert (result.state, result.failures) == ("interrupted", ())
 
 
 def test_an_interrupt_that_nobody_has_asked_for_is_a_failure(tmp_path: Path) -> None:
-    """The rank raises it, and ends after the stop that follows from that."""
+    """The rank raises the error, and ends after the stop that follows from it."""
     ends = [
         ProcessExit(1, 12, 130, NOW + 0.1),
         ProcessExit(0, 11, 130, NOW + 0.2, signals_sent=frozenset({"SIGINT"})),
@@ -252,7 +252,7 @@ def test_the_cells_id(run: RunDir) -> None:
 
 
 class TestSeveralHosts:
-    """Host 0's result from its own and from what the others tell."""
+    """Host 0's result, from its own and those of the other hosts."""
 
     SPEC = RunSpec("id", "n", 4, "CPU", "/", (), (), hosts=("h0", "h1"))
 
@@ -306,7 +306,7 @@ class TestSeveralHosts:
             0,
             *self.ends(0, code=1),
             stop=stop,
-            gone_hosts=(gone,),
+            host_failures=(gone,),
             errors={0: {**VALUE, "time": NOW - 0.5}},
         )
         whole = merge_results(own, stop, [])

@@ -16,24 +16,38 @@ from tpunb.worker.supervisor.preemption import PreemptionWatcher
 TRUE, STOP = "TRUE", "TERMINATE_ON_HOST_MAINTENANCE"
 
 
-def notice_after(monkeypatch: pytest.MonkeyPatch, answers: list[tuple[str | None, str]]) -> str:
-    """What is noticed of these answers: of 'preempted' and 'maintenance-event', time after time.
+def notice_after(
+    monkeypatch: pytest.MonkeyPatch, answers: list[tuple[str | Exception | None, str]]
+) -> str:
+    """The notice after these pairs of answers, for 'preempted' and 'maintenance-event'.
 
-    Then the server is gone, and the thread that asks ends.
+    An exception stands for a pair that is not answered. Then the run ends.
     """
-    values: Iterator[str | None] = (value for pair in answers for value in pair)
+    values: Iterator[str | Exception | None] = iter(
+        [
+            value
+            for one, other in answers
+            for value in ((one,) if isinstance(one, Exception) else (one, other))
+        ]
+    )
+    used_up = threading.Event()
 
     def read(host: str, key: str, timeout: float) -> str | None:
-        try:
-            return next(values)
-        except StopIteration:
-            raise ConnectionRefusedError from None
+        value = next(values, ConnectionRefusedError())
+        if isinstance(value, ConnectionRefusedError):
+            used_up.set()
+        if isinstance(value, Exception):
+            raise value
+        return value
 
     monkeypatch.setenv("GCE_METADATA_HOST", "nowhere")
     monkeypatch.setattr(preemption, "read_metadata", read)
     watcher = PreemptionWatcher(interval=0.0)
     for thread in threading.enumerate():
         if thread.name == "tpunb-preemption":
+            while thread.is_alive() and not used_up.is_set():
+                thread.join(0.01)
+            watcher.close()
             thread.join(20)
     return watcher.notice
 
@@ -46,6 +60,13 @@ def test_a_notice_is_heard_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert notice_after(monkeypatch, [(None, "MIGRATE_ON_HOST_MAINTENANCE"), quiet]) == ""
     assert notice_after(monkeypatch, []) == ""
+
+
+def test_a_server_that_has_answered_once_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: tuple[Exception, str] = (TimeoutError(), "")
+    quiet = ("FALSE", "NONE")
+    assert notice_after(monkeypatch, [quiet, slow, (TRUE, "NONE")]) == "instance/preempted is TRUE"
+    assert notice_after(monkeypatch, [slow, (TRUE, "NONE")]) == ""
 
 
 @pytest.mark.long

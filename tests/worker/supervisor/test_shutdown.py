@@ -1,4 +1,4 @@
-"""The shutdown sequence, with a clock that is fed and processes that are only numbers."""
+"""The shutdown sequence, with a simulated clock and simulated processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNNER, RANK, OTHER, CHILD = (Process(pid, 0) for pid in range(1, 5))
 
 @dataclass
 class Shutdown:
-    """A sequence, its steps, and time that passes."""
+    """A shutdown sequence, its steps so far, and a simulated clock."""
 
     world: World
     steps: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Shutdown:
         )
 
     def advance(self, to: float) -> bool:
-        """Look every 0.1 s until then."""
+        """Advance the sequence every 0.1 s until then."""
         while self.world.time < to:
             self.world.time = min(self.world.time + 0.1, to)
             if self.sequence.advance():
@@ -111,7 +111,7 @@ def test_children_left_behind_get_no_grace_and_no_words(shutdown: Shutdown) -> N
 
 
 def test_it_kills_until_none_is_left(shutdown: Shutdown) -> None:
-    """A process that is forked between the look and the kill."""
+    """A process that is forked between listing and killing."""
     shutdown.world.deadly = {RANK: {KILL}}
     shutdown.begin(RANK, grace=0.0)
     shutdown.advance(0.3)

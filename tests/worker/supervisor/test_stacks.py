@@ -87,8 +87,22 @@ def write(run: RunDir, train: str) -> RunSpec:
     return RunSpec("id", "n", 1, "CPU", "/", (), script.blocks)
 
 
+def install_py_spy(run: RunDir, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a stand-in for py-spy on the PATH."""
+    spy = run.path.parent / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text(script)
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{spy.parent}:{os.environ['PATH']}")
+
+
+def collect(run: RunDir, rank: processes.Process, *, native: bool = True) -> None:
+    collection = stacks.StackCollection(run, 0, {0: rank}, native=native)
+    until(collection.advance, "the stacks")
+
+
 def where(run: RunDir, spec: RunSpec, rank: processes.Process) -> str:
-    stacks.collect_stacks(run, 0, {0: rank}, native=False)
+    collect(run, rank, native=False)
     return stacks.describe_stacks(run, spec, 0, {0: rank})[0]
 
 
@@ -119,11 +133,45 @@ def test_a_deep_recursion_is_found_though_its_stack_is_cut_off(
 def test_a_run_folder_that_is_deleted_meanwhile_ends_nothing(
     run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spy = run.path.parent / "bin" / "py-spy"
-    spy.parent.mkdir()
-    spy.write_text("#!/bin/sh\necho Process $4\n")
-    spy.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{spy.parent}:{os.environ['PATH']}")
+    install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\n")
     monkeypatch.setattr(stacks, "_WAIT", 1.0)
-    stacks.collect_stacks(run, 0, {0: begin(GONE)})
+    collect(run, begin(GONE))
     until(lambda: not run.path.exists(), "the folder's end")
+
+
+def test_a_py_spy_that_cannot_be_started_ends_nothing(
+    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_py_spy(run, monkeypatch, "#!/no/such/shell\n")
+    write(run, "import sleep\nsleep.nap()")
+    collect(run, begin(SLOW))
+    assert "native (py-spy)" not in run.stacks(0, 0).read_text()
+
+
+def test_native_stacks_that_take_long_are_cut_off(
+    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\nexec sleep 600\n")
+    monkeypatch.setattr(stacks, "_NATIVE_WAIT", 0.5)
+    write(run, "import sleep\nsleep.nap()")
+    before = set(processes.descendants(os.getpid()))
+    rank = begin(SLOW)
+    collect(run, rank)
+    assert "Process" in (written := run.stacks(0, 0).read_text())
+    assert written.endswith("\n(cut off after 0.5 s)\n")
+
+    monkeypatch.setattr(stacks, "_NATIVE_WAIT", 600.0)
+    collection = stacks.StackCollection(run, 0, {0: rank})
+    until(
+        lambda: collection.advance() or len(processes.descendants(os.getpid())) > len(before) + 1,
+        "py-spy",
+    )
+    collection.close()
+    assert collection.advance()
+    until(
+        lambda: (
+            {p for p in processes.descendants(os.getpid()) if processes.is_alive(p)}
+            == before | {rank}
+        ),
+        "the end of py-spy",
+    )

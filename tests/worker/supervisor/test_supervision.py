@@ -1,4 +1,4 @@
-"""One run, fed with messages, exits and time: no process is started and nothing sleeps."""
+"""Supervision of one run with simulated messages, exits and time: nothing is started, or sleeps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, Stop, StopCause, StopOrigin
-from tpunb.utils import files
+from tpunb.utils import files, processes
 from tpunb.utils.processes import Process
+from tpunb.worker.supervisor import stacks
 from tpunb.worker.supervisor.device_lock import RunDescription
 from tpunb.worker.supervisor.main import QueuedRun
 from tpunb.worker.supervisor.supervision import Supervision
@@ -39,7 +40,7 @@ INT, TERM, KILL = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGKILL)
 
 
 class OneRun:
-    """A Supervision, and the processes that it believes to see."""
+    """A Supervision of simulated processes."""
 
     def __init__(self, folder: Path, world: World, **spec: object) -> None:
         self.world = world
@@ -89,7 +90,7 @@ class OneRun:
             self.send(RunnerExits(code))
 
     def pass_time(self, seconds: float) -> bool:
-        """True if the run has ended by then."""
+        """Let time pass; True if the run has ended by then."""
         end = self.world.time + seconds
         while self.world.time < end:
             self.world.time += 0.25
@@ -108,7 +109,7 @@ class OneRun:
         return [event for event in self.dir.read_events() if isinstance(event, kind)]
 
     def close(self) -> None:
-        """End what a test has left in the middle."""
+        """End a run that a test has not finished."""
         self.world.deadly.clear()
         if not self.finished:
             self.exit_runner(0)
@@ -165,7 +166,7 @@ def test_an_exit_code_of_0_is_no_end_of_a_train_cell(one_run: Callable[..., OneR
 def test_a_rank_that_has_failed_is_named_before_it_has_ended(
     one_run: Callable[..., OneRun],
 ) -> None:
-    """Its exit handlers may take long. The one that waited for it has failed as well."""
+    """A failed rank's exit handlers may take long. The rank waiting for it has failed as well."""
     run = one_run()
     run.start()
     error = {"message": "", "cell": None, "line": None, "traceback": "", "type": "ValueError"}
@@ -312,6 +313,66 @@ def test_silence_is_a_hang(one_run: Callable[..., OneRun], monkeypatch: pytest.M
     assert PhaseKind.COLLECTING_STACKS in [phase.kind for phase in run.events(Phase)]
 
 
+@pytest.fixture
+def slow_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks take a signal for their stacks, and never write them."""
+    monkeypatch.setattr(processes, "process_state", lambda process: "S")
+    monkeypatch.setattr(processes, "send_signal", lambda process, number: True)
+
+
+def hang(run: OneRun) -> None:
+    """Let a run hang until its ranks' stacks are being collected."""
+    run.start()
+    for rank in (0, 1):
+        run.dir.attempt(0, rank).mkdir(parents=True)
+        run.dir.stacks(0, rank).touch()
+    while PhaseKind.COLLECTING_STACKS not in [phase.kind for phase in run.events(Phase)]:
+        run.pass_time(0.25)
+
+
+@pytest.mark.usefixtures("slow_stacks")
+def test_a_stop_while_stacks_are_collected_is_carried_out_at_once(
+    one_run: Callable[..., OneRun],
+) -> None:
+    run = one_run(hang_timeout=10.0, grace=30.0)
+    hang(run)
+    run.pass_time(stacks._WAIT / 2)
+    assert run.world.sent == []  # the supervision has not waited for the stacks, nor the ranks yet
+    run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.COMMAND)
+    run.pass_time(0.25)
+    assert {(rank.pid, INT) for rank in (RANK_0, RANK_1)} == set(run.world.sent)
+    run.exit_rank(0, -INT)
+    run.exit_rank(1, -INT)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, result.stop) == ("hung", Stop(StopCause.HUNG))
+    assert [failure.kind for failure in result.failures] == [FailureKind.HANG]
+
+
+@pytest.mark.usefixtures("slow_stacks")
+def test_stacks_are_not_waited_for_without_an_end(one_run: Callable[..., OneRun]) -> None:
+    run = one_run(hang_timeout=10.0)
+    hang(run)
+    run.pass_time(stacks._WAIT + 0.5)
+    assert {(rank.pid, INT) for rank in (RANK_0, RANK_1)} == set(run.world.sent)
+    run.exit_rank(0, -INT)
+    run.exit_rank(1, -INT)
+    run.exit_runner(1)
+    assert run.finish().state == "hung"
+
+
+@pytest.mark.usefixtures("slow_stacks")
+def test_a_run_that_ends_while_stacks_are_collected_is_not_hung(
+    one_run: Callable[..., OneRun],
+) -> None:
+    run = one_run(hang_timeout=10.0)
+    hang(run)
+    run.exit_rank(0, 0)
+    run.exit_rank(1, 0)
+    run.exit_runner(0)
+    assert run.finish().state == "succeeded"
+
+
 def test_nothing_is_expected_of_a_prelude_that_runs_once(one_run: Callable[..., OneRun]) -> None:
     run = one_run(hang_timeout=10.0)
     run.supervision.begin()
@@ -449,7 +510,7 @@ def test_a_file_system_that_is_read_only_ends_nothing(tmp_path: Path, world: Wor
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Callable[[], object]]:
-    """A file system of its own there, and how it becomes read-only, as after an error of a disk."""
+    """Mount a file system; yield a function that makes it read-only, as a disk error does."""
     if subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True).returncode:
         pytest.skip("this user cannot mount a file system")
     try:

@@ -26,7 +26,7 @@ def file() -> Iterator[int]:
 
 
 def seen(store: Store) -> list[object]:
-    """What each operation of a store gives."""
+    """The result of each operation of a store."""
     with pytest.raises((TimeoutError, RuntimeError)):
         store.wait(["never"], timedelta(milliseconds=20))
     return [
@@ -148,7 +148,7 @@ def test_a_full_board_is_an_error_and_stays_readable(
     monkeypatch.setattr("tpunb.xla.rehearsal.board.ROOM", 1 << 20)
     board = Board(file, LIMIT)
     board.set("key", "value")
-    with pytest.raises(OSError, match="told each other more than 1 MB"):
+    with pytest.raises(OSError, match="stored more than 1 MB"):
         board.set("big", "x" * (1 << 20))
     board.set("small", "other")
     assert (board.get("key"), board.get("small")) == (b"value", b"other")

@@ -1,4 +1,4 @@
-"""Values go from XLA's memory to the CPU and back without copies, and memory is used again."""
+"""Values move between XLA and the CPU without copies, and memory is reused."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def used_again() -> None:
 
 
 def lent() -> None:
-    """Nothing that XLA lets go of, in its own thread, is the last to hold a Python object."""
+    """XLA's own thread never drops the last reference to a Python object."""
     import torch
 
     from tpunb.xla.rehearsal import buffers
@@ -203,8 +203,8 @@ def test_what_is_kept_free_goes_back_now_and_then() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
-    # Small enough for the heap. What stays is as large as what is freed: something smaller could
-    # lie in holes that were there before, and all that is freed would go back by itself.
+    # Small enough for the heap. Blocks that stay are as large as those freed: smaller ones could
+    # fill older gaps, and then malloc would return all freed memory by itself.
     blocks = [
         (libc.malloc(100_000), libc.malloc(100_000)) for _ in range(3 * buffers.SPARE // 100_000)
     ]

@@ -1,4 +1,4 @@
-"""How a rank says what it is about to do."""
+"""Descriptions of collective calls."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_the_first_tensor_that_differs_is_named() -> None:
         for rank, kind in enumerate(["float32[2]", "bfloat16[2]"])
     }
     message = describe_mismatch(calls)
-    assert "rank 0: all_reduce sum of 3 tensors (float32[1], …), number 2 is float32[2]" in message
-    assert "rank 1: all_reduce sum of 3 tensors (float32[1], …), number 2 is bfloat16[2]" in message
+    assert "rank 0: all_reduce sum of 3 tensors (float32[1], …), tensor 2 is float32[2]" in message
+    assert "rank 1: all_reduce sum of 3 tensors (float32[1], …), tensor 2 is bfloat16[2]" in message

@@ -31,7 +31,7 @@ REDUCTIONS = {
 LAYOUTS = ["plain", "turned", "strided", "expanded"]
 
 
-# A plan is one call, as JSON. Every rank computes what all ranks bring, and checks its own result.
+# A plan is one call, as JSON. Every rank computes all ranks' inputs, and checks its own result.
 
 
 @st.composite
@@ -86,7 +86,7 @@ class Plan:
         self.device = torch_xla.device()
 
     def shape_of(self, index: int, *, shares: bool = False) -> list[int]:
-        """That of the index-th tensor of a list; with `shares`, it can be cut for the group."""
+        """The shape of a list's index-th tensor; with `shares`, it can be split for the group."""
         shape = list(self.plan["shape"])
         if shape:
             shape[-1] += index
@@ -95,7 +95,7 @@ class Plan:
         return shape
 
     def brought(self, rank: int, index: int = 0, *, shares: bool = False) -> np.ndarray[Any, Any]:
-        """What a rank brings: small whole numbers, so that every type holds results exactly."""
+        """The input of a rank: small whole numbers, so that every type holds results exactly."""
         shape = self.shape_of(index, shares=shares)
         random = np.random.default_rng([self.plan["seed"], rank, index])
         low = 0 if self.plan["dtype"] == "uint8" else -2
@@ -103,7 +103,7 @@ class Plan:
         return np.asarray(values).astype(NUMPY_TYPES.get(self.plan["dtype"], self.plan["dtype"]))
 
     def tensor(self, index: int = 0, *, shares: bool = False) -> Any:
-        """This rank's, on the device, in the plan's layout."""
+        """This rank's input, on the device, in the plan's layout."""
         import torch
 
         value = torch.from_numpy(self.brought(self.rank, index, shares=shares)).to(self.type)
@@ -122,7 +122,7 @@ class Plan:
         return functools.reduce(REDUCTIONS[self.plan["reduce"]], everyone)
 
     def scaled(self, value: np.ndarray[Any, Any]) -> Any:
-        """As a tensor: XLA turns the scale from float32 into the tensor's type first."""
+        """The scale as a tensor: XLA casts it from float32 to the tensor's type first."""
         tensor = self.expected(value)
         scale = self.plan["scale"]
         if scale == 1.0:
@@ -174,7 +174,7 @@ def _all_gather(p: Plan) -> Any:
     several = xm.all_gather(tensors, dim, groups, pin_layout=False)
     outputs = [torch.zeros_like(value, device=p.device) for value in expected]
     if p.plan["pin"]:
-        # Of another shape: torch_xla gives it the shape of what it gets.
+        # An output of another shape: torch_xla gives it the shape of the result.
         outputs = [torch.zeros(1, dtype=p.type, device=p.device) for _ in expected]
     xm.all_gather(tensors, dim, groups, output=outputs, pin_layout=False)
     buckets = xm.all_gather_bucketized(tensors, dim, groups, bucket_cap_mb=p.plan["seed"] % 2)
@@ -339,7 +339,7 @@ def test_every_collective_gives_what_numpy_gives(
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 def test_each_is_carried_out(ranks: Ranks, operation: str) -> None:
-    """Whatever hypothesis draws above: each of them, of each type, in one start of ranks."""
+    """Each collective with each type, in one start of ranks; the plans above are random."""
     todo = [
         {
             "operation": operation,

@@ -1,4 +1,4 @@
-"""Ranks whose programs differ where they meet are told of; those that differ elsewhere are not."""
+"""Warnings if the ranks' programs differ around a collective, and none if they differ elsewhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_difference_in_words(one: Any, other: Any, words: str) -> None:
 
 
 def trained(*kinds: str) -> list[str]:
-    """Four steps of training, with things in them that are special to a rank."""
+    """Four steps of training, with differences on some ranks."""
     rank, _ = rehearse()
     import torch
     import torch.nn.functional as F  # noqa: N812
@@ -234,7 +234,7 @@ def test_what_was_told_in_one_group_is_the_same_on_all_ranks_of_another() -> Non
 
 
 def looked(count: int) -> tuple[int, int]:
-    """How often the hash was taken in so many calls on a rank that has no time for it."""
+    """How often programs were hashed in so many calls, on a rank with little time for it."""
     rehearse()
     import torch
     import torch_xla

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]  # dynamo takes seconds to get
 
 
 def _compared(function: Callable[..., Any], *args: Any, **options: Any) -> list[list[Any]]:
-    """What `function` makes of fresh arguments, twice, plainly and compiled."""
+    """The results of `function` for fresh arguments, twice, plain and compiled."""
     import torch
 
     function_compiled = torch.compile(function, backend="openxla", **options)

@@ -1,4 +1,4 @@
-"""What a rank is told of itself and its machine, and what it has of the processors."""
+"""A rank's view of itself and its machine, and its share of the processors."""
 
 from __future__ import annotations
 

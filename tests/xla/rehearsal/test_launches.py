@@ -1,4 +1,4 @@
-"""A rank that would run a program with a collective alone on a TPU is told so; others are not."""
+"""Errors if a rank would run a program with a collective alone on a TPU, and no false ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpunb.xla.rehearsal.launches import Kind, find_difference
 
 
 class Step:
-    """One step of a training, into which the cases below put something."""
+    """One step of a training, to which the cases below add something."""
 
     def __init__(self, rank: int) -> None:
         import torch
@@ -326,6 +326,6 @@ def test_only_what_all_have_done_is_compared(
     for final, certain in ((False, now), (True, at_the_end)):
         found = find_difference(texts, final=final)
         assert (found and found.certain) == certain
-    # Of a long list only the end is there: the rest is not taken for a difference.
+    # Only the end of a long list is sent: the missing rest is not a difference.
     long = {0: described(30, (S, 9, True), *one), 1: described(30, *one)}
     assert find_difference(long, final=True) is None

@@ -1,4 +1,4 @@
-"""Several cores on CPU: what torch_xla's data-parallel training calls, in real processes."""
+"""Several cores on CPU, in real processes: the calls of torch_xla's data-parallel training."""
 
 from __future__ import annotations
 
@@ -180,10 +180,10 @@ def test_all_reduce_in_place(ranks: Ranks) -> None:
         {
             "leaf": [1.5, 1.5],
             "grad": [1.0, 1.0],
-            # What a tensor is a view of does not follow (seen with one replica).
+            # The base of a view does not change (seen with one replica).
             "base": [0.0, rank + 1.0, rank + 1.0, 0.0],
             "view": [1.5, 1.5],
-            # XLA turns the scale into the tensor's type first: an integer 0.
+            # XLA casts the scale to the tensor's type first: an integer 0.
             "number": 0,
             "pending": [2.5, 2.5, 2.5],
             # As torch_xla's own functions return them (seen with one replica).
@@ -226,7 +226,9 @@ def reduced_in_groups() -> dict[str, Any]:
     }
     wrong = [[[1, 0]], [[1, 2]], [[0, 1], [1, 2, 3]], [[0, 1, 2, 3], []], [[0, 1], [2, 4]]]
     for groups in wrong:
-        with pytest.raises(ValueError, match="XLA takes only groups that name each of the 4 ranks"):
+        with pytest.raises(
+            ValueError, match="XLA accepts only non-empty groups that name each of the 4 ranks"
+        ):
             xm.all_reduce("sum", value, groups=groups)
     return found
 
@@ -421,7 +423,7 @@ def disagreeing(how: str) -> tuple[str, float]:
     }[how]
     with pytest.raises(MismatchError) as raised:
         call()
-    # The ranks are still together.
+    # The ranks still agree.
     together = xm.all_reduce("sum", torch.ones(1, device=device)).item()
     return str(raised.value), together
 
@@ -454,8 +456,8 @@ def disagreeing(how: str) -> tuple[str, float]:
         (
             "list",
             [
-                r"rank 0: all_reduce sum of 59 tensors \(.*\), scale 0.5, number 17 is float32\[99",
-                r"ranks 1, 2: .*number 17 is float32\[17\]",
+                r"rank 0: all_reduce sum of 59 tensors \(.*\), scale 0.5, tensor 17 is float32\[99",
+                r"ranks 1, 2: .*tensor 17 is float32\[17\]",
             ],
         ),
     ],
@@ -542,7 +544,8 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks, when: str, tmp_path: P
         kind, message = found[rank]
         assert kind == "WaitedTooLongError"
         assert re.match(
-            rf"rank {rank} waited \d+ s in all_reduce min of float32\[2\], but rank 1 did not come",
+            rf"rank {rank} waited \d+ s in all_reduce min of float32\[2\], but rank 1 did not take "
+            "part",
             message,
         )
 
@@ -594,7 +597,7 @@ def interrupted(when: str, folder: str) -> str:
 def test_an_interrupt_ends_a_wait(ranks: Ranks, when: str, tmp_path: Path) -> None:
     message = ranks.values(interrupted, 2, when, str(tmp_path))[0]
     assert message.startswith(
-        "rendezvous 'save' cannot run: rank 0 left all_reduce min of float32[2] by "
+        "rendezvous 'save' cannot run: rank 0 left all_reduce min of float32[2] with "
         "KeyboardInterrupt while the others waited in it."
     )
 
@@ -669,7 +672,7 @@ def in_a_child() -> str:
     from tpunb.xla.rehearsal.call import Call
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
-    # In a child, XLA itself would hang: the wire alone is asked.
+    # XLA itself would hang in a child: only the wire is used.
     wire = xm.xla_rendezvous.__self__.peers.wire
     read, write = os.pipe()
     pid = os.fork()
@@ -765,7 +768,7 @@ def threads() -> list[int]:
     from tpunb.xla.rehearsal.call import Call
 
     counts.append(len(os.listdir("/proc/self/task")))
-    # The wire alone: XLA's own pools grow when they like.
+    # Only the wire: XLA's own pools grow at any time.
     wire = xm.xla_rendezvous.__self__.peers.wire
     call = Call("test")
     for _ in range(2):

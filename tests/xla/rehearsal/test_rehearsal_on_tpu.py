@@ -35,7 +35,7 @@ REHEARSAL = {
 
 
 def names() -> dict[str, Any]:
-    """The objects behind all names that rehearsal replaces or sets; of operators, the dispatch."""
+    """The objects behind all names that rehearsal replaces or sets; for operators, the dispatch."""
     import torch
 
     from tpunb.xla.private_names import NAMES, OPS
@@ -45,14 +45,14 @@ def names() -> dict[str, Any]:
         if name.owner == OPS:
             found[f"{OPS}.{name.name}"] = torch._C._dispatch_dump(f"{OPS}::{name.name}")
         elif name.kind != "attribute" and name.owner.startswith("torch") and "." in name.owner:
-            # _XLAC is an extension module with a place of its own, and not below torch_xla.
+            # _XLAC is a top-level extension module, not part of the package torch_xla.
             owner = importlib.import_module(name.owner.replace("torch_xla._XLAC", "_XLAC"))
             found[f"{name.owner}.{name.name}"] = getattr(owner, name.name)
     return found
 
 
 def main(device: str) -> dict[str, Any]:
-    """What differs after a rank of this device has prepared and begun; and what TPUs were told."""
+    """The names changed after a rank of this device has started, and the calls for a TPU."""
     import torch_xla
     import torch_xla.core.xla_model as xm
     import torch_xla.distributed.parallel_loader
@@ -60,7 +60,7 @@ def main(device: str) -> dict[str, Any]:
 
     told: list[Any] = []
     if device == "TPU":
-        # What would start the runtime of a TPU.
+        # Functions that would start the runtime of a TPU.
         xm.get_xla_supported_devices = lambda *args: ["xla:0"]
         xm.set_replication = lambda *args: told.append(args)
         torch_xla.device = lambda *args: "xla:0"  # type: ignore[assignment]

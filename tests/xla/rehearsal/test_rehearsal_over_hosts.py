@@ -1,4 +1,4 @@
-"""Ranks on two hosts: the numbers of one host, and the same errors."""
+"""Ranks on two hosts: the same numbers and errors as on one host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 def everything() -> dict[str, Any]:
-    """What each kind of collective gives on this rank, and a short training."""
+    """The results of each kind of collective on this rank, and of a short training."""
     rank, world = rehearse()
     import torch
     import torch.distributed as dist
@@ -136,7 +136,7 @@ def test_a_training_gives_the_numbers_of_one_host_and_of_one_process(ranks: Rank
     assert two[3][1] == pytest.approx(weights, rel=1e-5, abs=1e-6)
 
 
-# No rank may wait for the answer of a name server: one that is asked there takes 10 s a question.
+# No rank may wait for a name server: on these hosts a query takes 10 s.
 LISTEN = """
 import socket, sys
 asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -169,11 +169,11 @@ def test_on_hosts_that_know_no_names_and_have_no_name_server(ranks: Ranks, tmp_p
     assert found[0]["ddp"] == found[3]["ddp"]
 
 
-# -- what would hang on a TPU
+# -- mistakes that would hang on a TPU
 
 
 def wrong(mistake: str) -> str:
-    """Make a mistake on rank 3, which is the second on the second host; the error of this rank."""
+    """Make a mistake on rank 3, the second on the second host; return the error of this rank."""
     from tpunb.xla.rehearsal import errors, install
 
     rank, _ = rehearse()
@@ -236,7 +236,7 @@ def test_all_ranks_of_a_host_are_lost_at_once(ranks: Ranks) -> None:
 
 
 def without_store(folder: str) -> str:
-    """Wait for rank 3, which ends the process that serves the store and does not come."""
+    """Wait for rank 3, which ends the process that serves the store, and does not take part."""
     rank, world = rehearse()
     import torch
     import torch_xla

@@ -15,7 +15,7 @@ from tests.drivers.ranks import Ranks, rehearse
 pytestmark = pytest.mark.long  # trainings of each kind, on several ranks
 
 STEPS, BATCH = 4, 3
-"""BATCH is that of one rank."""
+"""BATCH is the batch size of one rank."""
 
 
 def _model() -> Any:

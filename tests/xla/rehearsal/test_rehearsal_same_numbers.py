@@ -25,7 +25,7 @@ CLOSE = {
     "accumulation": 1e-5,
     "autocast": 1e-2,
 }
-"""Relative, of each loss and weight; a tenth of it absolute."""
+"""Relative tolerance of each loss and weight; a tenth of it is the absolute one."""
 
 
 def trained(kind: str) -> tuple[list[float], list[float]]:

@@ -11,11 +11,11 @@ from tests.drivers.ranks import Ranks, rehearse
 
 RANKS, ROUNDS = 4, 60
 SIZES = (1, 7, 900, 1008, 1009, 30_000, 524_288, 524_289, 700_000)
-"""Of float32: in the message, in shared memory and by gloo, and what is next to the limits."""
+"""Sizes in float32: sent in the message, in shared memory and by gloo, and next to the limits."""
 
 
 def mixed(seed: int) -> int:
-    """What comes is the same on all ranks, when it comes is not."""
+    """Random calls: the same on all ranks, at different times."""
     rank, world = rehearse()
     import torch
     import torch_xla

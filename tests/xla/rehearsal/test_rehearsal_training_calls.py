@@ -1,4 +1,4 @@
-"""What torch_xla builds on its collectives: optimizer steps, gradients, BatchNorm, rendezvous."""
+"""torch_xla's functions built on collectives: optimizer steps, gradients, BatchNorm, rendezvous."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_functions_with_gradients(ranks: Ranks) -> None:
         ("product", [2.0, 20.0], ([2.0, 8.0], [1.0, 10.0])),
         ("least", [1.0, 4.0], ([1.0, 0.0], [0.0, 2.0])),
         ("greatest", [2.0, 5.0], ([0.0, 2.0], [1.0, 0.0])),
-        # torch_xla's gradient is that of this rank's use of its own part.
+        # torch_xla's gradient covers only this rank's use of its own part.
         ("gather", [1.0, 5.0, 2.0, 4.0], ([1.0, 2.0], [3.0, 4.0])),
     ):
         assert one[name] == [value, gradients[0]], name
@@ -162,7 +162,7 @@ def met(folder: str) -> dict[str, Any]:
         "ordinals": xm.rendezvous("all of them", bytes([rank]), list(range(world))),
         "closures": list(ran),  # a rendezvous ends the step, as upstream's does
     }
-    # torch.load has read no NumPy values since torch 2.6: so on a TPU.
+    # torch.load no longer reads NumPy values since torch 2.6, on a TPU as well.
     for value in (np.float64(rank), np.ones(2)):
         with pytest.raises(Exception, match="Weights only load failed"):
             xm.mesh_reduce("numpy", value, np.mean)
@@ -215,7 +215,7 @@ def disagreeing(which: str) -> list[str]:
     }
     with pytest.raises(MismatchError) as raised:
         calls[which]()
-    # The ranks are still together.
+    # The ranks still agree.
     assert xm.all_reduce("sum", torch.ones(1, device=device)).item() == world
     return [str(raised.value)]
 
@@ -224,7 +224,7 @@ def disagreeing(which: str) -> list[str]:
     ("which", "said"),
     [
         ("gather", [r"rank 0: all_gather of float32\[4, 4\], dim 0", r"float32\[4, 5\], dim 1"]),
-        ("gathers", [r"rank 0: all_gather of 2 tensors .*number 2 is float32\[4, 4\]"]),
+        ("gathers", [r"rank 0: all_gather of 2 tensors .*tensor 2 is float32\[4, 4\]"]),
         ("scatter", [r"rank 1: reduce_scatter sum of .*, dim 0, scale 2"]),
         ("scatter, one wrong", [r"rank 1: reduce_scatter sum of float32\[3, 4\]"]),
         ("to all", [r"rank 1: all_to_all of float32\[4, 4\], from dim 1 to 0"]),
@@ -273,15 +273,15 @@ def refused() -> dict[str, str]:
 def test_what_fails_on_a_tpu_fails_here_and_says_why(ranks: Ranks) -> None:
     for found in ranks.values(refused, 2):
         for name, said in (
-            ("in one tensor of a type", "torch_xla crashes where a list has one tensor only"),
+            ("in one tensor of a type", "torch_xla crashes if a list has a single tensor"),
             ("in an empty list", "torch_xla crashes with an empty list"),
-            ("in an empty tensor", "torch_xla fails with an empty tensor here"),
-            ("in shares", "dimension 0 of [3, 4] has no 2 equal shares"),
-            ("in a count of shares", "shard_count is 4, of 2 ranks in the group"),
-            ("in a split", "split_count is 4, of 2 ranks in the group"),
+            ("in an empty tensor", "torch_xla fails with an empty tensor in this call"),
+            ("in shares", "dimension 0 of [3, 4] cannot be split into 2 equal shares"),
+            ("in a count of shares", "shard_count is 4, but the group has 2 ranks"),
+            ("in a split", "split_count is 4, but the group has 2 ranks"),
             ("in a dimension", "split_dimension -1 is not in 0 … 1"),
-            ("in pairs", "XLA takes each rank as a source once and as a target once"),
-            ("in ranks", "there are ranks 0 … 1"),
+            ("in pairs", "XLA accepts each rank once as a source and once as a target"),
+            ("in ranks", "only ranks 0 … 1 exist"),
         ):
             assert said in found[name], found[name]
 
@@ -322,5 +322,6 @@ def test_pinned_and_unpinned_layouts_in_one_step_are_told(ranks: Ranks, between:
     (said,) = first
     assert "mix of layout constrained and unconstrained" in said
     if between == "item":
-        assert "has pin_layout=False, and in the same step pin_layout=True has all_gather" in said
+        assert "has pin_layout=False, but in the same step all_gather of" in said
+        assert "has pin_layout=True. This works in a rehearsal" in said
         assert 'test_rehearsal_training_calls.py: xm.all_reduce("sum", [x], pin_layout' in said

@@ -172,7 +172,7 @@ def results(rehearsed: bool) -> dict[str, Any]:
         counters = [counter for counter in met.counter_names() if counter in COUNTERS]
         seen = [_seen(one) for one in several if isinstance(one, torch.Tensor)]
         found[name] = [seen, kinds, counters]
-        # Layouts that are pinned and such that are not may not be in one program.
+        # Pinned and unpinned layouts may not be in one program.
         xlac._set_all_reduce_token(str(device), None)
     return found
 
@@ -228,7 +228,7 @@ def refusals(rehearsed: bool) -> dict[str, Any]:
     for name, call in calls.items():
         try:
             result = call()
-            # Upstream asks its compiler later.
+            # Upstream's compiler checks this later.
             (result if isinstance(result, torch.Tensor) else result[0]).detach().cpu()
             found[name] = "taken"
         except (RuntimeError, ValueError):
@@ -264,7 +264,7 @@ def test_one_rank_is_as_one_replica(ranks: Ranks, calls: Callable[[bool], Any]) 
 
 
 def grads_without_all_reduce(gradient_as_bucket_view: bool) -> list[bool]:
-    """Upstream's own functions: whether the program of each gradient lacks the all-reduce."""
+    """For upstream's own functions: True for each gradient whose program lacks the all-reduce."""
     os.environ["XLA_ALWAYS_ALLREDUCE"] = "1"  # else it is left out where there is one replica
     import torch
     import torch.distributed as dist

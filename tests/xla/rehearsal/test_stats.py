@@ -1,8 +1,9 @@
-"""Collectives are counted, weighed and timed, and the result of a run says so."""
+"""Counts, bytes and times of collectives, and their place in the result of a run."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,29 @@ def test_in_words() -> None:
     )
 
 
-def test_a_file_that_a_full_disk_has_cut_off_says_nothing(tmp_path: Path) -> None:
-    (tmp_path / "collectives.json").write_text('[{"rank": 0, "oper')
-    assert stats.read_collectives(tmp_path / "collectives.json") == []
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"rank": 0, "oper',  # a full disk has cut it off
+        '[{"rank": 0, "operation": "rendezvous"}]',
+        '[["rank", 0]]',
+        '{"rank": 0}',
+        "3",
+        "[" * 100_000,
+        "\udcff",
+    ],
+)
+def test_a_damaged_file_says_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "collectives.json"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert stats.read_collectives(path) == []
+
+
+def test_what_a_later_version_adds_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "collectives.json"
+    row = Collective(0, "rendezvous", 1, 12, 0.0, 0.0)
+    path.write_text(json.dumps([{**asdict(row), "fastest": 0.1}]))
+    assert stats.read_collectives(path) == [row]
 
 
 def test_nothing_is_left_where_nothing_was_sent(tmp_path: Path) -> None:
@@ -88,7 +109,7 @@ xm.rendezvous("end", b"four")
 
 @pytest.mark.long
 def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
-    # Far more than ranks begin apart on a busy machine.
+    # Far longer than the ranks' starts differ on a busy machine.
     result = driver.run([], TRAIN.format(seconds=2), ranks=2).result
     assert result.state == "succeeded"
     counted = {(row.rank, row.operation): row for row in result.collectives}
@@ -122,7 +143,7 @@ def test_ranks_that_fail_tell_of_theirs_too_and_one_rank_has_none(driver: Driver
     failed = driver.run([], TRAIN.format(seconds=0) + "\nraise ValueError('late')", ranks=2).result
     assert failed.state == "failed"
     assert failed.failure is not None
-    # The other one may have been stopped before it had done.
+    # The other rank may have been stopped before it was done.
     first = {row.operation: row for row in failed.collectives if row.rank == failed.failure.rank}
     assert first["rendezvous"].calls == 1
     alone = driver.run([], TRAIN.format(seconds=0), ranks=1).result

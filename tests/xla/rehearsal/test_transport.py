@@ -1,4 +1,4 @@
-"""The sockets between rehearsal ranks take no one else in."""
+"""The sockets between rehearsal ranks accept no other process."""
 
 from __future__ import annotations
 
@@ -50,3 +50,21 @@ def test_a_process_that_answers_for_a_rank_is_refused() -> None:
     with pytest.raises(RuntimeError, match="another process answers for rank 0"):
         rank1.connect({0: impostor.address}, pids, 30.0)
     impostor._listener.close()
+
+
+def test_a_rank_that_ends_while_it_connects_is_a_lost_connection() -> None:
+    rank0, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
+    pids = dict.fromkeys((0, 1), os.getpid())
+
+    def accept_and_end() -> None:
+        peer, _ = rank0._listener.accept()
+        _, files, *_ = socket.recv_fds(peer, 16, 1)
+        os.close(files[0])
+        peer.close()
+        rank0._listener.close()
+
+    thread = threading.Thread(target=accept_and_end)
+    thread.start()
+    with pytest.raises(RuntimeError, match="rank 0 has closed the connection"):
+        rank1.connect({0: rank0.address}, pids, 30.0)
+    thread.join()

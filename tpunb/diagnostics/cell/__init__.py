@@ -1,4 +1,4 @@
-"""`%%tpu_debug`: a cell on one core in the kernel, and what XLA did with it."""
+"""`%%tpu_debug`: runs a cell on one core in the kernel, and reports what XLA did."""
 
 from tpunb.diagnostics.cell.run import (
     DebugOptions,

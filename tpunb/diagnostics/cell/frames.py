@@ -1,6 +1,6 @@
-"""Lines of the notebook on the call stack, and where the steps of its loop end.
+"""Lines of the notebook on the call stack, and the points where the steps of its loop end.
 
-Imports no torch: `%load_ext tpunb` imports this, and must feel instant.
+Does not import torch: `%load_ext tpunb` imports this module and must feel instant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 class StepsDone(BaseException):
-    """`--steps N`: the requested number of steps has run."""
+    """Raised when the number of steps of `--steps N` has run."""
 
 
 Line = tuple[CodeType, int]
@@ -44,10 +44,10 @@ def innermost_line(files: Container[str]) -> Place | None:
 
 
 def reads_on_purpose() -> bool:
-    """True if a value is read by a step closure or by a helper of tpunb.
+    """True if a value is read by a step closure or directly by a helper of tpunb.
 
-    (predict fetches outputs, save copies the state.) Reads in what such a helper calls do not
-    count as its own.
+    (predict fetches outputs, save copies the state.) Reads in functions that such a helper calls do
+    not count.
     """
     reader = ""
     frame: FrameType | None = sys._getframe(1)
@@ -83,7 +83,7 @@ def step_ended(files: Container[str]) -> list[Line]:
     """The running lines when a step ends; [] if a loader ends it.
 
     The rest of the loop's body below them still belongs to the step that has ended. A loader ends
-    the step when it is asked for the next batch.
+    the step when the next batch is requested.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in files:
@@ -94,7 +94,7 @@ def step_ended(files: Container[str]) -> list[Line]:
 
 
 def next_began(now: Sequence[Line], ended: Sequence[Line]) -> bool:
-    """True if the next step runs: a line above those at which the last step ended."""
+    """True if the next step has begun: a line above those at which the last step ended runs."""
     for (code, line), (same, last) in zip(now, ended, strict=False):
         if code is not same or line < last:
             return True

@@ -1,4 +1,4 @@
-"""Gradients and parameters at each optimizer step, and the first number that is not finite."""
+"""Gradients and parameters at each optimizer step, and the first value that is not finite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpunb.diagnostics.cell.recorder import Recorder
 from tpunb.xla import runtime
 
 _FIRST = 3
-"""This many steps of an optimizer are inspected, then the 4th, 8th, 16th, …"""
+"""Number of first steps of an optimizer that are all inspected; then the 4th, 8th, 16th, …"""
 _TORCH = ("torch.optim", "torch.utils", "torch.autograd")
 """Modules between a call of an optimizer's step and its hooks: wrappers, schedulers."""
 _REDUCING = ("DistributedDataParallel", "FullyShardedDataParallel", "XlaFullyShardedDataParallel")
@@ -30,13 +30,13 @@ _REDUCING = ("DistributedDataParallel", "FullyShardedDataParallel", "XlaFullySha
 
 @dataclass
 class OptimizerStats:
-    """What was observed of one optimizer."""
+    """The observations of one optimizer."""
 
     optimizer: Optimizer
     place: Place | None
     steps: int = 0
     reduced: bool = False
-    """Gradients were reduced over the cores before a step."""
+    """True if gradients were reduced over the cores before a step."""
     without: dict[int, torch.Tensor] | None = None
     """Parameters without a gradient at every inspected step."""
     elsewhere: list[torch.Tensor] = field(default_factory=list)
@@ -58,13 +58,13 @@ class Gradients:
         self._reduced = False
         self.optimizers: dict[int, OptimizerStats] = {}
         self.names: dict[int, str] = {}
-        """The names of parameters, by their id: 'model.head.weight'."""
+        """The names of parameters, keyed by their id(): 'model.head.weight'."""
         self.models: dict[str, torch.nn.Module] = {}
         self.before_step: list[Callable[[list[tuple[str, torch.Tensor]]], None]] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """A block in which optimizers are observed."""
+        """Context in which optimizers are observed."""
         handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -101,9 +101,9 @@ class Gradients:
         self._recorder.in_optimizer = True
 
     def _called_by_notebook(self) -> bool:
-        """True if a line of the notebook calls the optimizer's step itself.
+        """True if a line of the notebook calls the optimizer's step directly.
 
-        Other callers reduce the gradients first: xm.optimizer_step, tpunb's, a library's.
+        Other callers (xm.optimizer_step, tpunb, libraries) reduce the gradients first.
         """
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_globals.get("__name__", "").startswith(_TORCH):
@@ -134,7 +134,7 @@ class Gradients:
                 self.names.setdefault(id(parameter), f"{name}.{path}")
 
     def name(self, parameter: torch.Tensor) -> str:
-        """'model.head.weight', or the shape of a parameter of no known model."""
+        """'model.head.weight', or the shape of a parameter that belongs to no known model."""
         known = self.names.get(id(parameter))
         return known or f"a parameter of {'×'.join(map(str, parameter.shape)) or 'one number'}"
 
@@ -151,7 +151,7 @@ class Gradients:
 def _models(
     files: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> Iterable[tuple[str, torch.nn.Module]]:
-    """Models by variable name, those in running functions of the notebook first."""
+    """Models with their variable names, those in running functions of the notebook first."""
     spaces: list[Mapping[str, Any]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -169,7 +169,7 @@ def _models(
 
 @dataclass(frozen=True)
 class NotFinite:
-    """Where the first NaN or infinity was."""
+    """The origin of the first NaN or infinity."""
 
     what: str
     """'the output of model.encoder.norm (LayerNorm)', 'the gradient of model.head.weight'."""
@@ -178,10 +178,10 @@ class NotFinite:
 
 
 class FiniteCheck:
-    """`--nan`: finds the first module and step with a number that is not finite.
+    """Finds the first module and step with a value that is not finite (`--nan`).
 
-    For each module output and each gradient, the device computes whether all of it is finite; the
-    answers are read once a step. So programs differ from those without `--nan`.
+    For each module output and each gradient, the device computes whether all values are finite; the
+    answers are read once per step. Programs therefore differ from those without `--nan`.
     """
 
     def __init__(self, recorder: Recorder, gradients: Gradients) -> None:
@@ -194,7 +194,7 @@ class FiniteCheck:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """A block in which modules and gradients are checked, until something is found."""
+        """Context in which modules and gradients are checked, until something is found."""
         handle = register_module_forward_hook(self._forward)
         self._gradients.before_step.append(self._backward)
         self._recorder.before_backward.append(self._loss)
@@ -210,9 +210,9 @@ class FiniteCheck:
 
     def _forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         with self._recorder.quiet():
-            # A module whose input is not finite already is not the origin.
+            # A module whose input is already not finite is not the origin.
             if not self._flags:
-                self._check("what goes into the model", None, args)
+                self._check("the model's input", None, args)
             self._check("output", module, output)
 
     def _loss(self, loss: object) -> None:

@@ -1,7 +1,7 @@
-"""Operations of a cell, and why XLA compiled again: the first operation that differs.
+"""Operations of a cell, and the cause of a recompilation: the first operation that differs.
 
-Two programs of one line are the same steps of the same loop, or nearly. The first operation that
-differs is the origin of the difference, which all later ones inherit.
+Two programs of one line are (nearly) the same steps of the same loop. The first operation that
+differs is the origin of the difference, and all later ones inherit it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from tpunb.diagnostics.cell.frames import Place
 
 _MOST = 64
-"""Members of a list or tuple that are described."""
+"""Maximal number of members of a list or tuple that are described."""
 
 
 class Shape(NamedTuple):
@@ -37,33 +37,33 @@ class Op(NamedTuple):
 
     name: str
     place: Place | None
-    """The innermost line of the notebook, if one called it."""
+    """The innermost line of the notebook that led to the call, if any."""
     optimizer: bool
-    """Called by an optimizer's step."""
+    """True if an optimizer's step made the call."""
     given: tuple[object, ...]
-    """Arguments: shapes, numbers, strings; tuples of them; the names of other types."""
+    """Arguments: shapes, numbers, strings; tuples of these; for other types, their names."""
     result: object
 
     @property
     def key(self) -> tuple[str, Place | None]:
-        """The call without its arguments."""
+        """Identifies the call without its arguments."""
         return self.name, self.place
 
     @property
     def moves(self) -> bool:
-        """True if it moves a tensor from the host to the device, which is no part of a program."""
+        """True if it moves a tensor from host to device, which is not part of a program."""
         return on_xla(self.result) and on_cpu(self.given) and not on_xla(self.given)
 
     @property
     def builds(self) -> bool:
-        """False for what is no part of a program: a look at a size, a `to` that changes nothing."""
+        """False for calls outside a program: reading a size, a `to` that changes nothing."""
         if self.name == "to" and self.given[:1] == (self.result,):
             return False
         return self.result is None or _has_tensor(self.result)
 
 
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
-    """The arguments of a call."""
+    """Describe the arguments of a call."""
     if not kwargs:
         return tuple([_describe(value, 2) for value in args])
     return (
@@ -73,7 +73,7 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
 
 
 def describe_result(value: Any) -> object:
-    """The result of a call."""
+    """Describe the result of a call."""
     return _describe(value, 1)
 
 
@@ -120,9 +120,9 @@ def _describe(value: Any, depth: int) -> object:
 
 Kind = Literal["shape", "dtype", "data", "constant", "branch", "start", "hidden", "other"]
 SPECIAL = (0, 1)
-"""Numbers that torch_xla writes into the program; others are data (XLA_NO_SPECIAL_SCALARS)."""
+"""Numbers that torch_xla compiles into the program; others are data (XLA_NO_SPECIAL_SCALARS)."""
 ALIKE = 0.3
-"""Share of equal operations from which on two programs are variants of one."""
+"""Share of equal operations above which two programs count as variants of one."""
 
 
 class Window(NamedTuple):
@@ -130,19 +130,19 @@ class Window(NamedTuple):
 
     ops: Sequence[Op]
     tail: int = 0
-    """This many of the first are in the loop's body below the end of a step."""
+    """Number of operations at the beginning that are in the loop's body below the end of a step."""
     first: bool = False
-    """The first of its line, which may include what came before the loop."""
+    """True for the first window of its line, which may include operations before the loop."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What differs first, and where.
+    """The first difference between two programs, and its place.
 
     `kind`: 'shape' or 'dtype' of a tensor; 'data': the shape of a result depends on the data;
-    'constant': another number or string argument; 'branch': other lines ran; 'start': what only the
-    first steps do (an optimizer makes its state, a sum begins with a number); 'hidden': no
-    operation differs; 'other': a new program, with nothing to compare to.
+    'constant': another number or string argument; 'branch': other lines ran; 'start': operations of
+    the first steps only (an optimizer creates its state, a sum starts with a number); 'hidden': no
+    operation differs; 'other': a new program with nothing to compare it to.
     """
 
     kind: Kind
@@ -153,11 +153,11 @@ class Cause:
     rows: tuple[int, int] | None = None
     """Now and before, if only the first size differs."""
     skipped: bool = False
-    """Of a branch: the operation ran before and not now."""
+    """For a branch: True if the operation ran before and not now."""
 
 
 def similarity(now: Window, before: Window) -> float:
-    """The share of operations that two programs have in common, at their begin and their end."""
+    """The share of operations that two programs have in common at their start and end."""
     ops, others, _ = _aligned(now, before)
     most = max(len(ops), len(others))
     if not most:
@@ -175,12 +175,12 @@ def _common(ops: Sequence[Op], others: Sequence[Op]) -> int:
 
 
 def find_cause(now: Window, before: Window, harmless: AbstractSet[tuple[object, ...]]) -> Cause:
-    """Why `now` was compiled when `before` was known.
+    """Return why `now` was compiled although `before` was known.
 
     `harmless`: arguments that differed between two runs of one program (`varying_arguments`).
     """
     ops, others, cut = _aligned(now, before)
-    for strict in (True, False):  # it is not known of every function which floats are data
+    for strict in (True, False):  # which floats are data is not known for every function
         for number, (a, b) in enumerate(zip(ops, others)):  # noqa: B905
             if a.key != b.key:
                 return _branch(ops, others, number)
@@ -192,7 +192,7 @@ def find_cause(now: Window, before: Window, harmless: AbstractSet[tuple[object, 
 
 
 def is_variant(now: Window, before: Window) -> Cause | None:
-    """Why `now` is certainly another program than `before`; None if it may be the same."""
+    """Return why `now` certainly differs from `before` as a program; None if it may be the same."""
     cause = find_cause(now, before, _EVERYTHING)
     return cause if cause.kind in ("shape", "dtype", "data", "branch") else None
 
@@ -206,7 +206,7 @@ _EVERYTHING = _Everything()
 
 
 def _aligned(now: Window, before: Window) -> tuple[Sequence[Op], Sequence[Op], bool]:
-    """Cut what came before the loop if only `before` has it; and whether anything was cut."""
+    """Drop operations before the loop if only `before` has them, and return whether any were."""
     ops = now.ops[now.tail :]
     if before.first and not now.first and ops:
         for number, op in enumerate(before.ops):
@@ -216,7 +216,7 @@ def _aligned(now: Window, before: Window) -> tuple[Sequence[Op], Sequence[Op], b
 
 
 def varying_arguments(now: Window, before: Window) -> set[tuple[object, ...]]:
-    """Arguments that differ between two runs of one program, and so make no other program."""
+    """Arguments that differ between two runs of one program, so that they do not change it."""
     varying: set[tuple[object, ...]] = set()
     if len(now.ops) == len(before.ops):
         for a, b in zip(now.ops, before.ops, strict=True):
@@ -244,10 +244,10 @@ def _arguments(
     for where, now, before in _differences(a.given, b.given):
         if isinstance(now, Shape) and isinstance(before, Shape):
             if now[:2] == before[:2]:
-                continue  # only where it is differs, as of a model that is moved twice
+                continue  # only the device differs, as for a model that is moved twice
             return _shapes(a, now, before)
         if isinstance(now, Shape) or isinstance(before, Shape):
-            # A sum that begins with a number, as in `total = 0.0`.
+            # A sum that starts with a number, as in `total = 0.0`.
             return Cause("start", a.place, a.name, str(now), str(before))
         if (*a.key, where) in harmless or (strict and _is_data(a.name, now, before)):
             continue
@@ -289,14 +289,14 @@ def _shapes(op: Op, now: Shape, before: Shape) -> Cause:
 
 
 def _branch(now: Sequence[Op], before: Sequence[Op], at: int) -> Cause:
-    """Other lines ran: find which by removing the common end."""
+    """Other lines ran: find them by removing the common end."""
     back = _common(now[at:][::-1], before[at:][::-1])
     parts = now[at : len(now) - back], before[at : len(before) - back]
     new, old = ([op for op in part if not op.moves] for part in parts)
     stepped, had_stepped = (any(op.optimizer for op in ops) for ops in (new, old))
     if stepped != had_stepped or all(op.optimizer for op in (*new, *old)):
-        # The first optimizer step makes its state; with accumulated gradients not every step has
-        # one. Or nothing differs but what was moved to the device.
+        # The first optimizer step creates its state; with gradient accumulation not every step has
+        # an optimizer step. Or only the moves to the device differ.
         return Cause("start")
     first = next((op for op in (*new, *old) if not op.optimizer), None)
     assert first is not None
@@ -305,7 +305,7 @@ def _branch(now: Sequence[Op], before: Sequence[Op], at: int) -> Cause:
 
 
 def _short_reprs(now: object, before: object) -> tuple[str, str]:
-    """Both as text; long ones from where they differ."""
+    """Both values as text; long texts start near the difference."""
     texts = repr(now), repr(before)
     equal = next((n for n, (a, b) in enumerate(zip(*texts)) if a != b), 0)  # noqa: B905
     start = equal - 10 if equal > 20 and max(map(len, texts)) > 40 else 0

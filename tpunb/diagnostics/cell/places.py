@@ -1,4 +1,4 @@
-"""Names and text of the notebook's lines, and the statements around them."""
+"""Names and source text of the notebook's lines, and the statements around them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _debugged: dict[str, int] = {}
 
 
 def remember_cell(name: str, number: int) -> None:
-    """A cell of %%tpu_debug was compiled under this name."""
+    """Record the name under which a cell of %%tpu_debug was compiled."""
     _debugged[name] = number
 
 
 def cell_files(shell: InteractiveShell) -> Mapping[str, int]:
-    """The names under which IPython compiled cells, and the cells' numbers.
+    """The names under which IPython compiled cells, with the cells' numbers.
 
-    `_filename_map` is private, and there from IPython 8 to 9.18. The older ones, which Colab
-    has, give a name again for the cells of their history.
+    `_filename_map` is private, and exists in IPython 8 to 9.18. Older releases, as on Colab,
+    compute the same name again from the cells of their history.
     """
     known: Mapping[str, int] | None = getattr(shell.compile, "_filename_map", None)
     if known is not None:
@@ -53,7 +53,7 @@ class Places:
         return linecache.getline(place.file, place.line).strip()
 
     def branch(self, place: Place) -> Place | None:
-        """The condition or loop that decides whether a line runs: the innermost around it."""
+        """The innermost condition or loop that decides whether a line runs."""
         tree = self._tree(place.file)
         best: Place | None = None
         for node in ast.walk(tree) if tree is not None else ():

@@ -1,7 +1,7 @@
 """Records what a cell does with XLA: operations, programs, values that are read, steps.
 
-A torch function mode sees every call of torch's functions from Python, and the line of the
-notebook that it comes from. torch_xla's counters before and after it say what it led to.
+A torch function mode intercepts every call of torch's functions from Python, with the line of the
+notebook that makes it. torch_xla's counters before and after the call show its effects.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _READING = frozenset(
     "item tolist __bool__ __float__ __int__ __index__ __complex__ __format__ __repr__ __array__ "
     "__contains__ equal allclose is_nonzero".split()
 )
-"""Functions that read a value: their result is no tensor."""
+"""Functions that read a value: their result is not a tensor."""
 _KEPT = 12
-"""Programs of one line that a new one is compared with."""
+"""Number of programs of one line with which a new one is compared."""
 _LONGEST = 50_000
-"""Most operations that are kept of a program that does not end."""
+"""Maximal number of operations that are kept of a program that does not end."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Compilation:
     """Operations of its graph."""
     cause: Cause
     since: int = 0
-    """The step that it was compared with."""
+    """The step whose program it was compared with."""
 
 
 @dataclass
@@ -80,13 +80,13 @@ class _Site:
     last: Window | None = None
     last_step: int = 0
     begin: int = 0
-    """Where its next window begins, as a number of operations."""
+    """The start of its next window, as a number of operations."""
     known: list[tuple[int, Window]] = field(default_factory=list)
-    """Its programs, and the steps in which they came first."""
+    """Its programs, and the steps in which they first occurred."""
     harmless: set[tuple[object, ...]] = field(default_factory=set)
 
     def remember(self, step: int, window: Window) -> None:
-        """Keep a program to compare others with."""
+        """Keep a program for comparison with later ones."""
         self.known = [*self.known, (step, window)][-_KEPT:]
 
 
@@ -103,7 +103,7 @@ class Recorder(TorchFunctionMode):
         self._stop_after = stop_after
         self.compilations: list[Compilation] = []
         self.variants: list[Compilation] = []
-        """Programs that were not compiled only because an earlier cell had them."""
+        """Programs that were only not compiled because an earlier cell had compiled them."""
         self.reads: dict[tuple[str, Place | None], LineStats] = {}
         self.fallbacks: dict[tuple[str, Place | None], LineStats] = {}
         self.started = 0
@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
         self._compiled_since = False
         self._stopping = False
         self._tail_ops = 0
-        """This many of the operations belong to the body of the step that has ended."""
+        """Number of operations that belong to the body of the step that has ended."""
         self._tail: list[Line] = []
         """The running lines at the end of a step, until the next step begins."""
 
@@ -142,7 +142,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if torch.compiler.is_compiling():  # else torch.compile takes this for part of the model
+        if torch.compiler.is_compiling():  # otherwise torch.compile would trace this as well
             return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if self._quiet or name in _PROPERTIES:
@@ -187,7 +187,7 @@ class Recorder(TorchFunctionMode):
     def _note_effects(
         self, op: Op, before: Counts, after: Counts, seconds: float, read: bool
     ) -> None:
-        """Record what the operation led to. `read`: its result is on the host."""
+        """Record the effects of an operation. `read`: its result is on the host."""
         compiling = 0.0
         if after.started > before.started:
             compiling = self._program(op.name, op.place, after.compiled > before.compiled)
@@ -210,7 +210,7 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """A block whose operations are not recorded."""
+        """Context whose operations are not recorded."""
         begun = time.perf_counter()
         self._quiet += 1
         try:
@@ -299,7 +299,7 @@ class Recorder(TorchFunctionMode):
         return marking
 
     def _end_step(self) -> None:
-        """A step's program was started."""
+        """Record the end of a step, whose program was started."""
         self.marks += 1
         self._time()
         self._stepped = False
@@ -315,14 +315,14 @@ class Recorder(TorchFunctionMode):
             raise StepsDone
 
     def _leave_tail(self) -> None:
-        """Check whether the next step has begun."""
+        """Leave the body of the step that has ended, if the next step has begun."""
         if frames.next_began(frames.running_lines(self._files), self._tail):
             self._tail = []
             if self._stopping:
                 raise StepsDone
 
     def optimizer_stepped(self, count: int) -> None:
-        """An optimizer has made a step; `count`: the most steps of any optimizer."""
+        """Record an optimizer step; `count`: the largest number of steps of any optimizer."""
         if self._stepped and count > self.optimizer_steps:
             # The loop has no step marker, so its steps end here.
             self._unmarked(count)

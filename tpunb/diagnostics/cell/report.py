@@ -1,4 +1,4 @@
-"""The report of `%%tpu_debug`: what to change in a cell, the most expensive first.
+"""The report of `%%tpu_debug`: the issues of a cell and their fixes, the most expensive first.
 
 `ReportBuilder` turns the records of a cell into findings.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # they need torch, and %load_ext imports this
     from tpunb.diagnostics.cell.recorder import Compilation, LineStats, Recorder
 
 MOST = 7
-"""Findings that fit on a screen."""
+"""Maximal number of findings shown, which fit on a screen."""
 _GOOD, _BAD = "#2da44e", "#e5534b"
 _FAINT = "opacity:0.7"
 _COMMAND = re.compile("`([^`]+)`")
@@ -36,12 +36,12 @@ class Finding:
     kind: str
     """'recompiled', 'fallback', 'read', 'gradients', 'device', 'reduction', 'nan', 'graph'."""
     title: str
-    """What happened, and what it cost."""
+    """The issue and its cost."""
     where: str
     """'cell [3], line 12: loss.item()'; '' without a line."""
     fix: str
     seconds: float = 0.0
-    """What it has cost; infinite if it makes results wrong."""
+    """The time it cost; infinite if it makes results wrong."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Report:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """The same as HTML, with inline styles that every front end keeps."""
+        """Return the report as HTML, with inline styles, which every front end keeps."""
         head = f"<b>{escape(self._headline())}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
         parts = [f"<div>{head}</div>"]
         for number, finding in enumerate(self.findings[:MOST], 1):
@@ -87,7 +87,7 @@ class Report:
         )
 
     def bundle(self) -> dict[str, str]:
-        """For IPython's display."""
+        """Return the report for IPython's display."""
         return {"text/plain": str(self), "text/html": self.html()}
 
     def _headline(self) -> str:
@@ -98,7 +98,7 @@ class Report:
 
     def _more(self) -> str:
         left = len(self.findings) - MOST
-        return f"and {left} more that cost less: fix these first" if left > 0 else ""
+        return f"and {left} less expensive issues: fix the ones above first" if left > 0 else ""
 
 
 def describe_seconds(seconds: float) -> str:
@@ -109,7 +109,7 @@ def describe_seconds(seconds: float) -> str:
 
 
 _OFTEN = 0.5
-"""The share of steps from which on a read value slows the loop."""
+"""Share of steps above which reading a value counts as slowing the loop."""
 _NAMES = {
     "__bool__": "a condition",
     "__float__": "float()",
@@ -137,7 +137,7 @@ class ReportBuilder:
         self._finite = finite
 
     def report(self) -> Report | None:
-        """None for a cell that neither used XLA nor trained."""
+        """Return the report; None for a cell that neither used XLA nor trained."""
         recorder = self._recorder
         if not recorder.used_xla and not self._gradients.optimizers:
             return None
@@ -202,7 +202,7 @@ class ReportBuilder:
             seconds = sum(program.seconds for program in programs)
             steps = _steps([program.step for program in programs])
             what, fix, at = self._why(cause, first, reason.place)
-            cost = describe_seconds(seconds) if seconds else "this kernel had it, a run compiles it"
+            cost = describe_seconds(seconds) if seconds else "cached in this kernel, not in a run"
             yield Finding(
                 "recompiled",
                 f"recompiled at {steps} ({cost}): {what}",
@@ -221,13 +221,13 @@ class ReportBuilder:
             return (
                 f"{now} rows, {before} {since} ({cause.now})",
                 "give every batch the same number of rows: `DataLoader(…, drop_last=True)`, or "
-                "`tpunb.training.shard(loader)`, which pads the last one and says what counts",
+                "`tpunb.training.shard(loader)`, which pads the last batch and marks the real rows",
                 place,
             )
         if cause.kind == "shape":
             return (
                 f"{cause.now}, {cause.before} {since}",
-                "pad to one length or to a few, and mask what was added: `pad_sequences` and "
+                "pad to one length or to a few, and mask the padding: `pad_sequences` and "
                 "`masked_loss` of tpunb.training",
                 place,
             )
@@ -242,9 +242,9 @@ class ReportBuilder:
             )
         if cause.kind == "constant":
             return (
-                f"{_called(cause.op)} was given {cause.now}, {cause.before} {since}: it is a "
-                "constant of the program",
-                "give it the same number at every step, or a tensor on the device "
+                f"{_called(cause.op)} got {cause.now}, {cause.before} {since}: this is a constant "
+                "of the program",
+                "pass the same number in every step, or a tensor on the device "
                 "(`index_select` for an index, a mask for a length)",
                 place,
             )
@@ -252,8 +252,8 @@ class ReportBuilder:
             return self._branch(cause, since, place)
         return (
             f"no operation differs from {last}; other tensors were alive when the step ended",
-            "keep the same tensors at every step: a loss that is put into a list at some steps "
-            "only becomes one more result of the program (`loss.detach().clone()` after the sync)",
+            "keep the same tensors in every step: a loss that only some steps add to a list is one "
+            "more result of the program (use `loss.detach().clone()` after the sync)",
             place,
         )
 
@@ -263,13 +263,13 @@ class ReportBuilder:
         decides = self._places.branch(place) if place is not None else None
         ran = "did not run" if cause.skipped else "ran"
         if place is not None and decides is not None and decides.line != place.line:
-            what = f"line {place.line} {ran}, other than {since}"
+            what = f"line {place.line} {ran}, unlike {since}"
         else:
-            what = f"{_called(cause.op)} {ran}, other than {since}"
+            what = f"{_called(cause.op)} {ran}, unlike {since}"
         return (
             what,
-            "do the same operations at every step (`torch.where`, a weight of 0), or accept one "
-            "program for each way if there are few",
+            "do the same operations in every step (`torch.where`, a weight of 0), or accept one "
+            "program per branch if there are few",
             decides or place,
         )
 
@@ -280,8 +280,8 @@ class ReportBuilder:
             stepped = max(self._gradients.optimizers.values(), key=lambda stats: stats.steps)
             yield Finding(
                 "graph",
-                f"{recorder.optimizer_steps} steps without torch_xla.sync(): their operations "
-                "become one growing program",
+                f"{recorder.optimizer_steps} steps without torch_xla.sync(): their operations form "
+                "one growing program",
                 self._at(stepped.place),
                 "call `torch_xla.sync()` after each step",
                 math.inf,
@@ -312,7 +312,7 @@ class ReportBuilder:
                 f"{describe_seconds(tally.seconds)} for it",
                 self._at(tally.place),
                 "keep it on the device: `tpunb.log(step, loss=loss)` reads it later without "
-                "waiting; or read it every 100 steps",
+                "waiting; or read it only every 100 steps",
                 tally.seconds,
             )
 
@@ -333,13 +333,13 @@ class ReportBuilder:
             stale = known and not any(id(p) in known for p in stepped.elsewhere)
             if stale:
                 title = (
-                    f"the optimizer changes {len(stepped.elsewhere)} parameters on the CPU that no "
-                    "model has: moving a model to an XLA device makes new ones"
+                    f"the optimizer changes {len(stepped.elsewhere)} parameters on the CPU that "
+                    "belong to no model: moving a model to an XLA device creates new parameters"
                 )
-                fix = "make the optimizer after `model.to(device)`"
+                fix = "create the optimizer after `model.to(device)`"
             else:
                 title = f"on the CPU, not on the XLA device: {names}"
-                fix = "move the model before the optimizer is made: `model.to(torch_xla.device())`"
+                fix = "call `model.to(torch_xla.device())` before you create the optimizer"
             yield Finding("device", title, self._at(stepped.place), fix, math.inf)
 
     def _gradient(self) -> Iterator[Finding]:
@@ -351,8 +351,8 @@ class ReportBuilder:
                     "gradients",
                     f"no gradient at any step: {self._names(missing)}",
                     self._at(stepped.place),
-                    "the loss does not depend on them (or `.detach()`, `.data`, `.item()` cut them "
-                    "off): use them, or leave them out of the optimizer",
+                    "the loss does not depend on them (or `.detach()`, `.data`, `.item()` cut the "
+                    "graph): use them, or remove them from the optimizer",
                     math.inf,
                 )
 
@@ -363,10 +363,10 @@ class ReportBuilder:
             if not stepped.reduced and not stepped.elsewhere:
                 yield Finding(
                     "reduction",
-                    "gradients are not reduced before this step: on several cores each would "
-                    "train a model of its own",
+                    "gradients are not reduced before this step: on several cores each core would "
+                    "train a separate model",
                     self._at(stepped.place),
-                    "`xm.optimizer_step(optimizer)`, or DistributedDataParallel",
+                    "use `xm.optimizer_step(optimizer)`, or DistributedDataParallel",
                 )
 
     def _names(self, parameters: Sequence[object], most: int = 3) -> str:
@@ -381,14 +381,14 @@ class ReportBuilder:
                 "nan",
                 f"NaN or infinity at step {first.step}, first in {first.what}",
                 self._at(first.place),
-                "look at what goes in there: a logarithm or division of 0, exp of a large number, "
-                "or a learning rate that is too high",
+                "check its inputs: a logarithm of 0, a division by 0, exp of a large number, or a "
+                "learning rate that is too high",
                 math.inf,
             )
 
 
 class _Reason(NamedTuple):
-    """What programs compiled for one reason have in common."""
+    """The reason that several compiled programs have in common."""
 
     kind: str
     place: Place | None
@@ -398,7 +398,7 @@ class _Reason(NamedTuple):
 def _without_followers(
     groups: dict[_Reason, list[Compilation]],
 ) -> dict[_Reason, list[Compilation]]:
-    """Count programs of other lines that are new for the same tensor shape with the first."""
+    """Merge programs that are new because of the same tensor shape into the first of them."""
     kept: dict[_Reason, list[Compilation]] = {}
     first: dict[tuple[int, ...], _Reason] = {}
     for key, programs in groups.items():
@@ -413,7 +413,7 @@ def _without_followers(
 
 def _called(name: str) -> str:
     if name.startswith("_") and not name.startswith("__"):
-        return "an operation"  # of torch's own, which nobody called
+        return "an operation"  # internal to torch, not called by the user
     return {"__getitem__": "an index", "__pow__": "a power"}.get(name, f"{name.strip('_')}()")
 
 

@@ -1,4 +1,4 @@
-"""`%%tpu_debug`: runs a cell in the kernel, on one core, and watches what XLA does with it."""
+"""`%%tpu_debug`: runs a cell in the kernel on one core, and records what XLA does."""
 
 from __future__ import annotations
 import __future__
@@ -54,7 +54,7 @@ class DebugOptions:
     steps: int | None = None
     """Stop after this many steps of the training loop."""
     nan: bool = False
-    """Find the first number that is not finite."""
+    """Find the first value that is not finite."""
     pdb: bool = False
     """Open the debugger where an exception was raised."""
     profile: Path | None = None
@@ -62,10 +62,10 @@ class DebugOptions:
 
 
 def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = None) -> Any:
-    """Run a cell's source in the notebook's namespace; launchers call their function here.
+    """Run a cell's source in the notebook's namespace; launchers call their function in the kernel.
 
-    Returns the value of a last expression. Tracebacks show the lines of the notebook and of
-    libraries, with line 1 for the line of the magic. Raises ConversionError for invalid syntax.
+    Returns the value of the last expression. Tracebacks show the lines of the notebook and of
+    libraries; line 1 is the line of the magic. Raises ConversionError for invalid syntax.
     """
     try:
         from tpunb.xla import launchers, tpu_answers
@@ -73,7 +73,7 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
         if error.name not in ("torch", "torch_xla"):
             raise
         raise MissingPackageError(
-            error.name, "%%tpu_debug", f"`{INSTALL_XLA}` brings a matching pair"
+            error.name, "%%tpu_debug", f"`{INSTALL_XLA}` installs a matching pair"
         ) from error
     global _spmd
     options = options or DebugOptions()
@@ -107,7 +107,9 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
 
 @contextlib.contextmanager
 def _reporting(shell: InteractiveShell, options: DebugOptions) -> Iterator[None]:
-    """A block after which the requested report is shown, also after an exception."""
+    """Context in which the cell is recorded; shows the requested report at its end, also after an
+    exception.
+    """
     if options.report is None and options.steps is None:
         yield
         return
@@ -128,14 +130,14 @@ def _reporting(shell: InteractiveShell, options: DebugOptions) -> Iterator[None]
 
 
 def _no_crash(no_tpu: bool) -> contextlib.AbstractContextManager[None]:
-    """A block in which a late `xr.use_spmd()` raises instead of crashing the kernel."""
+    """Context in which a late `xr.use_spmd()` raises instead of crashing the kernel."""
     if no_tpu and "torch_xla" in sys.modules:
         return spmd.spmd_prepared()
     return contextlib.nullcontext()
 
 
 def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | None]:
-    """Compile the cell's statements, and its last expression separately if it ends with one."""
+    """Compile the cell's statements, and separately its last expression if it ends with one."""
     number = shell.displayhook.prompt_count  # this cell's, in every IPython (see History)
     empty = len(cell) - len(cell.lstrip())  # IPython drops empty lines at the top
     body = "\n" * cell.count("\n", 0, empty) + shell.transform_cell(cell)
@@ -152,14 +154,14 @@ def _compile(shell: InteractiveShell, cell: str) -> tuple[CodeType, CodeType | N
     except SyntaxError as error:
         line = error.lineno or 1
         text = (["", *body.split("\n")][line - 1 : line] or [""])[0]
-        raise ConversionError(f"invalid syntax: {error.msg}", number, line, text) from None
+        raise ConversionError(f"it is not Python: {error.msg}", number, line, text) from None
 
 
 def _show_without_us(shell: InteractiveShell, error: BaseException, filename: str) -> None:
     """Make IPython show an exception without the frames of this package and of IPython.
 
-    IPython asks exceptions for `_render_traceback_` (7.34 to 9.18), also for `%tb`. `%debug` sees
-    all frames.
+    IPython calls the exception's `_render_traceback_` (7.34 to 9.18), also for `%tb`. `%debug`
+    shows all frames.
     """
     here = str(Path(__file__).parents[2])
     frames: list[TracebackType] = []
@@ -188,9 +190,9 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
 def watching(
     shell: InteractiveShell, *, steps: int | None = None, nan: bool = False
 ) -> Iterator[Callable[[], Report | None]]:
-    """A block that is watched. Yields a function that returns its report, to call afterwards.
+    """Context in which the cell is recorded. Yields a function that returns the report afterwards.
 
-    Watching begins when torch_xla is imported, maybe by the block itself.
+    Recording starts when torch_xla is imported, possibly by the cell itself.
     """
     from tpunb.xla.patching import Replacements
 
@@ -201,7 +203,7 @@ def watching(
     def begin(torch_xla: ModuleType) -> None:
         if builders:
             return
-        # Imported here: these need torch, which is imported by now.
+        # Imported late, because these modules need torch, which is imported by now.
         from tpunb.diagnostics.cell.gradients import FiniteCheck, Gradients
         from tpunb.diagnostics.cell.recorder import Recorder
 
@@ -229,7 +231,7 @@ def open_debugger(shell: InteractiveShell, error: BaseException, files: Containe
     """Open IPython's debugger at the innermost notebook line of an exception (`--pdb`).
 
     `files`: the names under which the notebook's cells were compiled. Prints a message if the
-    front end cannot ask for input.
+    front end does not support input.
     """
     frames: list[TracebackType] = []
     tb = error.__traceback__
@@ -250,20 +252,20 @@ def open_debugger(shell: InteractiveShell, error: BaseException, files: Containe
     debugger.botframe = shown.tb_frame
     try:
         debugger.interaction(None, shown)
-    except StdinNotImplementedError:  # what ipykernel raises where a front end takes no input
+    except StdinNotImplementedError:  # from ipykernel, if the front end does not support input
         print(
             "--pdb: this front end takes no input (papermill, nbclient), so no debugger was opened"
         )
 
 
 def new_profile_folder(runs: Path) -> Path:
-    """A folder for a trace, next to those of runs: 'runs/profile-20260131-120000'."""
+    """Path of a new folder for a trace, next to those of runs: 'runs/profile-20260131-120000'."""
     return runs / time.strftime("profile-%Y%m%d-%H%M%S")
 
 
 @contextlib.contextmanager
 def tracing(folder: Path) -> Iterator[None]:
-    """A block that is traced into a folder (`--profile`); prints how to open the trace."""
+    """Context that is traced into a folder (`--profile`); prints how to open the trace."""
     profiler = importlib.import_module("torch_xla.debug.profiler")
     folder.mkdir(parents=True, exist_ok=True)
     profiler.start_trace(str(folder))

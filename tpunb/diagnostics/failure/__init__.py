@@ -1,7 +1,7 @@
-"""From the log of a failed run to causes and fixes, by a table of rules."""
+"""Diagnosis of failed runs: from a log to causes and fixes, by a table of rules."""
 
-from tpunb.diagnostics.failure.engine import diagnose, key_lines
+from tpunb.diagnostics.failure.engine import diagnose, most_relevant_lines
 from tpunb.diagnostics.failure.facts import Facts
 from tpunb.runs.result import Diagnosis, Evidence
 
-__all__ = ["Diagnosis", "Evidence", "Facts", "diagnose", "key_lines"]
+__all__ = ["Diagnosis", "Evidence", "Facts", "diagnose", "most_relevant_lines"]

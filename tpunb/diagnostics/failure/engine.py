@@ -1,4 +1,4 @@
-"""Applies the table of rules to a log and to what else is known of a run."""
+"""Applies the table of rules to a log and to other facts about a run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tpunb.runs.result import Causes, Diagnosis, Evidence
 from tpunb.runs.spec import RunState
 
 _MOST = 5
-"""Causes in an answer."""
+"""Maximal number of causes in an answer."""
 _LINES = 4
-"""Different lines of evidence for a cause."""
+"""Maximal number of different lines of evidence for a cause."""
 _HITS = 64
-"""Matching lines that are considered as evidence."""
+"""Maximal number of matching lines that are considered as evidence."""
 _STEP_BACK = 0.4
 """Factor on the confidence of a cause that another one explains."""
 _RUNNING = {"data", "step", "compile", "memory", "collective", "checkpoint"}
 """Stages of a run that has started to train."""
 _CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"})
-"""Signals that a process gets for what it did itself."""
+"""Signals that a process receives because of its own actions."""
 _SURE = 0.7
 """Causes of at least this confidence are ordered by time: the first in the log wins."""
 
@@ -36,21 +36,21 @@ def diagnose(
     facts: Facts | None = None,
     table: Sequence[Rule] | None = None,
 ) -> list[Diagnosis]:
-    """The known causes that a log is evidence for, the most likely first.
+    """Return the known causes for which a log contains evidence, the most likely first.
 
     A cause needs evidence in the exception that ended a rank, in a fatal line, or in how a process
-    ended. What only warns, or makes a run slow, is never the reason of a failure.
+    ended. Warnings, and causes of slowness, are never the reason for a failure.
 
     Args:
-        text: The log of one run, of all its ranks: colours, progress bars, the prefixes of
-            ranks, and the JSON in which Kaggle gives logs are understood.
-        returncode: How the process ended; negative or above 128 for a signal. With 0 nothing
-            is wrong, whatever the log says. None: unknown.
-        facts: What else is known; nothing by default.
+        text: The log of one run with all its ranks. Colours, progress bars, rank prefixes and
+            Kaggle's JSON form of logs are handled.
+        returncode: How the process ended; negative or above 128 for a signal. With 0 there is
+            no cause, whatever the log contains. None: unknown.
+        facts: Other facts about the run; none by default.
         table: The rules; those of this package by default.
 
     Returns:
-        At most five, best first; empty if no cause is known (see `key_lines`).
+        At most five, best first; empty if no cause is known (see `most_relevant_lines`).
     """
     facts = facts or Facts()
     if returncode == 0 or facts.state == RunState.SUCCEEDED:
@@ -69,14 +69,14 @@ class _Match:
     confidence: float
     lines: tuple[int, ...]
     first: int
-    """The first of the lines; beyond the last line of the log where no line is."""
+    """The first of the lines; one beyond the end of the log if there is no line."""
     crash: bool
-    """True if a process ended by itself: a fatal line, or a signal that it caused."""
+    """True if a process crashed: a fatal line, or a signal that it caused itself."""
     evidence: tuple[Evidence, ...]
 
 
 class _Seen:
-    """All that is known of a run: its log, and how it ended."""
+    """The observations of a run: its log, its facts, and how its processes ended."""
 
     def __init__(self, text: str, returncode: int | None, facts: Facts) -> None:
         recorded = "\n\n".join(facts.exceptions)
@@ -85,7 +85,7 @@ class _Seen:
         self.reasons = PossibleReasons(self.log, start)
         self.facts = facts
         self.exits: dict[str, tuple[int, ...]] = {}
-        """Ranks by how they ended ('SIGKILL', '17'); no ranks for the run itself."""
+        """Ranks, keyed by how they ended ('SIGKILL', '17'); an empty tuple for the run itself."""
         if returncode:
             self.exits[exit_name(returncode)] = ()
         for rank, code in sorted(facts.exits.items()):
@@ -97,16 +97,16 @@ class _Seen:
         )
 
     def matches(self, table: Sequence[Rule]) -> list[_Match]:
-        """All rules that hold."""
+        """Return all rules that hold."""
         found = [match for rule in table if (match := self.match(rule)) is not None]
         explained = {number for match in found for number in match.lines}
         if self.reasons.unexplained(explained):
-            # It is shown anyway, and tells more than that others ended too.
+            # That exception is shown anyway, and explains more than the ends of other processes.
             found = [match for match in found if match.rule.kind != "symptom" or match.crash]
         return found
 
     def match(self, rule: Rule) -> _Match | None:
-        """The rule with all its evidence; None if there is none."""
+        """Return the rule with all its evidence; None if there is none."""
         if rule.kind == "slow" and self.ended_by_itself:
             return None
         best = 0.0
@@ -138,7 +138,7 @@ class _Seen:
         return _Match(rule, best, ordered, first, crash, tuple(evidence[:_LINES]))
 
     def lines_of(self, sign: Sign, *, slow: bool) -> list[int]:
-        """The lines that may be a reason and match one of the sign's patterns."""
+        """Return the lines that may be a reason and match one of the sign's patterns."""
         found = sorted({number for line in sign.lines for number in self.find(line)})
         if sign.last:
             found = [number for number in found if number == self.log.last]
@@ -154,12 +154,12 @@ class _Seen:
         return kept
 
     def find(self, line: Line) -> list[int]:
-        """The numbers of the lines that match all of these patterns."""
+        """Return the numbers of the lines that match all of these patterns."""
         numbers = self.log.find(line.pattern)
         return [n for n in numbers if all(one.search(self.log.body(n)) for one in line.others)]
 
     def holds(self, sign: Sign) -> bool:
-        """True if every condition of the sign but that on its lines holds."""
+        """True if every condition of the sign holds, apart from that on its lines."""
         if sign.exit and not sign.exit & set(self.exits):
             return False
         if any(getattr(self.facts, name) != value for name, value in sign.facts.items()):
@@ -174,7 +174,7 @@ class _Seen:
 
 
 def _evidence(numbers: Sequence[int], log: Log) -> list[Evidence]:
-    """The lines; equal ones of several ranks are one."""
+    """The lines as evidence; equal lines of several ranks are combined."""
     ranks: dict[str, list[int]] = {}
     cells: dict[str, int | None] = {}
     for number in numbers:
@@ -194,7 +194,7 @@ def _shortened(line: str, most: int = 400) -> str:
 
 
 def _rank(matches: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
-    """Causes that nothing explains first, the sure ones in order of time; then the others."""
+    """First the causes that no other explains, the sure ones in order of time; then the others."""
     names = {match.rule.id for match in matches}
     causes = {match.rule.id for match in matches if match.rule.kind == "cause"}
     explained = {
@@ -203,7 +203,7 @@ def _rank(matches: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
         for other in match.rule.explains & names
         if not (other in causes and match.rule.kind == "symptom")
     }
-    # Two that explain each other: neither steps back.
+    # Of two that explain each other, neither ranks behind.
     explained -= {
         a.rule.id
         for a in matches
@@ -252,7 +252,7 @@ def _rank(matches: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
     return answers
 
 
-# Where no rule matches: the lines that say most
+# The most informative lines, for logs that no rule matches
 
 _EXCEPTION = re.compile(
     r"^\s*(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)"
@@ -266,16 +266,16 @@ _FATAL = re.compile(
 )
 _KILLED = re.compile(r"^(?:.*: )?Killed(?:\s+\S+)?$|exit(?:ed)? (?:with )?(?:code|status) [1-9]")
 _LONGEST = 400
-"""Characters of a line that are read."""
+"""Number of characters of a line that are read."""
 _SCANNED = 20_000
-"""Lines at the end of a log that are read: the end is where it failed."""
+"""Number of lines that are read, from the end of a log: failures come last."""
 
 
-def key_lines(text: str, most: int = 8) -> list[str]:
-    """The lines of a failed run's log that say most about its end, in their order.
+def most_relevant_lines(text: str, most: int = 8) -> list[str]:
+    """Return the most informative lines of a failed run's log, in their order.
 
-    For a failure that no rule knows: exceptions and fatal lines of native code come before lines
-    that mention an error; without any of these, the last lines.
+    For failures that no rule matches: exceptions and fatal lines of native code are preferred to
+    lines that mention an error; if there are none of these, the last lines.
     """
     log = Log(text)
     start = max(0, len(log.lines) - _SCANNED)
@@ -285,7 +285,7 @@ def key_lines(text: str, most: int = 8) -> list[str]:
         weight = _weight(line)
         if weight and line.strip() not in weights:
             weights[line.strip()] = (weight, number)
-    # The best; among equals the first, which is closest to the cause.
+    # The highest weights; among equals the first line, which is closest to the cause.
     best = sorted(weights.items(), key=lambda item: (-item[1][0], item[1][1]))[:most]
     if best:
         return [_shortened(line, 300) for line, _ in sorted(best, key=lambda item: item[1][1])]

@@ -1,7 +1,7 @@
-"""Which lines of a log may be the reason of a failure, and which only warn or inform.
+"""Decides which lines of a log may be the reason for a failure, and which only warn or inform.
 
-A reason is in the exception that ended a rank, in a fatal line of native code, or in how a process
-ended. Where a log has none of these, any line that does more than warn may be one.
+The reason is in the exception that ended a rank, in a fatal line of native code, or in how a
+process ended. In a log with none of these, any line that is more than a warning may be the reason.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ EXCEPTION = re.compile(
     r"|Exception|StopIteration|(?:_?queue\.)?Empty|(?:[a-z_]\w*\.)+[A-Z]\w*(?<!Warning))"
     r"(?::(?!:)|\s*$)"
 )
-"""A line that names an exception, as a traceback ends with it."""
+"""A line that names an exception, such as the last line of a traceback."""
 FATAL = re.compile(
     r"^F\d{4} |^\d{4}-\S+ \S+: F |^\[libprotobuf FATAL|^\s*what\(\): |^\*\*\* SIG(?!TERM|INT)"
     r"|^\*\*\* Aborted|^terminate called |^Fatal Python error|Segmentation fault"
     r"|^ERROR: Unexpected [\w -]+ encountered in worker"
     r"|\(core dumped\)|Out of memory: Killed|^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b"
 )
-"""A line that native code, or the system, writes about a process that ends here."""
+"""A line that native code or the system writes about a process that ends at this point."""
 
 _HEADER = LinePattern.compile(r"Traceback \(most recent call last\)")
 _CANDIDATE = LinePattern.compile(
@@ -50,21 +50,23 @@ _FOR_OTHERS = frozenset(
     " Exception KeyboardInterrupt PapermillExecutionError ProcessExitedException"
     " ProcessRaisedException RemoteTraceback _RemoteTraceback SystemExit".split()
 )
-"""Exceptions that only report how another process ended: what that one wrote counts."""
+"""Exceptions that only report how another process ended; the reason is in that process's lines."""
+_ENGINE = re.compile(r"Engine core initialization failed|See root cause above")
+"""Messages of vLLM's server that do the same; the class of the exception is RuntimeError."""
 _OF_SYSTEM = (RuntimeError, OSError, ImportError, MemoryError, SystemError)
 _MESSAGE = 60
-"""Lines of an exception's message."""
+"""Maximal number of lines of an exception's message."""
 _FRAMES = 600
-"""Lines of a traceback, at most."""
+"""Maximal number of lines of a traceback."""
 _TRACEBACKS = 2000
-"""Tracebacks that are read, at the end of a log."""
+"""Maximal number of tracebacks that are read, from the end of a log."""
 _ABOVE = 8
-"""Lines above a traceback that say what it belongs to."""
+"""Number of lines above a traceback that show its context."""
 
 
 @functools.cache
 def notices() -> tuple[re.Pattern[str], ...]:
-    """Lines that healthy runs write: `notices.yaml`."""
+    """The patterns of `notices.yaml`: lines that healthy runs write."""
     import yaml  # not needed before something has failed
 
     file = resources.files("tpunb.diagnostics.failure") / "notices.yaml"
@@ -76,36 +78,35 @@ class LoggedException:
     """An exception as a log shows it."""
 
     name: str
-    """Its class without the module; '' where a launcher leaves it out."""
+    """Its class without the module; '' if a launcher omits it."""
     rank: int | None
     line: int
     """The line that names it."""
     end: int
-    """Behind the last line of its message."""
+    """The line after the last line of its message."""
     chained: bool
-    """True if it was raised while the one above was handled."""
+    """True if it was raised while the exception above it was being handled."""
     in_thread: bool
     """True if it ended a thread, which does not end a process."""
 
-    @property
-    def of_another_process(self) -> bool:
-        return self.name in _FOR_OTHERS
+    of_another_process: bool
+    """True if it only reports how another process ended."""
 
 
 class PossibleReasons:
-    """The lines of a log that may be the reason of a failure."""
+    """The lines of a log that may be the reason for a failure."""
 
     def __init__(self, log: Log, recorded_from: int | None = None) -> None:
-        """`recorded_from`: the line from which on the run's own record of its exceptions stands.
+        """`recorded_from`: the line at which the run's own record of its exceptions starts.
 
-        Then no exception above it has ended a rank.
+        No exception above that line has then ended a rank.
         """
         self._log = log
         self._tracebacks: list[tuple[int, int]] = []
         """First line, and the line that names the exception."""
         self._remarks: set[int] = set()
         self._notices: dict[int, bool] = {}
-        """By the first line of a shape."""
+        """Keyed by the first line of a shape."""
         found = list(self._read())
         if recorded_from is not None:
             found = [one for one in found if one.line >= recorded_from] or found
@@ -113,9 +114,10 @@ class PossibleReasons:
         self._set(_ending(found))
 
     def widen(self) -> bool:
-        """Count every exception as a reason; False if there are no others.
+        """Count every exception as a reason; False if this adds none.
 
-        For one that only follows from another: of logs without ranks, which is not known.
+        Used if the last exception is only a consequence: in logs without rank prefixes it is not
+        known which exceptions ended a rank.
         """
         before = len(self.exceptions)
         self._set([one for one in self._all if not one.in_thread])
@@ -153,7 +155,7 @@ class PossibleReasons:
         return self._notices[first]
 
     def counts(self, number: int, *, notices_too: bool = False) -> bool:
-        """True if the line may be a reason; `notices_too`: also where it only warns."""
+        """True if the line may be a reason; `notices_too`: also if it only warns."""
         if number in self._names:
             return True
         if number in self._messages or number in self.fatal:
@@ -163,7 +165,7 @@ class PossibleReasons:
         return (notices_too and not self.exceptions) or not self._is_notice(number)
 
     def unexplained(self, lines: Set[int]) -> bool:
-        """True if an exception that ended a rank has none of these lines in its message."""
+        """True if the message of an exception that ended a rank contains none of these lines."""
         return any(
             lines.isdisjoint(range(one.line, one.end))
             for one in self.exceptions
@@ -175,10 +177,10 @@ class PossibleReasons:
         return at >= 0 and self._tracebacks[at][0] <= number < self._tracebacks[at][1]
 
     def _read(self) -> Iterator[LoggedException]:
-        """Every exception of the log but those that Python only remarks, in order."""
+        """Yield the exceptions of the log in order, without those that Python only reports."""
         log = self._log
         starts: dict[int, tuple[int, str]] = {}
-        """By the line that names an exception: where its traceback begins, and its name."""
+        """Keyed by the line that names an exception: first line of its traceback, and its name."""
         headers = log.find(_HEADER)[-_TRACEBACKS:]
         for header, following in itertools.pairwise([*headers, len(log.lines)]):
             if (found := self._end_of_traceback(header, following)) is not None:
@@ -206,10 +208,11 @@ class PossibleReasons:
                 end,
                 any(_CHAIN.search(text) for text in [log.body(start), *above]),
                 any(_THREAD.match(text) for text in above[:2]),
+                name in _FOR_OTHERS or bool(_ENGINE.search(log.body(line))),
             )
 
     def _end_of_traceback(self, header: int, following: int) -> tuple[int, str] | None:
-        """The line that names the exception, and the name; None for a traceback that is cut."""
+        """The line that names the exception, and the name; None for a truncated traceback."""
         log = self._log
         rank, shown = log.writer(header), _IPYTHON.match(log.body(header))
         for number in range(header + 1, min(following, header + _FRAMES)):
@@ -221,7 +224,7 @@ class PossibleReasons:
         return None
 
     def _end_of_message(self, line: int, name: str, starts: dict[int, tuple[int, str]]) -> int:
-        """A blank line ends it; for what Python itself raises, also a line at the margin."""
+        """The end of a message: a blank line or, for Python's own errors, an unindented line."""
         log = self._log
         rank, short = log.writer(line), _is_plain(name)
         for number in range(line + 1, min(len(log.lines), line + _MESSAGE)):
@@ -234,7 +237,7 @@ class PossibleReasons:
         return min(len(log.lines), line + _MESSAGE)
 
     def _above(self, start: int) -> Iterator[str]:
-        """The lines above a traceback, of the same rank and not blank, the nearest first."""
+        """Yield the non-blank lines of the same rank above a traceback, the nearest first."""
         log = self._log
         for number in range(start - 1, max(-1, start - 1 - _ABOVE), -1):
             if log.writer(number) == log.writer(start) and log.body(number).strip():
@@ -242,7 +245,7 @@ class PossibleReasons:
 
 
 def _is_plain(name: str) -> bool:
-    """True for what Python itself raises in wrong code: KeyError, TypeError, and so on."""
+    """True for exceptions that Python itself raises in wrong code: KeyError, TypeError, etc."""
     kind = getattr(builtins, name, None)
     return (
         isinstance(kind, type)
@@ -255,8 +258,9 @@ def _is_plain(name: str) -> bool:
 def _ending(found: list[LoggedException]) -> list[LoggedException]:
     """The exceptions that ended a rank.
 
-    Of each rank the last, and those that it was raised from: others were handled. All, where the
-    last only reports another process; and each that a launcher reports.
+    For each rank, the last exception and those from which it was raised, because others were
+    handled; all of them if the last one only reports another process; and each exception that a
+    launcher reports.
     """
     if any(not one.in_thread for one in found):
         found = [one for one in found if not one.in_thread]

@@ -1,4 +1,4 @@
-"""`Facts` about a run beside its log, which rules may ask for."""
+"""`Facts` about a run in addition to its log, which rules can require."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from tpunb.runs.result import signal_name
 
 _MUCH = 0.8
-"""The part of the memory from which on its use is worth a line."""
+"""Fraction of the memory above which its use counts as evidence."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known beside the log. Every value may be absent: nothing is assumed then."""
+    """Facts in addition to the log. Every value may be absent; nothing is assumed then."""
 
     state: str | None = None
     """How the run ended: 'succeeded', 'failed', 'hung', 'timed_out', 'interrupted'."""
     exits: Mapping[int, int] = field(default_factory=dict)
-    """Exit code of each rank that has ended; -9 for a rank ended by signal 9."""
+    """Exit code of each rank that has ended; -9 for a rank that signal 9 ended."""
     stage: str | None = None
     """'step' if the run got as far as its training loop."""
     device: str | None = None
@@ -26,23 +26,24 @@ class Facts:
     oom_killed: bool | None = None
     """True if the cgroup or the kernel's log counts an out-of-memory kill during the run."""
     memory_peak: int | None = None
-    """The most memory of each rank, all together, in bytes; shared pages count in each."""
+    """The sum of the ranks' peak memory, in bytes; shared pages count for each rank."""
     memory_limit: int | None = None
-    """What the machine or container has, in bytes."""
+    """The memory of the machine or container, in bytes."""
     exceptions: tuple[str, ...] = ()
-    """The exceptions that ended ranks, each with its traceback and as a log shows it.
+    """The exceptions that ended ranks, each with its traceback, as a log shows it.
 
-    Then no other exception of the log is the reason: it was handled, or of another process."""
+    If there are any, no other exception in the log is the reason: it was handled, or belongs to
+    another process."""
     platform: str | None = None
     """'colab', 'kaggle' or 'gcp': chooses among fixes that differ."""
     lost_hosts: tuple[str, ...] = ()
-    """What is said of each host that was lost: 'host h1 was lost: no heartbeat for 20 s'."""
+    """The message about each lost host: 'host h1 was lost: no heartbeat for 20 s'."""
     device_holder: str | None = None
-    """Who holds the device now that the run has ended: 'process 4711 of ann (python3)'."""
+    """The process that holds the device after the run: 'process 4711 of ann (python3)'."""
 
     @property
     def memory_full(self) -> bool:
-        """True if the ranks held nearly all of the memory at their peaks."""
+        """True if the ranks' peaks together used nearly all of the memory."""
         return bool(
             self.memory_peak and self.memory_limit and self.memory_peak > _MUCH * self.memory_limit
         )
@@ -53,7 +54,7 @@ class Facts:
         return bool(self.lost_hosts)
 
     def observations(self, stage: str) -> list[str]:
-        """The facts that are evidence for a cause of this stage, a line each."""
+        """The facts that are evidence for a cause of this stage, one line for each."""
         lines = [*self.lost_hosts]
         if self.oom_killed:
             lines.append("the kernel's out-of-memory killer ended a process of this run")

@@ -1,4 +1,4 @@
-"""What lint knows of the line at which ranks lost each other, as the cause of the failure."""
+"""Lint's finding at the line where ranks stopped matching, as the cause of the failure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tpunb.runs.spec import FailureKind
 from tpunb.utils import records
 
 COLLECTIVE_ERRORS = frozenset(("MismatchError", "LaunchMismatchError", "DeadlockError"))
-"""Exceptions of a rehearsal (`xla/rehearsal/errors.py`) at ranks that do not do the same."""
+"""Exceptions of a rehearsal (`xla/rehearsal/errors.py`) for ranks that do different things."""
 PAGE = "docs/lint.md"
 
 
 def lint_cause(result: RunResult) -> Diagnosis | None:
-    """The collective that only some ranks come to, if that is how this run failed.
+    """Return the collective that only some ranks reach, if this is why the run failed.
 
-    At the line of a failure lint is believed. Where ranks failed elsewhere, as they met in another
-    collective, only if there is no second such place.
+    A finding at the line of a failure is always the cause. If the ranks failed at other lines,
+    because they met in another collective, a finding is the cause only if it is the only one.
     """
     lost = [
         failure
@@ -40,7 +40,7 @@ def lint_cause(result: RunResult) -> Diagnosis | None:
 
 
 def _findings(result: RunResult) -> list[Finding]:
-    """What lint finds in the cells of the run, as its folder has them."""
+    """Lint's findings in the cells of the run, as they are saved in its folder."""
     try:
         kept = records.read(RunDir(result.dir).snapshot)
         cells = tuple(records.build(Cell, cell) for cell in kept["cells"])

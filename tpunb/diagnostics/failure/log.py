@@ -1,4 +1,4 @@
-"""A log as rules see it: plain lines with their rank and cell, and fast search by pattern."""
+"""A log in the form that rules use: plain lines with rank and cell, and fast pattern search."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-# Patterns over one line, with the fixed text that makes searching for them cheap
+# Patterns for single lines, with the fixed text that makes the search cheap
 
 _SHORTEST = 4
-"""Fixed characters in a row that a pattern must have; without, every line would be tried."""
+"""Consecutive fixed characters that a pattern must have, so that not every line is tried."""
 _CLASSES = set("dDwWsSbBAZ0123456789")
 _REPEAT = re.compile(r"\{\d*,?\d*\}")
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used; the message says why."""
+    """A pattern that cannot be used; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class LinePattern:
     source: str
     regex: re.Pattern[str]
     fixed: tuple[str, ...]
-    """A line that matches holds at least one of these, in lower case."""
+    """Each matching line contains at least one of these, in lower case."""
     digits: bool
-    """True if it may distinguish lines that differ in digits only."""
+    """True if it may distinguish lines that differ only in digits."""
 
     @classmethod
     def compile(cls, source: str) -> LinePattern:
-        """Raises PatternError if the source is wrong or has too little fixed text."""
+        """Raises PatternError if the source is invalid or has too little fixed text."""
         regex = compile_pattern(source)
         fixed = _fixed(source)
         if min(map(len, fixed)) < _SHORTEST:
             raise PatternError(
-                f"{source!r} needs {_SHORTEST} fixed characters in a row, in each alternative"
+                f"{source!r} needs {_SHORTEST} fixed characters in a row in each alternative"
             )
         return cls(source, regex, tuple(sorted({text.lower() for text in fixed})), _digits(source))
 
 
 def compile_pattern(source: str) -> re.Pattern[str]:
-    """Raises PatternError if the source is wrong."""
+    """Raises PatternError if the source is invalid."""
     try:
         return re.compile(source, re.IGNORECASE)
     except re.error as error:
@@ -54,12 +54,12 @@ def compile_pattern(source: str) -> re.Pattern[str]:
 
 
 def _digits(source: str) -> bool:
-    """True if the pattern names a digit, other than in a repetition such as {2}."""
+    """True if the pattern contains a digit, except in a repetition such as {2}."""
     return any(char.isdigit() for char in _REPEAT.sub("", source))
 
 
 def _fixed(source: str) -> tuple[str, ...]:
-    """Texts of which a match holds at least one; an empty text where nothing is certain."""
+    """Texts of which a match contains at least one; an empty text if no text is certain."""
     return tuple(text for part in _alternatives(source) for text in _best(part))
 
 
@@ -83,7 +83,7 @@ def _best(tokens: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _tokens(source: str) -> list[tuple[str, str]]:
-    """('char' | 'group' | 'other' | 'times' | 'or', text); for a group, what is inside."""
+    """('char' | 'group' | 'other' | 'times' | 'or', text); for a group, the text inside it."""
     tokens = []
     at = 0
     while at < len(source):
@@ -111,7 +111,7 @@ def _tokens(source: str) -> list[tuple[str, str]]:
 
 
 def _group(source: str, start: int) -> tuple[str, str, int]:
-    """A group that matches text, or something else in brackets (a look-ahead, a flag)."""
+    """A group that matches text, or another bracketed construct (a look-ahead, a flag)."""
     end = _group_end(source, start)
     if source.startswith("(?:", start):
         return "group", source[start + 3 : end - 1], end
@@ -124,7 +124,7 @@ def _class_end(source: str, start: int) -> int:
     at = start + 1
     if source[at] == "^":
         at += 1
-    at += 1  # a bracket in first place is literal: a class is never empty
+    at += 1  # a bracket in first position is literal: a class is never empty
     while source[at] != "]":
         at += 2 if source[at] == "\\" else 1
     return at + 1
@@ -170,7 +170,7 @@ _EXECUTIONS = ("ExecuteTime", "XrtExecute", "ExecuteReplicatedTime", "ExecuteCom
 
 @dataclass(frozen=True)
 class MetricsReport:
-    """How often programs were compiled and run, and how long compiling took; 0 if unknown."""
+    """Numbers of compilations and executions, and the time for compiling; 0 if unknown."""
 
     compiles: int = 0
     executions: int = 0
@@ -183,12 +183,12 @@ class MetricsReport:
 
     @classmethod
     def from_lines(cls, lines: Sequence[str]) -> MetricsReport:
-        """The last value of each metric, by its names in XRT and in PJRT releases."""
+        """Read the last value of each metric, under its names in XRT and in PJRT releases."""
         counts: dict[str, int] = {}
         seconds: dict[str, float] = {}
         name = None
         for line in lines:
-            # Most lines are none of these, and `in` is cheaper than a pattern.
+            # Most lines are not part of a report, and `in` is cheaper than a pattern.
             if "Metric: " in line and (match := _METRIC.search(line)):
                 name = match[1]
             elif name and "TotalSamples: " in line and (match := _SAMPLES.search(line)):
@@ -219,14 +219,14 @@ _SHAPE = bytes(ord("0") if chr(c).isdigit() else ord(chr(c).lower()) for c in ra
 )
 """Lower case for ASCII letters, 0 for every digit."""
 _CELL_DISTANCE = 40
-"""Lines above a match in which the cell of its traceback is searched for."""
+"""Number of lines above a match that are searched for the cell of its traceback."""
 
 
 class Log:
     """The lines of a log, without colours, with carriage returns as line ends.
 
-    Lines that differ in digits only ("step 17, loss 0.25") have one shape. Patterns are tried on
-    shapes, of which a long log has few: this makes a hundred thousand lines fast.
+    Lines that differ only in digits ("step 17, loss 0.25") have the same shape. Patterns are tried
+    on shapes, of which a long log has few: this makes searching 100,000 lines fast.
     """
 
     def __init__(self, text: str) -> None:
@@ -252,9 +252,6 @@ class Log:
             numbers = {number for shape in self._matches(pattern) for number in shape}
             self._found[pattern.source] = sorted(numbers)
         return self._found[pattern.source]
-
-    def has(self, pattern: LinePattern) -> bool:
-        return bool(self.find(pattern))
 
     def by_shape(self) -> Sequence[Sequence[int]]:
         """The lines of each shape."""
@@ -309,7 +306,7 @@ class Log:
         return int(match[1] or match[2]) if match else None
 
     def cell(self, number: int) -> int | None:
-        """The cell that the traceback above a line names last."""
+        """The last cell that the traceback above a line names."""
         rank = self.rank(number)
         for above in range(number, max(-1, number - _CELL_DISTANCE), -1):
             if rank is not None and self.rank(above) not in (None, rank):

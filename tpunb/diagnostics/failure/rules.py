@@ -1,6 +1,6 @@
 """The table of rules: the YAML files in `rules/`, read and checked once.
 
-What the keys of a rule mean: docs/diagnose.md.
+docs/diagnose.md describes the keys of a rule.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Stage = Literal[
     "collective",
     "checkpoint",
 ]
-"""How far a run got, in order. An install or start that failed is not the cause of a later end."""
+"""How far a run got, in order. A failed install or start does not cause a failure after it."""
 _CONFIDENCE = {"cause": 0.9, "symptom": 0.5, "slow": 0.7}
 Place = Literal["any", "colab", "kaggle", "gcp"]
-"""Where a fix holds; `any` where no other does."""
+"""The platform for which a fix is meant; `any` if no other matches."""
 _LONGEST = 110
-"""Characters of a pattern."""
+"""Maximal number of characters of a pattern."""
 _FACTS = {field.name for field in fields(Facts)} | {"memory_full", "host_lost"}
 _RULE_KEYS = {"id", "kind", "stage", "cause", "fix", "source", "versions", "signs"}
 _RULE_OPTIONAL = {"explains", "confidence", "harmless"}
@@ -46,7 +46,7 @@ _REPORT_KEYS = {"compiles", "executions", "compile_seconds", "share", "share_bel
 
 
 class RuleError(TpunbError):
-    """A rule that cannot be used: its file, its id, and what is wrong."""
+    """An invalid rule: its file, its id, and the reason."""
 
     def __init__(self, file: str, rule: str, reason: str) -> None:
         super().__init__(file, rule, reason)
@@ -58,15 +58,15 @@ class RuleError(TpunbError):
 
 @dataclass(frozen=True)
 class Line:
-    """One or several patterns that all match one line."""
+    """One or several patterns that must all match the same line."""
 
     pattern: LinePattern
-    """The one by which lines are found."""
+    """The pattern that is used to find lines."""
     others: tuple[re.Pattern[str], ...] = ()
 
     @classmethod
     def of(cls, sources: Sequence[str]) -> Line:
-        """PatternError if one of them is wrong, or none has enough fixed text."""
+        """Raises PatternError if one of them is invalid, or none has enough fixed text."""
         compiled = [compile_pattern(source) for source in sources]
         for number, source in enumerate(sources):
             try:
@@ -84,7 +84,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Sign:
-    """One way to recognise a cause: everything that is given must hold."""
+    """One way to recognise a cause: all conditions that are set must hold."""
 
     confidence: float
     lines: tuple[Line, ...] = ()
@@ -92,13 +92,13 @@ class Sign:
     unless: tuple[re.Pattern[str], ...] = ()
     """`not`: that line matches none of these."""
     context: tuple[Line, ...] = ()
-    """`with`: for each, some line of the log matches, wherever it stands."""
+    """`with`: for each of these, some line anywhere in the log matches."""
     exit: frozenset[str] = frozenset()
     """A process ended with one of these: 'SIGKILL', '17'."""
     last: bool = False
-    """It is the last line."""
+    """True if the line must be the last line of the log."""
     notices: bool = False
-    """A line that only warns is enough, where nothing else failed."""
+    """True if a line that only warns is enough when there is no exception."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Required values of `Facts`."""
     report: Mapping[str, float] = field(default_factory=dict)
@@ -107,35 +107,35 @@ class Sign:
 
 @dataclass(frozen=True)
 class Rule:
-    """A cause, how it is recognised, and what to do."""
+    """A cause, the signs by which it is recognised, and the fix."""
 
     id: str
     kind: Kind
     """A symptom has a cause that other lines may name: it ranks behind every cause.
 
-    What makes a run slow, or never end, does not end it: it is no reason of a failure.
+    A `slow` rule describes why a run is slow or never ends; it is never the reason for a failure.
     """
     stage: Stage
     cause: str
     fixes: Mapping[str, tuple[str, ...]]
-    """Steps by the place that they are for: `any`, 'colab', 'kaggle', 'gcp'."""
+    """Steps, keyed by platform: 'any', 'colab', 'kaggle', 'gcp'."""
     source: str
     versions: str
     signs: tuple[Sign, ...]
     explains: frozenset[str]
-    """Rules of the same kind that rank behind this one where both hold."""
+    """Rules of the same kind that rank behind this one if both hold."""
     harmless: tuple[str, ...]
-    """Lines that look alike and are of something else: no sign matches them."""
+    """Similar lines with another meaning, which no sign may match."""
 
     def steps(self, platform: str | None) -> tuple[str, ...]:
-        """What to do on this platform, in order."""
+        """The steps of the fix on this platform, in order."""
         steps = self.fixes.get(platform or "any", self.fixes["any"])
         return tuple(_with_commands(step, platform or "") for step in steps)
 
 
 def _with_commands(step: str, platform: str) -> str:
-    """A step with the command by which `tpunb doctor` installs torch and torch_xla here, where it
-    has `{pair}` or, for machines without a TPU, `{pair without libtpu}`.
+    """Replace `{pair}` in a step with the command by which `tpunb doctor` installs torch and
+    torch_xla on this platform, `{pair without libtpu}` with that for machines without a TPU.
     """
     for mark, tpu in (("{pair}", True), ("{pair without libtpu}", False)):
         if mark in step:
@@ -148,14 +148,14 @@ def _with_commands(step: str, platform: str) -> str:
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """The rules of this package. RuleError if one is wrong."""
+    """The rules of this package. Raises RuleError if one is invalid."""
     folder = resources.files("tpunb.diagnostics.failure") / "rules"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return read_rules({name: (folder / name).read_text(encoding="utf-8") for name in names})
 
 
 def read_rules(files: Mapping[str, str]) -> tuple[Rule, ...]:
-    """The rules in these texts by file name. RuleError names the first that is wrong."""
+    """Read rules from texts, keyed by file name. Raises RuleError for the first invalid rule."""
     import yaml  # not needed before something has failed
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -220,7 +220,7 @@ def _rule(file: str, entry: Any) -> Rule:
 
 
 def _fixes(entry: Any) -> dict[str, tuple[str, ...]]:
-    """A fix: text, a list of steps, or either by place. ValueError if it is wrong."""
+    """A fix: text, a list of steps, or a mapping from platform to either. Raises ValueError."""
     if not isinstance(entry, dict):
         entry = {"any": entry}
     if unknown := sorted(set(entry) - set(get_args(Place))):
@@ -236,7 +236,7 @@ def _fixes(entry: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _texts(entry: Any, key: str) -> tuple[str, ...]:
-    """Text, or a list of texts. ValueError if it is something else."""
+    """Text, or a list of texts. Raises ValueError for anything else."""
     texts = entry if isinstance(entry, list) else [entry]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{key} must be text, or a list of texts")
@@ -248,7 +248,7 @@ def _plain(text: str) -> str:
 
 
 def _sign(entry: Any, confidence: float) -> Sign:
-    """One entry of `signs`. ValueError if it is wrong."""
+    """One entry of `signs`. Raises ValueError if it is invalid."""
     if isinstance(entry, (str, list)):
         entry = {"any": [entry]}
     if not isinstance(entry, dict):
@@ -261,9 +261,9 @@ def _sign(entry: Any, confidence: float) -> Sign:
         raise ValueError("not, last and notices of a sign need any")
     facts, report = _mapping(entry, "facts"), _mapping(entry, "report")
     if unknown := sorted(set(facts) - _FACTS):
-        raise ValueError(f"a sign asks for unknown facts: {', '.join(unknown)}")
+        raise ValueError(f"a sign requires unknown facts: {', '.join(unknown)}")
     if unknown := sorted(set(report) - _REPORT_KEYS):
-        raise ValueError(f"a sign asks the metrics report for {', '.join(unknown)}")
+        raise ValueError(f"a sign uses unknown keys of report: {', '.join(unknown)}")
     exits = entry.get("exit", [])
     if not isinstance(exits, list):
         raise ValueError(f"exit must be a list, such as [SIGKILL, 17], not {exits!r}")
@@ -291,14 +291,14 @@ def _mapping(entry: Any, key: str) -> dict[str, Any]:
 
 
 def _lines(entry: Any, key: str) -> tuple[Line, ...]:
-    """A pattern, or a list of patterns or of lists of patterns that one line must all match."""
+    """A pattern, or a list whose items are patterns or lists of patterns for the same line."""
     items = entry.get(key, [])
     items = items if isinstance(items, list) else [items]
     return tuple(Line.of(_patterns(item, key)) for item in items)
 
 
 def _patterns(entry: Any, key: str) -> tuple[str, ...]:
-    """Patterns that a person can review. ValueError if one is too long for that."""
+    """Patterns. Raises ValueError if one is too long for a person to review."""
     for source in (texts := _texts(entry, key)):
         if len(source) > _LONGEST:
             raise ValueError(f"{source!r} is longer than {_LONGEST} characters: make it a list")

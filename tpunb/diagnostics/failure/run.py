@@ -19,14 +19,14 @@ from tpunb.runs.spec import FailureKind
 from tpunb.utils import files
 
 _JUST_NOW = 60.0
-"""Seconds after a run's end in which whoever holds its device may have held it during the run."""
+"""Seconds after a run's end in which a process that holds its device may have held it before."""
 MAX_BYTES = 20_000_000
-"""Bytes of a log that are read, at its end: failures come last."""
+"""Number of bytes that are read, from the end of a log: failures come last."""
 
 
 def diagnose_run(result: RunResult) -> list[Diagnosis]:
-    """The known causes of a run's failure, the likeliest first: what lint finds at its line comes
-    before what the log tells.
+    """Return the known causes of a run's failure, the likeliest first; a lint finding at the line
+    of the failure comes before causes from the log.
     """
     log = read_end(RunDir(result.dir).log)
     known = diagnose(log, result.returncode, facts=observed_facts(result))
@@ -35,7 +35,7 @@ def diagnose_run(result: RunResult) -> list[Diagnosis]:
 
 
 def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:
-    """The known causes in a log. For a run's own log, how the run ended counts too."""
+    """Return the known causes in a log. For the log of a run, its result is used as well."""
     path = path.resolve()
     run = RunDir(path.parent)
     result = state.read_result(run) if path.name == run.log.name else None
@@ -45,7 +45,7 @@ def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:
 
 
 def observed_facts(result: RunResult) -> Facts:
-    """What the run itself has recorded."""
+    """The facts that the run itself has recorded."""
     run = RunDir(result.dir)
     at_work = run.metrics.exists() or run.checkpoints.exists()
     return Facts(
@@ -73,7 +73,7 @@ def observed_facts(result: RunResult) -> Facts:
 
 
 def _exceptions(result: RunResult) -> tuple[str, ...]:
-    """The exceptions that ended ranks, as a log shows them; of lost peers only if nothing else."""
+    """The exceptions that ended ranks, as a log shows them; lost peers only as a last resort."""
     for kind in (FailureKind.EXCEPTION, FailureKind.PEER_LOST):
         if failures := [failure for failure in result.failures if failure.kind is kind]:
             return tuple(map(_as_logged, failures))
@@ -90,14 +90,14 @@ def _as_logged(failure: Failure) -> str:
 
 
 def _platform() -> str | None:
-    """Where this process runs, for fixes that differ; None on any machine of one's own."""
+    """This machine's platform, by which fixes differ; None on the user's own machine."""
     root = machine.root_of(os.environ)
-    name = find_platform(os.environ, root, Metadata(), tpu.on_the_bus(root)[0]).name
+    name = find_platform(os.environ, root, Metadata(), tpu.count_chips(root)[0]).name
     return {"colab": "colab", "kaggle": "kaggle", "local": None}.get(name, "gcp")
 
 
 def _holder(result: RunResult) -> str | None:
-    """Who else holds the TPU on which a run has just failed."""
+    """The other processes that hold the TPU on which a run has just failed."""
     if result.device != "TPU" or time.time() - result.ended > _JUST_NOW:
         return None
     holders = tpu_users.find_tpu_users(machine.root_of(os.environ)).holders

@@ -1,1 +1,1 @@
-"""From the cell that was just run to the notebook as it is now: `Snapshot`."""
+"""Capture the current notebook of a running kernel as a `Snapshot`."""

@@ -1,4 +1,4 @@
-"""The notebook at the moment its train cell runs."""
+"""Capture the notebook at the moment its train cell runs."""
 
 from __future__ import annotations
 
@@ -32,32 +32,33 @@ def capture(
     user_ns: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Snapshot:
-    """The current notebook, with what was executed, cut for the train cell that is running.
+    """Return the current notebook with the executed texts, for the train cell that is running.
 
-    While its magic runs, the train cell is the last execution in `history`. `train_source`,
-    the body that the magic gets, is there to check that: a cell that called the magic from
-    code is not the train cell itself. `notebook` is the path the user gave. `user_ns` and
-    `environ` are those of the shell and of this process, unless given.
+    While its magic runs, the train cell is the last execution in `history`. `train_source`, the
+    body passed to the magic, is used to verify this: a cell that called the magic from code is
+    not the train cell itself. `notebook` is the path the user gave. `user_ns` and `environ`
+    default to those of the shell and of this process.
 
     The document comes from the first of `tpunb.notebook.capture.sources.SOURCES` that knows it:
-    a file, or what a front end sent. Without one, and where it cannot be read (a note says so), the
-    executed cells alone are the notebook, those that failed left out.
+    a file, or JSON sent by a front end. If there is no document, or if it cannot be read (a note
+    reports this), the executed cells alone are the notebook, without those that failed.
 
-    What was executed is laid over it. A cell is known by the id that the front end sends
-    with it, and where there is none by equal text, in order:
+    The executions are laid over the document. A cell is identified by the id that the front end
+    sends with it or, if there is no id, by equal text, in order:
 
-    - A cell that ran has the text and the number of its last execution, at its place in the
+    - A cell that ran has the text and the number of its last execution, at its position in the
       document, however often it ran. A note names cells whose text in the document differs.
     - A code cell above the train cell that never ran in this kernel is left out, with a note.
       Cells below the train cell stay, but they are not part of a run.
-    - A cell that ran and is not in the document (unsaved, or injected by papermill) stands
-      after the cell that ran before it; so does the train cell itself.
-    - A cell that ran and was deleted is part of the run, as its effects are in the kernel,
-      until the document says that it is gone: it was saved, or sent, after the cell ran, holds
-      ids, and not this one. Then it is left out, with a note.
-    - An execution without an id whose text is not in the document is of an edited cell if an
-      alike one at its place has not run. Where a person works, and if an alike cell ran
-      later, it is an older version of that one and is left out; and so is one that failed.
+    - A cell that ran and is not in the document (unsaved, or injected by papermill) is placed
+      after the cell that ran before it; so is the train cell itself.
+    - A cell that ran and was deleted is part of the run, because its effects are in the kernel,
+      until the document shows that it is gone: the document was saved, or sent, after the cell
+      ran, contains ids, and does not contain this id. Then the cell is left out, with a note.
+    - An execution without an id whose text is not in the document belongs to an edited cell if a
+      similar cell at its position has not run. If a user executes the cells one by one and a
+      similar cell ran later, the execution is an older version of that cell and is left out;
+      so is an execution that failed.
     - Tags, markdown and raw cells come from the document.
 
     Raises NotebookNotFoundError if the user named a file that does not exist, and
@@ -102,7 +103,7 @@ def capture(
 def _laid(
     located: LocatedNotebook, executed: Sequence[Execution], deleted: Mapping[str, float]
 ) -> Snapshot:
-    """The executions laid over a located notebook."""
+    """Lay the executions over a located notebook."""
     if located.path is not None:
         (cells, saved), content = _read(located.path), None
     else:
@@ -115,10 +116,10 @@ def _laid(
 
 
 def _read(path: Path) -> tuple[tuple[Cell, ...], float]:
-    """The cells of a file, and when it was saved.
+    """Return the cells of a file and the time it was saved.
 
-    Servers write a notebook in its place, so one that is being saved is cut off for a moment:
-    it is read again until nothing has been written for a while.
+    Servers overwrite a notebook in place, so a notebook that is being saved is incomplete for a
+    moment: it is read again until nothing has been written for a while.
     """
     deadline = time.monotonic() + SETTLED
     while True:
@@ -139,7 +140,7 @@ def _path(located: LocatedNotebook) -> str | None:
 
 
 def _without_outputs(notebook: Mapping[str, Any]) -> dict[str, Any]:
-    """The notebook without outputs, which may be large and do not run."""
+    """Return the notebook without outputs, which may be large and are not needed."""
     cells = [
         {**cell, "outputs": [], "execution_count": None} if "outputs" in cell else cell
         for cell in notebook["cells"]
@@ -155,12 +156,12 @@ def _connection_file() -> str | None:
 
     try:
         return os.path.abspath(get_connection_file())
-    except (RuntimeError, OSError):  # the kernel of another program, or its file is gone
+    except (RuntimeError, OSError):  # another program's kernel, or the file was removed
         return None
 
 
 def _is_train(run: Execution, body: str) -> bool:
-    """Whether a cell is the train cell with this body, whatever stands above the body."""
+    """True if an execution is that of a train cell with this body, whatever is above the body."""
     lines = [line.strip() for line in run.source.strip().splitlines()]
     wanted = [line.strip() for line in body.strip().splitlines()]
     return "tpu_train" in cell_magics(run.source) and lines[len(lines) - len(wanted) :] == wanted

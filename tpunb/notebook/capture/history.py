@@ -1,4 +1,4 @@
-"""The executions in this kernel: the one source that works with every front end."""
+"""History of the executions in this kernel, the one source that works with every front end."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Execution:
     """One execution of a cell."""
 
     source: str
-    """As it was sent, magics and all."""
+    """The text as it was sent, including magics."""
     number: int | None
-    """The execution count that is shown beside the cell."""
+    """The execution count shown next to the cell."""
     id: str | None = None
     """The front end's cell id. JupyterLab, Notebook 7, Colab and VS Code send one, nbclient and
-    papermill do not, and but for Colab nothing has it that ran before tpunb was loaded."""
+    papermill do not. Cells that ran before tpunb was loaded have an id on Colab only."""
     failed: bool = False
-    """It raised, or never began because it is not valid Python."""
+    """True if it raised, or never started because it is not valid Python."""
     time: float = field(default=0.0, compare=False)
-    """When it began, in seconds since the epoch; when tpunb was loaded, if it ran before."""
+    """Start, in seconds since the epoch; the time tpunb was loaded if it ran before."""
     seconds: float | None = field(default=None, compare=False)
-    """How long it took; None if it has not ended, or ran before tpunb was loaded."""
+    """Duration; None if it has not ended, or ran before tpunb was loaded."""
     removed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Variables of the environment that it removed, with the values that they had."""
+    """Environment variables that it removed, with their last values."""
 
 
 class History:
-    """Remembers every execution in a shell, from the moment it is made until `close`.
+    """Records every execution in a shell, from its own creation until `close`.
 
-    What ran before, and the cell that makes it, comes from the shell's own history, which
-    knows texts and numbers but no ids (Colab's does). Executions with `store_history=False` or
-    `silent=True` are the front end's, not the user's, and do not count. Works with IPython 7.34
+    Earlier executions, and the cell that creates it, come from the shell's own history, which has
+    texts and numbers but no ids (Colab's has ids). Executions with `store_history=False` or
+    `silent=True` are the front end's, not the user's, and are ignored. Works with IPython 7.34
     to 9.x.
     """
 
@@ -55,25 +55,25 @@ class History:
             if source.strip()
         ]
         self._began: dict[int, float] = {}
-        """By the number of an execution: when it began, on the monotonic clock."""
+        """Start times on the monotonic clock, by execution number."""
         self._variables: dict[int, dict[str, str]] = {}
-        """The environment when it began."""
+        """The environment at the start of the running execution, by its number."""
         self._deleted: dict[str, float] = {}
         shell.events.register("pre_run_cell", self._begin)
         shell.events.register("post_run_cell", self._end)
 
     def executions(self) -> tuple[Execution, ...]:
-        """All of them in order; the last one is the cell that is running now, if one is."""
+        """All executions in order; the last is the running cell, if a cell is running."""
         return tuple(self._executions)
 
     def running(self) -> int | None:
-        """The number of the cell that is running now; None if it is not known."""
+        """The number of the running cell; None if unknown."""
         return self._executions[-1].number if self._executions else None
 
     def removed_variables(self, numbers: Collection[int]) -> dict[str, str]:
-        """Variables that the executions with these numbers removed and that are gone since.
+        """Variables that the executions with these numbers removed and that are still unset.
 
-        Each with the value that was removed last.
+        Each has the value that was removed last.
         """
         return {
             name: value
@@ -86,8 +86,8 @@ class History:
     def deleted(self) -> Mapping[str, float]:
         """Ids of cells that were deleted and not executed since, with the time of the message.
 
-        In seconds since the epoch: JupyterLab and Notebook 7 send it with the next execution. They
-        also send it for a cell that was cut and pasted elsewhere, which may still be there.
+        Times are in seconds since the epoch. JupyterLab and Notebook 7 send the message with the
+        next execution, also for a cell that was cut and pasted elsewhere and still exists.
         """
         return dict(self._deleted)
 
@@ -112,10 +112,10 @@ class History:
         self._variables = {number: dict(os.environ)}
 
     def _end(self, result: Any) -> None:
-        # IPython passes None where the machinery itself failed.
+        # IPython passes None if its own machinery failed.
         if result is None or not result.info.store_history or result.info.silent:
             return
-        # The cell that loaded tpunb ends here as well, but nobody knows when it began.
+        # The cell that loaded tpunb ends here as well, but its start time is unknown.
         began = self._began.pop(result.execution_count, None)
         took = None if began is None else time.monotonic() - began
         before = self._variables.pop(result.execution_count, {})
@@ -132,7 +132,7 @@ class History:
 
 
 def _removed_before() -> dict[str, str]:
-    """Variables that this process was started with and has not got any more."""
+    """Variables that this process was started with and that are no longer set."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     started = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
     return {name: value for name, value in started.items() if name not in os.environ}
@@ -144,16 +144,16 @@ def _named(variables: Mapping[str, str], source: str) -> dict[str, str]:
 
 
 def _metadata(shell: InteractiveShell) -> Mapping[str, Any]:
-    """What the front end sent beside the code of the cell that is running; empty if nothing."""
-    # Shells of ipykernel have the request, others do not. IPython 9 gives this to hooks too.
+    """Metadata that the front end sent with the code of the running cell; may be empty."""
+    # Only ipykernel's shells have the request. IPython 9 passes the metadata to hooks as well.
     message = getattr(shell, "parent_header", None)
     metadata = message.get("metadata") if isinstance(message, Mapping) else None
     return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _id(info: Any, metadata: Mapping[str, Any]) -> str | None:
-    """The cell's id: `cellId` of the metadata, which IPython 8.1 and later pass on, or Colab's
-    own (googlecolab/colabtools 3c07d77, google/colab/_history.py).
+    """The cell's id: `cellId` in the metadata, which IPython 8.1 and later pass on, or Colab's
+    own id (googlecolab/colabtools 3c07d77, google/colab/_history.py).
     """
     colab = metadata.get("colab")
     own = colab.get("cell_id") if isinstance(colab, Mapping) else None
@@ -162,7 +162,7 @@ def _id(info: Any, metadata: Mapping[str, Any]) -> str | None:
 
 
 def _ids_before(shell: InteractiveShell, raw: list[str]) -> list[str | None]:
-    """The ids of what ran before, which Colab's shell keeps beside the texts (same source)."""
+    """Ids of earlier executions, which Colab's shell keeps along with the texts (same source)."""
     kept = getattr(shell.history_manager, "_input_hist_cells", None)
     if not isinstance(kept, list) or [entry.get("code") for entry in kept] != raw:
         return [None] * len(raw)

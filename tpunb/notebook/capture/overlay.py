@@ -1,8 +1,8 @@
 """Lay the executions over the document, and note the differences.
 
 Neither alone is the notebook: the file lacks unsaved edits; the history lacks cells that never ran,
-tags and the order of cells. An execution is matched to its cell by the front end's id where it
-sends one, else by text. `tpunb.notebook.capture.capture` has the rules.
+tags and the order of cells. An execution is matched to its cell by the front end's id if it sends
+one, otherwise by text. The rules are in `tpunb.notebook.capture.capture`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import KEPT, Cell, LeftOut, Snapshot
 
 Key = int | str
-"""A cell of the document, by its index; or a cell that is not in it, by a name of ours."""
+"""The index of a cell in the document, or a name for a cell that is not in it."""
 
 PARAMETERS, INJECTED = "parameters", "injected-parameters"
-"""Papermill's tags: of the cell with defaults, and of the one that it puts below."""
+"""Papermill's tags: for the cell with defaults, and for the cell that it inserts below."""
 ALIKE = 0.6
-"""How much two texts must agree to count as versions of one cell (difflib's ratio)."""
+"""Minimum similarity (difflib's ratio) of two texts that count as versions of one cell."""
 SHORT = 400
-"""Letters up to which texts are compared letter by letter, which takes time for long ones."""
+"""Maximum number of characters of texts compared by character, which is slow for long texts."""
 NEAR = 20
-"""Cells that are compared with one whose text is not in the document: those nearest to it."""
+"""Number of nearest cells that are compared with a text that is not in the document."""
 MOST_NAMED = 5
-"""Cells that one note names."""
+"""Maximum number of cells that a note names."""
 
 
 def overlay(
@@ -42,17 +42,17 @@ def overlay(
     saved: float = 0.0,
     deleted: Mapping[str, float] | None = None,
 ) -> Snapshot:
-    """Lay executions over a document (empty: there is none). The last one is the train cell.
+    """Lay executions over a document, empty if there is none. The last one is the train cell.
 
-    `saved` says since when the document is as it is, in seconds since the epoch; infinity: it
-    is what the front end holds now. `deleted` is `History.deleted()`. Path and origin are left
-    to the caller.
+    `saved` is the time of the document's last change, in seconds since the epoch; infinity if it
+    is the front end's current state. `deleted` is `History.deleted()`. The caller sets path and
+    origin.
     """
     keys = _identify(document, executed, saved)
     last: dict[Key, Execution] = {}
     numbers: dict[Key, list[int]] = {}
     for key, execution in zip(keys, executed, strict=True):
-        # Without a document a version that worked stands for one that failed after it.
+        # Without a document, a version that worked is preferred to a later one that failed.
         if key is not None and not (execution.failed and not document and key in last):
             last[key] = execution
         if key is not None and execution.number is not None:
@@ -65,7 +65,7 @@ def overlay(
     ids = {cell.id for cell in document if cell.id}
     known = any(
         execution.id in ids for execution in executed
-    )  # VS Code's ids are not those of the file
+    )  # VS Code's ids differ from those of the file
 
     cells: list[Cell] = []
     left_out: list[tuple[Cell, LeftOut]] = []
@@ -79,7 +79,7 @@ def overlay(
             if key == train:
                 cells.append(new)
             elif run.failed and (not document or run.id is None):
-                # What is known of it is that it cannot be repeated.
+                # All that is known about it is that it cannot be repeated.
                 left_out.append((new, LeftOut.FAILED))
             elif known and run.id is not None and saved > run.time:
                 left_out.append((new, LeftOut.DELETED))
@@ -109,10 +109,11 @@ def overlay(
 def _is_injected(
     run: Execution, above: Key | None, document: tuple[Cell, ...], executed: Sequence[Execution]
 ) -> bool:
-    """Whether a cell that is not in the document is papermill's, with a run's parameters.
+    """True if a cell that is not in the document was injected by papermill, with parameters.
 
-    It stands below the cell tagged `parameters`, or first where there is none, and assigns
-    literals. Runners of whole notebooks send no ids; where a person works, a cell may be unsaved.
+    Such a cell is below the cell tagged `parameters`, or first if there is none, and assigns
+    literals. Programs that run whole notebooks send no ids; an interactive user's cell may just
+    be unsaved.
     """
     if not document or any(other.id for other in executed):
         return False
@@ -131,8 +132,10 @@ def _is_injected(
 
 
 def _place(document: tuple[Cell, ...], keys: Sequence[Key | None], train: Key) -> list[Key]:
-    """All cells in order: cells that are not in the document stand after the cell that ran
-    before their first execution; a train cell that is not, before its last one.
+    """Return all cells in order.
+
+    A cell that is not in the document is placed after the cell that ran before its first
+    execution; a train cell that is not in the document, after the one before its last execution.
     """
     order: list[Key] = [cell.index for cell in document]
     previous: Key | None = None
@@ -157,9 +160,9 @@ def _insert(order: list[Key], key: Key, previous: Key | None) -> None:
 def _identify(
     document: tuple[Cell, ...], executed: Sequence[Execution], saved: float
 ) -> list[Key | None]:
-    """For each execution the cell that it was of; None: an older version of a cell."""
+    """Return the cell of each execution; None for an older version of a cell."""
     by_id = {cell.id: cell.index for cell in document if cell.id}
-    # A file of nbformat 4.4 or older holds no ids, whatever the front end sends.
+    # A file of nbformat 4.4 or older contains no ids, even if the front end sends some.
     ids = any(run.id in by_id for run in executed)
     keys: list[Key | None] = []
     for run in executed:
@@ -170,7 +173,7 @@ def _identify(
         run.id: key for run, key in zip(executed, keys, strict=True) if run.id and key is not None
     }
     keys = [same.get(run.id, key) for run, key in zip(executed, keys, strict=True)]
-    # Runners of whole notebooks execute each cell once, and have no ids.
+    # Programs that run whole notebooks execute each cell once and send no ids.
     person = saved == math.inf or any(run.id for run in executed)
     for index, key in enumerate(keys):
         if key is None:
@@ -181,7 +184,7 @@ def _identify(
 def _match_equal(
     document: tuple[Cell, ...], executed: Sequence[Execution], keys: list[Key | None]
 ) -> None:
-    """Give executions without a key the document cell of equal text, in order."""
+    """Match executions without a key to document cells of equal text, in order."""
     places: dict[str, list[int]] = {}
     for cell in document:
         if cell.kind == "code":
@@ -193,7 +196,7 @@ def _match_equal(
             continue
         equal = places.get(_stripped(run.source), [])
         if equal:
-            # The next one that has not run; else one above; else the cell ran again.
+            # The next cell that has not run; otherwise one above; otherwise the cell ran again.
             free = [place for place in equal if place not in claimed]
             at = next((place for place in free if place > at), (free or equal)[0])
             claimed.add(at)
@@ -207,11 +210,11 @@ def _match_alike(
     index: int,
     older: bool,
 ) -> Key | None:
-    """The cell of an execution whose text is not in the document.
+    """Return the cell of an execution whose text is not in the document.
 
-    It is a cell that was edited since, if an alike one between its neighbours has not run.
-    With `older` (a person executes cells) it is an older version of a cell, None, if an alike
-    one ran later. Else it is a cell of its own.
+    It is a cell edited since then if a similar cell between its neighbours has not run. With
+    `older` (a user executes cells one by one) it is an older version of a cell, None, if a
+    similar one ran later. Otherwise it is a cell of its own.
     """
     run = executed[index]
     own = run.id or f"execution {index}"
@@ -236,10 +239,10 @@ def _match_alike(
 
 
 class _Alike:
-    """Whether texts are versions of one cell's text: short ones by letters, others by lines."""
+    """Test for versions of one cell's text; compares short texts by character, others by line."""
 
     def __init__(self, text: str) -> None:
-        # Without `autojunk`, which takes every frequent letter of a longer text for noise.
+        # Without `autojunk`, which ignores every frequent character of a longer text.
         self._letters = difflib.SequenceMatcher(None, b=text[:SHORT], autojunk=False)
         self._lines = difflib.SequenceMatcher(None, b=_code_lines(text), autojunk=False)
         self._short = len(text) <= SHORT
@@ -265,12 +268,12 @@ def _code_lines(text: str) -> list[str]:
 
 
 def _stripped(source: str) -> str:
-    """A cell's text without blank lines around it and white space at line ends."""
-    return "\n".join(line.rstrip() for line in source.splitlines()).strip("\n")
+    """Strip blank lines around a cell's text and white space at line ends."""
+    return "\n".join(line.rstrip() for line in source.split("\n")).strip("\n")
 
 
 class _Notes:
-    """What a person should know about differences between the document and what ran."""
+    """Collects notes for the user on differences between the document and the executed cells."""
 
     def __init__(self, saved: float, deleted: Mapping[str, float]) -> None:
         self._saved = saved
@@ -281,31 +284,31 @@ class _Notes:
         self._lines: list[str] = []
 
     def unsaved_train_cell(self, before: Execution | None) -> None:
-        """The train cell is not in the document; `before` is the cell that it is put after."""
+        """Note that the train cell is not in the document; it is placed after `before`."""
         where = "comes first" if before is None else f"follows cell [{before.number}]"
         self._lines.append(f"this cell is not saved yet; assuming it {where}")
 
     def ran(self, cell: Cell, document: Cell | None, run: Execution) -> None:
-        """A cell of the prelude, as it ran and as it is in the document."""
+        """Record a prelude cell, as executed and as in the document, to note differences."""
         if _is_tpunb_cell(cell.source):
             return
         if self._deleted.get(cell.id or "", 0.0) > self._saved:
             self._moved.append(cell)
-        # Papermill replaces the cell that it injected before.
+        # Papermill replaces the cell that it injected in an earlier run.
         if document is None or INJECTED in document.tags:
             return
         if _stripped(document.source) != _stripped(run.source):
             (self._edited if self._saved > run.time else self._unsaved).append(cell)
 
     def lines(self, laid: Snapshot) -> tuple[str, ...]:
-        """One line for each kind of difference."""
+        """Return the notes, one line for each kind of difference."""
         cells_out: dict[LeftOut, list[Cell]] = {
             LeftOut.NEVER_RAN: [],
             LeftOut.FAILED: [],
             LeftOut.DELETED: [],
         }
         for cell, reason in laid.left_out:
-            if not _is_tpunb_cell(cell.source) and _says_something(cell.source):
+            if not _is_tpunb_cell(cell.source) and _has_code(cell.source):
                 cells_out[reason].append(cell)
         lines = list(self._lines)
         if cells_out[LeftOut.NEVER_RAN]:
@@ -328,13 +331,13 @@ class _Notes:
         return tuple(lines)
 
 
-def _says_something(source: str) -> bool:
-    """Whether there is more in a cell than comments."""
-    return any(line.strip() and not line.lstrip().startswith("#") for line in source.splitlines())
+def _has_code(source: str) -> bool:
+    """True if a cell contains more than comments."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in source.split("\n"))
 
 
 def _is_tpunb_cell(source: str) -> bool:
-    """Whether it is a cell of tpunb's own magics, which no run repeats."""
+    """True for a cell with tpunb's own magics, which runs do not repeat."""
     return any(name.startswith("tpu_") for name in cell_magics(source))
 
 

@@ -1,4 +1,4 @@
-"""Names of `--returns` that no cell of a run assigns: found before the run, not after it."""
+"""Check before a run that its cells assign the names given to `--returns`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tpunb.notebook.models import Script
 
 
 def refusal(script: Script, names: Iterable[str], held: Container[str]) -> str | None:
-    """What is wrong with the names to return; None if each may be there at the run's end.
+    """Return an error message for the names to return; None if all may exist at the run's end.
 
-    `held`: those that the run has from the kernel. Refused is only what surely is not assigned:
-    where code makes names unseen (`exec`, `import *`), or a line that is left out names it, no one
-    knows.
+    `held` are names that the run gets from the kernel. Only a name that is certainly not assigned
+    is refused: not if code defines names invisibly (`exec`, `import *`), and not if a left-out
+    line mentions the name.
     """
     sources = [script.source(block) for block in script.blocks if block.cell is not None]
     if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):

@@ -1,4 +1,4 @@
-"""One cell as plain Python, line for line."""
+"""Convert one cell to plain Python, line for line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from tpunb.notebook.convert import magics, setup_lines, statements, syntax
+from tpunb.notebook.convert import magics, output_lines, setup_lines, statements, syntax
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
 from tpunb.notebook.convert.setup_lines import SetupCode
@@ -17,16 +17,16 @@ from tpunb.notebook.models import LeftOut
 
 SKIP_LINE = "# tpu: skip"
 SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPYNB}
-"""Tags of cells that are for the notebook alone; the second is jupytext's."""
+"""Tags of cells that run in the notebook only; the second is jupytext's."""
 
 _PASS = "pass  # "
 
 
 class LeftOutLine(NamedTuple):
-    """A line, or several, that does not run."""
+    """One or more lines of a cell that do not run."""
 
     line: int
-    """In the cell, from 1."""
+    """First line in the cell, from 1."""
     text: str
     reason: LeftOut
 
@@ -35,14 +35,14 @@ class LostName(NamedTuple):
     """A name that a line defines in the notebook, but not in a script."""
 
     line: int
-    """In the cell, from 1."""
+    """Line in the cell, from 1."""
     name: str
     maker: str
-    """The line, or the beginning of it."""
+    """The text of the line, or its beginning."""
 
 
 class LeftOutStatement(NamedTuple):
-    """A statement that does not run, and the names that are missing without it."""
+    """A statement that does not run, and the names that are therefore missing."""
 
     node: ast.stmt
     reason: LeftOut
@@ -50,27 +50,29 @@ class LeftOutStatement(NamedTuple):
 
 
 class HiddenSecret(NamedTuple):
-    """A secret that a setup line holds and that is not written out."""
+    """A secret in a setup line, which is not written to the script."""
 
     line: int
-    """In the cell, from 1: the first of its setup line."""
+    """First line of the setup line in the cell, from 1."""
     last: int
-    """The last."""
+    """Its last line."""
     variable: str
-    """The environment variable that is read in its place."""
+    """The environment variable that the script reads instead."""
     value: str
 
 
 @dataclass
 class EditedCell:
-    """The lines of a cell while it becomes plain Python: replaced or left out, never fewer."""
+    """The lines of a cell during conversion: lines are replaced or commented out, never removed."""
 
     lines: list[str]
     left_out: list[LeftOutLine] = field(default_factory=list)
     lost: list[LostName] = field(default_factory=list)
     setup: bool = False
-    """Whether setup lines are done (`setup_lines`), not left out."""
+    """True to convert setup lines to Python (`setup_lines`), False to leave them out."""
     secrets: list[HiddenSecret] = field(default_factory=list)
+    timed: tuple[int, str] | None = None
+    """Line (from 0) and setup code of `%%timeit`."""
 
     def drop(self, first: int, count: int, reason: LeftOut) -> None:
         """Turn lines (from 0) into comments, with `pass` before the first if it is indented."""
@@ -84,7 +86,7 @@ class EditedCell:
         self._comment_out(first + 1, first + count)
 
     def leave_out(self, left_out: Iterable[LeftOutStatement]) -> None:
-        """Leave out statements; one that shares a line with others becomes `pass`."""
+        """Leave out statements; a statement that shares a line with others becomes `pass`."""
         start = len(self.left_out)
         by_place = sorted(left_out, key=lambda entry: (entry.node.lineno, entry.node.col_offset))
         for node, reason, names in reversed(by_place):
@@ -98,34 +100,34 @@ class EditedCell:
         self.left_out[start:] = self.left_out[start:][::-1]
 
     def fill(self, node: ast.stmt, code: str) -> None:
-        """Put a simple statement into the place of one that was left out."""
+        """Replace a left-out statement by a simple statement."""
         first = node.lineno - 1
         line = self.lines[first]
         if line.startswith("# "):
             self.lines[first] = f"{code}  {line}"
-        else:  # it has become `pass`, and shares its line with others
+        else:  # it became `pass` and shares its line with other statements
             before = line.encode()[: node.col_offset].decode()
             self.lines[first] = f"{before}{code}{line[len(before) + len('pass') :]}"
 
     def put(self, first: int, count: int, line: str) -> None:
-        """Put one line in the place of lines (from 0); the others become comments."""
+        """Replace the first of some lines (from 0) by `line`; the others become comments."""
         self.lines[first] = line
         self._comment_out(first + 1, first + count)
 
     def lose(self, line: int, maker: str, names: Iterable[str]) -> None:
-        """Note names that a line (from 1) no longer defines."""
+        """Record names that a line (from 1) no longer defines."""
         self.lost += [LostName(line, name, maker.strip()) for name in names]
 
     def _comment_out(self, first: int, last: int) -> None:
         for index in private_keys(self.lines[:last]):
             self.lines[index] = HIDDEN if index >= first else self.lines[index]
         for index in range(first, last):
-            # The bar keeps "%%" and "!" away from the start of the comment, where notebook
-            # editors would take them for a new cell or for a magic.
+            # Notebook editors take "%%" or "!" at the start of a comment for a new cell or a
+            # magic; the bar prevents that.
             self.lines[index] = f"# | {without_secrets(self.lines[index])}".rstrip()
 
     def set_up(self, first: int, count: int, before: str, code: SetupCode) -> None:
-        """Put the code of a setup line in the place of lines (from 0)."""
+        """Replace lines (from 0) by the code of a setup line."""
         self.secrets += [HiddenSecret(first + 1, first + count, *secret) for secret in code.secrets]
         if len(code.lines) == count:
             self.lines[first : first + count] = [before + code.lines[0], *code.lines[1:]]
@@ -143,36 +145,36 @@ _AUTOMAGIC_NODES = (
     ast.Name,
     ast.Load,
 )
-"""What `ls -la` is made of where it is read as Python."""
+"""Nodes of a line such as `ls -la` that is parsed as Python."""
 
 
 @dataclass(frozen=True)
 class PlainCell:
-    """A cell in plain Python: as many lines as it had, and what does not run."""
+    """A cell in plain Python, with its number of lines unchanged, and what does not run."""
 
     lines: tuple[str, ...]
     left_out: tuple[LeftOutLine, ...] = ()
     lost: tuple[LostName, ...] = ()
-    """Names that the lines left out define in the notebook."""
+    """Names that left-out lines define in the notebook."""
     compiles: bool = False
-    """True if Python is known to compile it as it stands."""
+    """True if the text is known to compile."""
     secrets: tuple[HiddenSecret, ...] = ()
 
 
 @lru_cache(maxsize=4096)
 def plain_python(source: str, setup: bool = False) -> PlainCell:
-    """A code cell without IPython's special syntax; the last few thousand are remembered.
+    """Replace IPython's special syntax in a code cell; the last few thousand results are cached.
 
-    Cell magics that only measure or capture are unwrapped, magics and shell lines that are
-    of no use in a script are left out. With `setup`, those that prepare the machine are done
-    (`setup_lines`). Raises NotPythonError where neither is possible.
+    Cell magics that only measure or capture are unwrapped; magics and shell lines without use in
+    a script are left out. With `setup`, lines that prepare the machine become Python
+    (`setup_lines`). Raises NotPythonError if none of this is possible.
     """
     lines = syntax.clean(source.split("\n"))
     cell = EditedCell(lines, setup=setup)
     _mark_automagic(cell.lines)
     if not _unwrap(cell):
         return _plain_cell(cell, compiles=not setup)
-    # Valid Python holds no special syntax; to know that is much cheaper than to look for it.
+    # Valid Python contains no special syntax; compiling is much cheaper than searching for it.
     compiles = _compiles(cell.lines)
     if not compiles and (specials := syntax.all_specials(cell.lines)):
         for special in specials:
@@ -186,6 +188,8 @@ def plain_python(source: str, setup: bool = False) -> PlainCell:
         for special in syntax.special_calls(cell.lines):
             compiles = False
             _replace(cell, special)
+    if cell.timed is not None and _keep_names_local(cell, *cell.timed):
+        compiles = False
     if _drop_needless_pass(cell):
         compiles = False
     return _plain_cell(cell, compiles)
@@ -198,15 +202,15 @@ def _plain_cell(cell: EditedCell, compiles: bool) -> PlainCell:
 
 
 def _mark_automagic(lines: list[str]) -> None:
-    """Write the % before `pip install x` or `ls -la`, which IPython adds to cells of one line.
+    """Add the % to `pip install x` or `ls -la`, as IPython does in cells of one line.
 
-    A line that may do something as Python stays as it is.
+    A line that may have an effect as Python stays unchanged.
     """
     at = syntax.next_statement(lines, 0)
     if at == len(lines) or syntax.next_statement(lines, at + 1) < len(lines):
         return
     name = lines[at].split(maxsplit=1)[0]
-    # `run` alone shows a variable, of which a run's result is the first that comes to mind.
+    # `run` alone most likely displays a variable, such as the result of a run.
     if name not in magics.AUTOMAGIC or lines[at].strip() == "run":
         return
     try:
@@ -218,12 +222,12 @@ def _mark_automagic(lines: list[str]) -> None:
 
 
 def _unwrap(cell: EditedCell) -> bool:
-    """Take off the cell magics at the head of a cell; False if all of it was left out."""
+    """Remove the cell magics at the top of a cell; False if the whole cell was left out."""
     top = 0
     while (top := syntax.next_statement(cell.lines, top)) < len(cell.lines):
         line = cell.lines[top]
         name, _, argument = line[2:].strip().partition(" ")
-        # `%%time?` asks for help and is found as such later.
+        # `%%time?` is a request for help and is handled later.
         if not line.startswith("%%") or name.endswith("?"):
             break
         kept = name in magics.UNWRAPPED
@@ -240,6 +244,8 @@ def _unwrap(cell: EditedCell) -> bool:
         options = magics.UNWRAPPED[name]
         code = "" if options is None else magics.timed_code(argument, options)
         shown = f"# magic: {without_secrets(line)}"
+        if name == "timeit":
+            cell.timed = top, code
         cell.lines[top] = f"{code}  {shown}" if code else shown
         top += 1
         cell.lines[top:] = syntax.clean(cell.lines[top:])
@@ -282,7 +288,7 @@ def _replace(cell: EditedCell, special: Special) -> None:
     elif special.name in magics.TIMED:
         code = magics.timed_code(special.argument, magics.TIMED[special.name])
         if code:
-            _put(cell, special, code)
+            _put(cell, special, _timed(code) if special.name == "timeit" else code)
         else:
             cell.drop(special.line, special.count, LeftOut.NOTEBOOK_ONLY)
     elif special.name in magics.REFUSED:
@@ -299,19 +305,19 @@ def _replace(cell: EditedCell, special: Special) -> None:
 
 
 def _why(cell: EditedCell, name: str, known: dict[str, LeftOut]) -> LeftOut:
-    """Why a magic is left out; where setup lines are done, it is not for having been done."""
+    """Return why a magic is left out; if setup lines are converted, never because it ran before."""
     reason = magics.why_left_out(name, known)
     done = (LeftOut.SHELL, LeftOut.INSTALL, LeftOut.KERNEL_STATE)
     return LeftOut.NOTEBOOK_ONLY if cell.setup and reason in done else reason
 
 
 def _is_output(special: Special) -> bool:
-    """Whether it is `x = !command`, or a magic that means it."""
+    """True for `x = !command`, or an equivalent magic."""
     return special.kind == "capture" or special.name in ("sx", "system")
 
 
 def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
-    """A call of a cell magic, whose body is a string: left out if the magic itself would be."""
+    """Replace a call of a cell magic, whose body is a string, as the magic itself would be."""
     if special.name in magics.UNWRAPPED or special.assigns:
         raise NotPythonError(
             f"the code of `%%{special.name}` is a string here, which tpunb cannot read: "
@@ -320,7 +326,7 @@ def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
         )
     argument, _, body = special.argument.partition("\n")
     if cell.setup and (code := setup_lines.cell_code(special.name, argument, body.split("\n"))):
-        # The text is one string here, so its lines share one.
+        # The body is one string in one statement, so the code must fit on one line.
         code.lines = [ast.unparse(ast.parse("\n".join(code.lines)))]
         cell.set_up(special.line, special.count, special.before, code)
         return
@@ -330,9 +336,9 @@ def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
 
 
 def _drop_needless_pass(cell: EditedCell) -> bool:
-    """Drop `pass` from lines that were left out, except where a block would be empty.
+    """Drop `pass` from left-out lines, except where a block would be empty.
 
-    Returns whether there were such lines.
+    Returns True if there were such lines.
     """
     kept = [
         line - 1 for line, _, _ in cell.left_out if cell.lines[line - 1].lstrip().startswith(_PASS)
@@ -350,6 +356,51 @@ def _drop_needless_pass(cell: EditedCell) -> bool:
     return True
 
 
+def _timed(code: str) -> str:
+    """Return code of `%timeit`, with the names that it binds kept local, as IPython does."""
+    names = _local_names(code)
+    if not names:
+        return code
+    simple = f"with {magics.timeit_call(names)}: {code}"
+    return simple if _is_python([simple]) else f"with {magics.timeit_call(names, code)}: pass"
+
+
+def _keep_names_local(cell: EditedCell, top: int, setup: str) -> bool:
+    """Put the lines below `%%timeit` into a block that keeps their names local.
+
+    False if nothing changes: they bind no names, or are not Python, which is reported later.
+    """
+    head, body = cell.lines[top], cell.lines[top + 1 :]
+    setup = setup if head.startswith(f"{setup}  #") else ""
+    made, names = _local_names(setup), _local_names("\n".join(body))
+    if not (made or names) or not _is_python(body):
+        return False
+    tree = ast.parse("\n".join(body))
+    inside = {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+    }  # lines that begin in a string
+    bound = f" as [{', '.join(made)}]" if made else ""
+    code = f"with {magics.timeit_call(names, setup, made)}{bound}:{'' if tree.body else ' pass'}"
+    cell.lines[top] = f"{code}  {head.removeprefix(setup).lstrip()}"
+    cell.lines[top + 1 :] = [
+        f"    {line}" if line.strip() and number not in inside else line
+        for number, line in enumerate(body, 1)
+    ]
+    return True
+
+
+def _local_names(code: str) -> list[str]:
+    """Return the names that code binds at its top level, without those declared `global`."""
+    try:
+        bound = statements.bindings(ast.parse(code).body)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    return sorted(bound.names - bound.globals - {"*"})
+
+
 def _put(cell: EditedCell, special: Special, code: str) -> None:
     cell.put(special.line, special.count, special.before + code)
 
@@ -357,7 +408,7 @@ def _put(cell: EditedCell, special: Special, code: str) -> None:
 def _value(special: Special) -> str:
     expand = syntax.interpolated(special.argument)
     if special.kind == "capture":
-        return magics.output_expression(expand)
+        return output_lines.expression(expand)
     if special.name == "time":
         return magics.timed_code(special.argument, "")
     value = magics.value_expression(special.name, special.argument, expand)

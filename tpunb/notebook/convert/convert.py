@@ -1,4 +1,4 @@
-"""A captured notebook as a Python script: `Snapshot` → `Script`."""
+"""Convert a captured notebook to a Python script: `Snapshot` → `Script`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from tpunb.notebook.convert import (
     displays,
-    handed,
+    earlier_values,
     header,
-    lacking,
+    missing_changes,
     names,
+    output_lines,
     setup_lines,
     spmd,
     statements,
@@ -45,11 +46,11 @@ from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import (
     Cell,
     CellKind,
+    EarlierRun,
+    EarlierValues,
     Export,
-    Handed,
-    HandedRun,
-    Lacking,
     LeftOut,
+    MissingChange,
     Need,
     Omission,
     Requirement,
@@ -67,35 +68,34 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def convert(
     snapshot: Snapshot,
-    got: Mapping[int, Handed] | None = None,
+    got: Mapping[int, EarlierValues] | None = None,
     *,
     left: Callable[[str], str | None] = lambda name: None,
     held: Container[str] = (),
     parameters: bool = False,
     export: Export | None = None,
 ) -> Script:
-    """The script that `%%tpu_train` runs: the cells above the train cell, then its body.
+    """Return the script that `%%tpu_train` runs: the cells above the train cell, then its body.
 
-    With `snapshot.train` None it is all code cells. Left out, each with an Omission, are
-    cells with the tag `tpu-skip` or the first line `# tpu: skip`, `%%tpu_debug` cells, and all
-    cells below the train cell. Another train cell above it, and a statement that calls
-    `tpunb.launch`, is there as what the kernel has `got` from it, by the index of its cell; with
-    None the script runs by itself, and so do these in their places. Every other code cell is a
-    block of as many
-    lines as the cell has, so line k of the cell is line `first + k - 1` of the script; magics
-    and shell lines are replaced in their place, and those that do not run in a script give an
-    Omission.
+    If `snapshot.train` is None, the script has all code cells. Left out, each with an Omission,
+    are cells with the tag `tpu-skip` or the first line `# tpu: skip`, `%%tpu_debug` cells, and all
+    cells below the train cell. Other train cells above it, and statements that call
+    `tpunb.launch`, are replaced by code that reads the values in `got`, which the kernel has from
+    them, by cell index. If `got` is None, the script runs on its own and executes them in place.
+    Every other code cell becomes a block with the same number of lines, so line k of the cell is
+    line `first + k - 1` of the script. Magics and shell lines are replaced in place; those that
+    do not run in a script give an Omission.
 
-    `left` gives an expression for a name that a statement with `tpunb.launch` makes or changes,
-    from what the kernel has of it now. `held` are names whose plain values the run gets from the
-    kernel, where no cell makes them; with `parameters` there are two empty lines above the train
-    cell, where they are put (`tpunb.worker.kernel_values`).
+    `left` returns an expression for the kernel's current value of a name that a statement with
+    `tpunb.launch` makes or changes. `held` are names that no cell makes and whose plain values the
+    run gets from the kernel; with `parameters`, two empty lines above the train cell are reserved
+    for them (`tpunb.worker.kernel_values`).
 
-    The text is `py:percent`, runs without tpunb, as `python script.py` on one core and under
-    torchrun on several. `export`: for another machine, where nothing of what the notebook did
-    is there.
+    The text is `py:percent` and runs without tpunb, as `python script.py` on one core and under
+    torchrun on several. With `export`, it is for another machine, on which nothing that the
+    notebook did exists.
 
-    Raises ConversionError, with cell and line, where a cell is not Python or could not work
+    Raises ConversionError, with cell and line, if a cell is not Python or cannot work
     outside a notebook.
     """
     positions = _positions(snapshot.cells)
@@ -126,20 +126,20 @@ def convert(
         _blocks(body, resources["header"], conversion.cells, parameters=parameters),
         tuple(omission for _, omission in conversion.omissions),
         conversion.spmd,
-        tuple(conversion.lacking),
+        tuple(conversion.missing_changes),
         tuple(conversion.requirements),
     )
 
 
 @cache
 def exporter() -> PythonExporter:
-    """Nbconvert's exporter with our template and steps, made once."""
+    """Return nbconvert's exporter with our template and steps, which is made once."""
     from nbconvert.exporters import PythonExporter
     from traitlets import Bool
 
-    class ScriptExporter(PythonExporter):  # here, because nbconvert is imported lazily
-        # The steps make no cells that nbformat does not know, and validating after each of
-        # them takes longer than all of them together.
+    class ScriptExporter(PythonExporter):  # not at module level: nbconvert is imported lazily
+        # The steps make no cells that are invalid for nbformat, and validating after each step
+        # takes longer than all steps together.
         optimistic_validation = Bool(True)
 
     return ScriptExporter(  # type: ignore[no-untyped-call]
@@ -151,19 +151,19 @@ def exporter() -> PythonExporter:
 
 
 def warm_up() -> None:
-    """Import and build what makes the first conversion slow (seconds); the result is kept."""
+    """Do the imports and set-up that make the first conversion slow (seconds)."""
     syntax.warm_up()
     convert(Snapshot((), None, None, "nothing"))
 
 
 def _folders(notebook: str | None) -> list[str]:
-    """Where `%run` looks for files: the working directory, then the notebook's folder."""
+    """Folders that `%run` searches: the working directory, then the notebook's folder."""
     folders = [os.getcwd()]
     return [*folders, os.path.dirname(os.path.abspath(notebook))] if notebook else folders
 
 
 def _positions(cells: tuple[Cell, ...]) -> list[int]:
-    """For each cell, how many code cells there are up to it: the number of one that never ran."""
+    """Count the code cells up to each cell; the count is the number of a cell that never ran."""
     seen = 0
     return [seen := seen + (_kind(cell) == "code") for cell in cells]
 
@@ -171,7 +171,7 @@ def _positions(cells: tuple[Cell, ...]) -> list[int]:
 def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
     from nbformat import from_dict
 
-    # As data: nbformat's constructors validate each cell, for longer than the rest takes.
+    # From a dict: nbformat's constructors validate each cell, which takes longer than the rest.
     notebook: NotebookNode = from_dict(
         {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
     )
@@ -179,12 +179,12 @@ def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
 
 
 def _kind(cell: Cell) -> CellKind:
-    """What a cell is in a script: jupytext's tag makes code of a raw cell there."""
+    """Kind of a cell in the script: jupytext's tag turns a raw cell into code."""
     return "code" if cell.kind == "raw" and "active-py" in cell.tags else cell.kind
 
 
 def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
-    """A cell for nbconvert, with what its steps need to know in the metadata."""
+    """Return a cell for nbconvert; its metadata has what the steps need."""
     role: Role = "train" if cell.index == train else "prelude"
     code: dict[str, Any] = {"execution_count": None, "outputs": []}
     return (code if _kind(cell) == "code" else {}) | {
@@ -203,7 +203,7 @@ def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
 
 
 def _blocks(body: str, head: str, cells: list[Any], *, parameters: bool) -> tuple[Block, ...]:
-    """Where each cell is in the script; the template's layout, counted."""
+    """Locate each cell in the script, by counting the lines of the template's layout."""
     lines = body.split("\n")
     end = head.count("\n")
     blocks = [Block("header", 1, end)]
@@ -225,7 +225,7 @@ def _blocks(body: str, head: str, cells: list[Any], *, parameters: bool) -> tupl
 
 @dataclass
 class Conversion:
-    """A notebook while it becomes a script: its cells, and what the steps collect for the rest.
+    """State of a conversion: the cells, and what each step collects for later ones.
 
     `cells` are nodes of nbformat with `index`, `number`, `role` and `tags` in their metadata.
     """
@@ -233,13 +233,13 @@ class Conversion:
     train: int | None
     notebook: str | None
     files: IncludedFiles
-    got: Mapping[int, Handed] | None
+    got: Mapping[int, EarlierValues] | None
     cells_left_out: list[names.LeftOutCell]
     left: Callable[[str], str | None] = lambda name: None
     held: Container[str] = ()
-    """Names whose plain values the kernel gives the train cell."""
+    """Names whose plain values the train cell gets from the kernel."""
     parameters: bool = False
-    """Whether there is room for them."""
+    """True to reserve lines for them."""
     cells: list[Any] = field(default_factory=list)
     omissions: list[tuple[int, Omission]] = field(default_factory=list)
     """Each with the index of its cell."""
@@ -248,17 +248,17 @@ class Conversion:
     features: list[str] = field(default_factory=list)
     """Imports from `__future__`."""
     builtins: list[str] = field(default_factory=list)
-    """Keys of `header.BUILTINS` that the header has to define."""
+    """Keys of `header.BUILTINS` that the header must define."""
     spmd: str | None = None
-    lacking: list[Lacking] = field(default_factory=list)
+    missing_changes: list[MissingChange] = field(default_factory=list)
     results: set[str] = field(default_factory=set)
     """Names of `--out` of other train cells."""
     export: bool = False
-    """Whether the script is for another machine."""
+    """True if the script is for another machine."""
     requirements: list[Requirement] = field(default_factory=list)
-    """What it needs there."""
+    """What the script needs on that machine."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Those that stand for secrets, and the secrets."""
+    """Secrets by the environment variables that replace them."""
     prepare: str | None = None
     """Code of an exported script that runs before its cells."""
 
@@ -293,7 +293,7 @@ def _notes(requirements: Sequence[Requirement]) -> list[str]:
 
 
 def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The conversion as a preprocessor of nbconvert."""
+    """Run all steps, as a preprocessor of nbconvert."""
     conversion: Conversion = resources["conversion"]
     conversion.cells = nb.cells
     for step in STEPS:
@@ -305,27 +305,27 @@ def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]
 
 
 def leave_out_cells(conversion: Conversion) -> None:
-    """Replace cells that are not part of the run by a line that says so; drop those below."""
+    """Replace cells that are not part of the run by a line with the reason; drop those below."""
     train = conversion.train
     kept = []
     for cell in conversion.cells:
         below = train is not None and cell.metadata.index > train
         reason = _why_left_out(cell, below) if cell.cell_type == "code" else None
-        if reason is LeftOut.TRAIN_CELL and (out := handed.train_line(cell.source).out):
+        if reason is LeftOut.TRAIN_CELL and (out := earlier_values.train_line(cell.source).out):
             conversion.results.add(out)
         if reason is not None and cell.source.strip():
             number, line = cell.metadata.number, _first_line(cell.source)
             if reason is LeftOut.TRAIN_CELL and conversion.got is None:
-                kept.append(cell)  # it runs in its place
+                kept.append(cell)  # it runs in place
                 continue
             conversion.add_omissions(cell, [LeftOutLine(1, line, reason)])
-            got = (conversion.got or {}).get(cell.metadata.index, Handed())
+            got = (conversion.got or {}).get(cell.metadata.index, EarlierValues())
             conversion.cells_left_out.append(
                 names.LeftOutCell(cell.metadata.index, f"cell [{number}]", reason, cell.source, got)
             )
             if reason is LeftOut.TRAIN_CELL and got.runs:
                 head = f"# another train cell, and what the notebook has from it: {line}"
-                cell.source = "\n".join([head, *handed.read_back(got)])
+                cell.source = "\n".join([head, *earlier_values.read_back(got)])
                 kept.append(cell)
                 continue
             _comment_out(cell, reason)
@@ -335,7 +335,7 @@ def leave_out_cells(conversion: Conversion) -> None:
 
 
 def _comment_out(cell: Any, reason: LeftOut) -> None:
-    """Put a line that says so in the place of a cell that is left out."""
+    """Replace a left-out cell by a line with the reason."""
     line = _first_line(cell.source)
     cell.cell_type = "markdown"
     del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
@@ -364,17 +364,17 @@ def _first_line(source: str) -> str:
 
 
 def leave_out_calls_of_runs(conversion: Conversion) -> None:
-    """Leave out code that starts runs, as a loop over learning rates does, and what follows it.
+    """Leave out code that starts runs, such as a loop over learning rates, and the lines below it.
 
-    Where it is the cell that is running now, the rest of it has not run yet; where it ran before,
-    the rest works with what the runs gave back.
+    In the running cell, the lines below have not run yet; in an earlier cell, they work with the
+    results of the runs.
     """
     for cell in conversion.code:
         first = statements.first_call_of_run(cell.source)
         if cell.metadata.role == "prelude" and first is not None:
             edited = EditedCell(cell.source.split("\n"))
             rest = "\n".join(edited.lines[first - 1 :])
-            edited.lose(first, edited.lines[first - 1], names.names_of(rest))
+            edited.lose(first, edited.lines[first - 1], names.defined_names(rest))
             edited.drop(first - 1, len(edited.lines) - first + 1, LeftOut.TPUNB_MAGIC)
             cell.source = "\n".join(edited.lines)
             conversion.add_omissions(cell, edited.left_out)
@@ -382,11 +382,11 @@ def leave_out_calls_of_runs(conversion: Conversion) -> None:
 
 
 def replace_special_syntax(conversion: Conversion) -> None:
-    """Replace magics, shell lines and the rest of IPython's special syntax."""
+    """Replace magics, shell lines and IPython's other special syntax."""
     for cell in conversion.code:
         number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
-        if (got is not None and got.runs) or handed.HELPER in conversion.files.helpers:
-            cell.source = handed.put_for_attach(cell.source, got)
+        if (got is not None and got.runs) or earlier_values.HELPER in conversion.files.helpers:
+            cell.source = earlier_values.put_for_attach(cell.source, got)
         try:
             plain = plain_python(cell.source, conversion.files.setup)
         except NotPythonError as error:
@@ -395,8 +395,8 @@ def replace_special_syntax(conversion: Conversion) -> None:
         conversion.add_omissions(cell, plain.left_out)
         lines: Sequence[str] = plain.lines
         if cell.metadata.role == "prelude" and "tpu_train" in cell_magics(cell.source):
-            conversion.files.helpers.add(handed.HELPER)
-            lines = handed.in_place(lines, handed.train_line(cell.source))
+            conversion.files.helpers.add(earlier_values.HELPER)
+            lines = earlier_values.in_place(lines, earlier_values.train_line(cell.source))
         cell.source = "\n".join(lines)
         cell.metadata.compiles = plain.compiles
         _hide(conversion, cell, plain.secrets)
@@ -404,7 +404,7 @@ def replace_special_syntax(conversion: Conversion) -> None:
 
 
 def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) -> None:
-    """Note the variables of secrets; another one where it is taken by another secret."""
+    """Record the variables of secrets; rename a variable that another secret already uses."""
     lines = cell.source.split("\n")
     for (first, last), own in groupby(secrets, key=lambda secret: (secret.line, secret.last)):
         new = {}
@@ -430,8 +430,23 @@ def include_files(conversion: Conversion) -> None:
         files.omissions.clear()
 
 
+def give_output_lines_attributes(conversion: Conversion) -> None:
+    """Give values of `x = !command` the attributes that they have in IPython, if code reads any."""
+    files = conversion.files
+    named = output_lines.names_with_attributes(
+        [*(cell.source for cell in conversion.code), *files.sources([""])]
+    )
+    if not named:
+        return
+    files.helpers.add(output_lines.HELPER)
+    for cell in conversion.code:
+        cell.source = output_lines.with_attributes(cell.source, named)
+    for cells in files.notebooks.values():
+        cells[:] = [(place, output_lines.with_attributes(text, named)) for place, text in cells]
+
+
 def leave_out_front_end(conversion: Conversion) -> None:
-    """Leave out calls to the notebook's front end, or to the person before it."""
+    """Leave out calls that need the notebook's front end or the user's input."""
     if not any(mentions_front_end(cell.source) for cell in conversion.code):
         return
     trees = [
@@ -450,9 +465,9 @@ def leave_out_front_end(conversion: Conversion) -> None:
 
 
 def replace_launches(conversion: Conversion) -> None:
-    """Put what they have left in the kernel in the place of statements that start other runs.
+    """Replace statements that start other runs by the values that they left in the kernel.
 
-    In a script that runs by itself they call their function there.
+    In a script that runs on its own, they call their function in place.
     """
     cells = conversion.code
     if not any(mentions_launch(cell.source) for cell in cells):
@@ -470,19 +485,19 @@ def replace_launches(conversion: Conversion) -> None:
             text = ast.unparse(node)
             brought = {
                 name: value
-                for name in sorted(lacking.changed_names(text))
+                for name in sorted(missing_changes.changed_names(text))
                 if (value := conversion.left(name)) is not None
             }
             edited.leave_out([LeftOutStatement(node, LeftOut.LAUNCH)])
             if brought:
-                edited.fill(node, handed.assign(brought))
+                edited.fill(node, earlier_values.assign(brought))
             conversion.cells_left_out.append(
                 names.LeftOutCell(
                     cell.metadata.index,
                     f"cell [{cell.metadata.number}]",
                     LeftOut.LAUNCH,
                     text,
-                    Handed((HandedRun("", tuple(brought)),)),
+                    EarlierValues((EarlierRun("", tuple(brought)),)),
                 )
             )
         if edited.left_out:
@@ -494,16 +509,16 @@ def replace_launches(conversion: Conversion) -> None:
 def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
     imports = statements.ImportedNames(tree for _, tree in trees)
     for cell, tree in trees:
-        if handed.is_train_cell(cell.source):
-            continue  # in the notebook, too, a rank calls the function itself
-        source = replace_launch(cell.source, tree, imports, handed.CALL_HELPER)
+        if earlier_values.is_train_cell(cell.source):
+            continue  # as in the notebook, where a rank calls the function itself
+        source = replace_launch(cell.source, tree, imports, earlier_values.CALL_HELPER)
         if source != cell.source:
             cell.source = source
-            conversion.files.helpers |= {handed.HELPER, handed.CALL_HELPER}
+            conversion.files.helpers |= {earlier_values.HELPER, earlier_values.CALL_HELPER}
 
 
 def leave_out_displays(conversion: Conversion) -> None:
-    """Leave the cells that only draw or display out of a run; a script by itself shows them."""
+    """Leave cells that only draw or display out of a run; a script on its own keeps them."""
     if conversion.got is None or conversion.train is None:
         return
     code = conversion.code
@@ -519,8 +534,8 @@ def leave_out_displays(conversion: Conversion) -> None:
 
 
 def leave_out_run_folders(conversion: Conversion) -> None:
-    """Leave out of a script by itself the looks at run folders, which its train cells have not."""
-    if handed.HELPER not in conversion.files.helpers:
+    """Leave code that only displays run folders out of a script on its own, which has none."""
+    if earlier_values.HELPER not in conversion.files.helpers:
         return
     trees = [
         (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in conversion.code
@@ -528,12 +543,14 @@ def leave_out_run_folders(conversion: Conversion) -> None:
     imports = statements.ImportedNames(tree for _, tree in trees)
     lost: set[str] = set()
     for cell, tree in trees:
-        if cell.metadata.role == "train" or handed.HELPER in cell.source:
-            continue  # what they read is not to be looked at only
+        if cell.metadata.role == "train" or earlier_values.HELPER in cell.source:
+            continue  # these cells do not only display what they read
         edited = EditedCell(cell.source.split("\n"))
         try:
-            handed.leave_out_looks(edited, tree, imports, conversion.results, lost)
-        except handed.RunFolderError as error:
+            earlier_values.leave_out_run_folder_reads(
+                edited, tree, imports, conversion.results, lost
+            )
+        except earlier_values.RunFolderError as error:
             number, line = cell.metadata.number, edited.lines[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
         conversion.add_omissions(cell, edited.left_out)
@@ -542,20 +559,23 @@ def leave_out_run_folders(conversion: Conversion) -> None:
 
 
 def fit_into_one_file(conversion: Conversion) -> None:
-    """Rewrite what cannot stand in the middle of a file, and check that every cell compiles."""
+    """Rewrite code that is invalid in the middle of a file; check that every cell compiles."""
     files = conversion.files
+    imports = _imports_for_tasks(conversion)
     kernel_only: list[tuple[Any, ast.Module]] = []
     for cell in conversion.code:
         number, data = cell.metadata.number, cell.metadata
-        # `display` and `get_ipython` mean something else, or nothing, outside a notebook.
+        # Outside a notebook, `display` and `get_ipython` are undefined or work differently.
         named = any(name in cell.source for name in header.BUILTINS)
         hoisted = any(word in cell.source for word in statements.HOISTED_WORDS)
-        if not data.compiles or named or hoisted:
+        tasks = any(word in cell.source for word in statements.TASK_WORDS)
+        if not data.compiles or named or hoisted or tasks:
             tree = statements.parse_cell(cell.source, number)
-            if not data.compiles and "await" in cell.source:
-                rewritten = statements.rewrite_awaits(cell.source, tree)
+            if tasks or (not data.compiles and "await" in cell.source):
+                rewritten = statements.rewrite_awaits(cell.source, tree, imports)
                 if rewritten != cell.source:
                     files.helpers.add(statements.AWAIT_HELPER)
+                    data.compiles = False
                     cell.source, tree = rewritten, statements.parse_cell(rewritten, number)
             source, features = statements.hoist(cell.source, tree)
             data.compiles &= source == cell.source
@@ -567,31 +587,46 @@ def fit_into_one_file(conversion: Conversion) -> None:
             statements.check_compiles(cell.source, cell.metadata.number, conversion.features)
     included = [ast.parse(source) for source in files.sources(header.BUILTINS)]
     trees = [*included, *(tree for _, tree in kernel_only)]
-    bound = {name for tree in trees for name in statements.bound_anywhere(tree)}
-    read = {name for tree in trees for name in statements.read_anywhere(tree)}
+    bound: set[str] = set()
+    unbound: set[str] = set()  # read in a cell before any cell binds it
+    for tree in trees:
+        bound |= statements.bound_anywhere(tree)
+        unbound |= statements.read_anywhere(tree) - bound
     for cell, tree in kernel_only:
         statements.refuse_ipython_calls(tree, cell.metadata.number, cell.source, bound)
-    conversion.builtins = [name for name in header.BUILTINS if name in read - bound]
+    conversion.builtins = [name for name in header.BUILTINS if name in unbound]
+
+
+def _imports_for_tasks(conversion: Conversion) -> statements.ImportedNames:
+    """Return the imports of all cells if a cell may start a task; otherwise no imports."""
+    cells = conversion.code
+    if not any(word in cell.source for cell in cells for word in statements.TASK_WORDS):
+        return statements.ImportedNames(())
+    return statements.ImportedNames(
+        statements.parse_cell(cell.source, cell.metadata.number) for cell in cells
+    )
 
 
 def read_as_a_whole(conversion: Conversion) -> None:
-    """Refuse cells that need names a run cannot have; see whether the run uses SPMD."""
+    """Refuse cells that need names a run cannot have; determine whether the run uses SPMD."""
     pieces = [
-        names.Piece(cell.metadata.number, cell.source, cell.metadata.index)
+        names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
         for cell in conversion.code
     ]
     missing = names.missing_names(conversion.cells_left_out, conversion.lost)
     held = () if conversion.train is None else conversion.held
     names.refuse_missing(pieces, missing, held)
-    conversion.lacking = lacking.find_lacking(pieces, conversion.cells_left_out, held)
+    conversion.missing_changes = missing_changes.find_missing_changes(
+        pieces, conversion.cells_left_out, held
+    )
     conversion.spmd = spmd.spmd_reason(pieces)
 
 
 def prepare_for_export(conversion: Conversion) -> None:
-    """Of an exported script: what it needs on another machine, and how it prepares itself."""
+    """Determine what an exported script needs on another machine, and add its preparation code."""
     if not conversion.export:
         return
-    pieces = [names.Piece(cell.metadata.number, cell.source) for cell in conversion.code]
+    pieces = [names.RunCell(cell.metadata.number, cell.source) for cell in conversion.code]
     omissions = [omission for _, omission in conversion.omissions]
     uses = export_.uses_of_tpunb(pieces)
     conversion.requirements += find_requirements(pieces, omissions, conversion.files.folders)
@@ -610,7 +645,7 @@ def prepare_for_export(conversion: Conversion) -> None:
 
 
 def write_titles(conversion: Conversion) -> None:
-    """Write the cells' titles, and comment out the text of all other cells."""
+    """Write the titles of code cells, and comment out the text of all other cells."""
     for cell in conversion.cells:
         if cell.cell_type == "code":
             cell.metadata.title = _title(cell, conversion.spmd is not None)
@@ -630,7 +665,7 @@ def _title(cell: Any, spmd: bool) -> str:
 
 
 def _commented(line: str) -> str:
-    # A line of text may not look like the beginning of a cell. Null characters are not
+    # A comment must not look like the beginning of a cell. Null characters are not
     # allowed anywhere in a Python file.
     line = line.replace("\0", "\N{REPLACEMENT CHARACTER}")
     mark = "# | " if line.lstrip().startswith("%%") else "# "
@@ -642,6 +677,7 @@ STEPS = (
     leave_out_calls_of_runs,
     replace_special_syntax,
     include_files,
+    give_output_lines_attributes,
     leave_out_front_end,
     replace_launches,
     leave_out_displays,

@@ -1,7 +1,7 @@
-"""Cells that only draw or display: a run need not repeat them.
+"""Find cells that only draw or display, which a run need not repeat.
 
-Only what is certain counts. A cell that calls a function which is not known to only look, iterates
-over what may draw random numbers, or makes a name that the rest of the run reads, stays.
+A cell is left out only if that is certain. It stays if it calls a function that may have effects,
+iterates over an object that may draw random numbers, or defines a name that the run reads later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _READS_ANY = {"__builtins__", "eval", "exec", "globals", "locals", "vars"}
 """Names with which a cell may read any other."""
 _STYLE = re.compile(r"\.(style\.use|rc|rcParams\b.*|set|set_theme|set_style|set_context|use)$")
 _CERTAINLY_MORE = re.compile(r"^(@|(async|class|def|del|try|while)\b)", re.MULTILINE)
-"""The beginning of a statement that does more than to display."""
+"""Start of a statement that does more than display."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _MAGIC = re.compile(r"^# magic: (.*)$", re.MULTILINE)
 _INCLUDED = re.compile(r"\b_run_(file|module)\(")
@@ -29,69 +29,70 @@ _INCLUDED = re.compile(r"\b_run_(file|module)\(")
 def find_display_cells(
     sources: Sequence[str], prelude: Sequence[bool], results: Collection[str] = ()
 ) -> list[int]:
-    """The cells of a run, by index, that can be left out because they only draw or display.
+    """Return the indices of cells that can be left out because they only draw or display.
 
-    `sources` are all code cells of the run in plain Python, in order; `prelude` says which of them
-    may be left out; `results` are names that the notebook has for results of other train cells.
+    `sources` are all code cells of the run in plain Python, in order; `prelude` is True for cells
+    that may be left out; `results` are the names of results of other train cells.
     """
     may = [i for i in range(len(sources)) if prelude[i] and not _CERTAINLY_MORE.search(sources[i])]
     may = [i for i in may if _read_cell(sources[i]).may_only_display]
     if not may:
-        return []  # nothing else is read: that takes longer than all the rest of the conversion
+        return []  # analysing all cells takes longer than the rest of the conversion
     cells = [_read_cell(source) for source in sources]
     names = Names([cell.bindings for cell in cells], results, star=any(cell.star for cell in cells))
     names.infer({name for i in may for name in cells[i].names})
-    looks: dict[int, _Look] = {}
+    checks: dict[int, _DisplayCheck] = {}
     for i in may:
-        look, cell = _Look(names), cells[i]
+        check, cell = _DisplayCheck(names), cells[i]
         with names.in_cell({n: how for n, how in cell.bindings.items() if n not in cell.reads}):
-            if look.only_displays(cell.tree):
-                looks[i] = look
-    while needed := [i for i in looks if _is_needed(i, looks[i], cells, looks, names)]:
+            if check.only_displays(cell.tree):
+                checks[i] = check
+    while needed := [i for i in checks if _is_needed(i, checks[i], cells, checks, names)]:
         for i in needed:
-            del looks[i]
-    return sorted(looks)
+            del checks[i]
+    return sorted(checks)
 
 
 def _is_needed(
     index: int,
-    look: _Look,
+    check: _DisplayCheck,
     cells: Sequence[_Cell],
     left_out: Iterable[int],
     names: Names,
 ) -> bool:
-    """Whether a cell that stays reads what this one makes, or draws what may be its figure."""
+    """True if a cell that stays reads a name of this cell, or may draw into its figure."""
     for i, cell in enumerate(cells):
         if i in left_out:
             continue
         read = cell.late | (cell.reads if i > index else frozenset())
-        if look.bound & read or (look.bound and cell.reads_any):
+        if check.bound & read or (check.bound and cell.reads_any):
             return True
-        if look.draws and (cell.plots or any(names.is_plotting(name) for name in cell.used)):
+        if check.draws and (cell.plots or any(names.is_plotting(name) for name in cell.used)):
             return True
     return False
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one cell says, whatever the others do."""
+    """Analysis of one cell, independent of the others."""
 
     tree: ast.Module
     may_only_display: bool
     bindings: Mapping[str, Sequence[Binding]]
-    """Of the names of the module."""
+    """Bindings of module-level names."""
     reads: frozenset[str]
-    """Names that are read when it runs, and that it has not surely bound before; and the words of
+    """Names that are read when it runs and that it may not have bound before; also the words in
     its strings, since pandas, formulas and SQL find variables by name."""
     late: frozenset[str]
     """Names that functions of the cell read when they are called."""
     reads_any: bool
+    """True if it may read any name, as with `eval`."""
     used: frozenset[str]
-    """Names that it uses for more than imports and settings of style."""
+    """Names that it uses for more than imports and style settings."""
     plots: bool
-    """Whether it calls a method by which tables draw."""
+    """True if it uses a plotting method of tables."""
     star: bool
-    """Whether it may bind names that cannot be seen."""
+    """True if it may bind names that are not visible in the code."""
     names: frozenset[str]
 
 
@@ -100,7 +101,7 @@ def _read_cell(source: str) -> _Cell:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        # The next step of the conversion refuses it, and says why.
+        # The next step of the conversion refuses the cell and reports why.
         tree = ast.parse("exec('what is no Python')")
     reads = _Reads()
     reads.block(tree.body, set())
@@ -111,7 +112,7 @@ def _read_cell(source: str) -> _Cell:
     attributes = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     return _Cell(
         tree=tree,
-        may_only_display=_has_the_form(tree.body),
+        may_only_display=_has_display_form(tree.body),
         bindings=module_bindings(tree),
         reads=frozenset(reads.now | words),
         late=frozenset(reads.late),
@@ -126,10 +127,10 @@ def _read_cell(source: str) -> _Cell:
 _SIMPLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom, ast.Pass)
 
 
-def _has_the_form(body: Sequence[ast.stmt]) -> bool:
-    """A quick look at whether these can be statements that only display."""
+def _has_display_form(body: Sequence[ast.stmt]) -> bool:
+    """Quick test for statements of kinds that may only display."""
     return bool(body) and all(
-        _has_the_form([*part.body, *getattr(part, "orelse", [])])
+        _has_display_form([*part.body, *getattr(part, "orelse", [])])
         if isinstance(part, ast.For | ast.With | ast.If)
         else isinstance(part, _SIMPLE)
         for part in body
@@ -149,14 +150,14 @@ def _used(statement: ast.stmt) -> Iterator[str]:
 
 
 class _Reads:
-    """The names that a block reads; those that it has surely bound before do not count."""
+    """Collects the names that a block reads before it has certainly bound them."""
 
     def __init__(self) -> None:
         self.now: set[str] = set()
         self.late: set[str] = set()
 
     def block(self, body: Sequence[ast.stmt], bound: set[str]) -> None:
-        """Read statements in order; `bound` grows by what they are sure to bind."""
+        """Read statements in order; adds the names that they certainly bind to `bound`."""
         for part in body:
             self._statement(part, bound)
 
@@ -185,7 +186,7 @@ class _Reads:
             bound.add(node.name)
         elif isinstance(node, _SIMPLE):
             self._expression(node, bound)
-        else:  # what runs of it is not known
+        else:  # it is not known which parts of it run
             for part in ast.iter_child_nodes(node):
                 if isinstance(part, ast.stmt):
                     self._statement(part, set(bound))
@@ -202,7 +203,7 @@ class _Reads:
 
 
 def _names_read(node: ast.AST, hidden: frozenset[str]) -> Iterator[str]:
-    """Names of the module that a node reads, now or when it is called."""
+    """Yield module-level names that a node reads, now or when it is called."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Store) and node.id not in hidden:
             yield node.id
@@ -225,8 +226,8 @@ _DRAWABLE = (*_READABLE, Kind.PLOT)
 
 
 @dataclass
-class _Look:
-    """One cell: whether all that it does is to look."""
+class _DisplayCheck:
+    """Decides whether one cell only displays."""
 
     names: Names
     bound: set[str] = field(default_factory=set)
@@ -234,23 +235,23 @@ class _Look:
     displays: bool = False
 
     def only_displays(self, tree: ast.Module) -> bool:
-        """Whether every statement only looks, and one at least shows what it sees."""
+        """True if no statement has an effect and at least one displays something."""
         return all(self._statement(part) for part in tree.body) and self.displays
 
     def _statement(self, node: ast.stmt) -> bool:
         if isinstance(node, ast.Expr):
             self.displays |= not isinstance(node.value, ast.Constant)
-            return self._looks(node.value)
+            return self._is_pure(node.value)
         if isinstance(node, ast.Assign):
-            return all(self._bind(part) for part in node.targets) and self._looks(node.value)
+            return all(self._bind(part) for part in node.targets) and self._is_pure(node.value)
         if isinstance(node, ast.AnnAssign):
-            looks = node.value is not None and self._looks(node.value)
-            return looks and self._bind(node.target)
+            is_pure = node.value is not None and self._is_pure(node.value)
+            return is_pure and self._bind(node.target)
         if isinstance(node, ast.For):
-            looks = self._bind(node.target) and self._iterable(node.iter, _DRAWABLE)
-            return looks and self._block([*node.body, *node.orelse])
+            is_pure = self._bind(node.target) and self._iterable(node.iter, _DRAWABLE)
+            return is_pure and self._block([*node.body, *node.orelse])
         if isinstance(node, ast.If):
-            return self._looks(node.test) and self._block([*node.body, *node.orelse])
+            return self._is_pure(node.test) and self._block([*node.body, *node.orelse])
         if isinstance(node, ast.With):
             return all(map(self._enters, node.items)) and self._block(node.body)
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -284,25 +285,25 @@ class _Look:
             self.bound.add(alias.asname or alias.name.partition(".")[0])
         return tops <= set(pure_calls.IMPORTS)
 
-    def _looks(self, node: ast.AST) -> bool:
-        """Whether to evaluate an expression changes nothing."""
+    def _is_pure(self, node: ast.AST) -> bool:
+        """True if evaluating an expression changes nothing."""
         if isinstance(node, ast.Constant | ast.Name):
             return True
         if isinstance(node, ast.Attribute | ast.FormattedValue | ast.JoinedStr | ast.Slice):
-            return self._all_look(ast.iter_child_nodes(node))
+            return self._all_pure(ast.iter_child_nodes(node))
         if isinstance(node, ast.expr_context | ast.operator | ast.unaryop | ast.boolop):
             return True
         if isinstance(node, ast.Subscript):
             readable = self.names.kind(node.value) in _DRAWABLE
-            return readable and self._looks(node.value) and self._looks(node.slice)
+            return readable and self._is_pure(node.value) and self._is_pure(node.slice)
         if isinstance(node, ast.BinOp):
             kinds = (self.names.kind(node.left), self.names.kind(node.right))
             text = isinstance(node.left, ast.Constant) and isinstance(node.op, ast.Mod)
             known = text or all(kind in _READABLE for kind in kinds)
-            return known and self._looks(node.left) and self._looks(node.right)
+            return known and self._is_pure(node.left) and self._is_pure(node.right)
         if isinstance(node, ast.UnaryOp):
             known = isinstance(node.op, ast.Not) or self.names.kind(node.operand) in _READABLE
-            return known and self._looks(node.operand)
+            return known and self._is_pure(node.operand)
         if isinstance(node, ast.Compare):
             searched = [
                 part
@@ -310,33 +311,33 @@ class _Look:
                 if isinstance(op, ast.In | ast.NotIn)
             ]
             known = all(self.names.kind(part) in _READABLE for part in searched)
-            return known and self._all_look([node.left, *node.comparators])
+            return known and self._all_pure([node.left, *node.comparators])
         if isinstance(node, COMPREHENSIONS):
             return self._comprehension(node)
         if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.BoolOp | ast.IfExp):
-            return self._all_look(ast.iter_child_nodes(node))
+            return self._all_pure(ast.iter_child_nodes(node))
         return isinstance(node, ast.Call) and self._call(node)
 
-    def _all_look(self, nodes: Iterable[ast.AST]) -> bool:
-        return all(self._looks(node) for node in nodes)
+    def _all_pure(self, nodes: Iterable[ast.AST]) -> bool:
+        return all(self._is_pure(node) for node in nodes)
 
     def _iterable(self, node: ast.expr, kinds: Sequence[Kind]) -> bool:
-        """Whether to iterate over an expression's value changes nothing."""
+        """True if iterating over an expression's value changes nothing."""
         if isinstance(node, ast.Call):
             name = self.names.full_name(node.func)
             if name in ("builtins.zip", "builtins.enumerate"):
                 return not node.keywords and all(self._iterable(a, kinds) for a in node.args)
-        return self.names.kind(node) in kinds and self._looks(node)
+        return self.names.kind(node) in kinds and self._is_pure(node)
 
     def _comprehension(self, node: ast.AST) -> bool:
         assert isinstance(node, COMPREHENSIONS)
         made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         with self.names.in_comprehension(node.generators):
-            return self._all_look(made) and all(
+            return self._all_pure(made) and all(
                 not loop.is_async
                 and targets(loop.target) == set(names_bound(loop.target))
                 and self._iterable(loop.iter, _READABLE)
-                and self._all_look(loop.ifs)
+                and self._all_pure(loop.ifs)
                 for loop in node.generators
             )
 
@@ -367,11 +368,11 @@ class _Look:
     def _method(self, node: ast.Call, function: ast.Attribute) -> bool:
         method, value = function.attr, function.value
         kind = self.names.kind(value)
-        if not self._looks(value):
+        if not self._is_pure(value):
             return False
         if kind is Kind.RESULT:
-            told = method in pure_calls.RESULT_METHODS
-            return told and self._arguments(node, (*_READABLE, Kind.RESULT))
+            reads = method in pure_calls.RESULT_METHODS
+            return reads and self._arguments(node, (*_READABLE, Kind.RESULT))
         if kind is Kind.PLOT or (kind is Kind.DATA and self.names.is_drawn(function)):
             self.draws = True
             return pure_calls.draws_on(method) and self._arguments(node, _DRAWABLE)
@@ -383,23 +384,23 @@ class _Look:
             Kind.MODEL: pure_calls.MODEL_METHODS,
         }
         if method == "to_string" and node.args:
-            return False  # the file that it is written to
+            return False  # the argument is a file to write
         return method in known.get(kind, ()) and self._arguments(node, _READABLE)
 
     def _shown(self, node: ast.Call) -> bool:
-        """Whether a call of what may be given anything is given what only looks."""
+        """True if evaluating all arguments changes nothing, for functions that accept any value."""
         return all(
             self._iterable(part.value, _READABLE)
             if isinstance(part, ast.Starred)
-            else self._looks(part)
+            else self._is_pure(part)
             for part in node.args
-        ) and all(word.arg is not None and self._looks(word.value) for word in node.keywords)
+        ) and all(word.arg is not None and self._is_pure(word.value) for word in node.keywords)
 
     def _arguments(self, node: ast.Call, kinds: Sequence[Kind]) -> bool:
-        """Whether all that a call is given can be read, so that no function is among it."""
+        """True if all arguments are plain readable values, so that none of them is a function."""
         values = [part.value if isinstance(part, ast.Starred) else part for part in node.args]
         values += [word.value for word in node.keywords]
         options = {word.arg for word in node.keywords}
         return not options & pure_calls.CHANGING_OPTIONS and all(
-            self.names.kind(value) in kinds and self._looks(value) for value in values
+            self.names.kind(value) in kinds and self._is_pure(value) for value in values
         )

@@ -1,4 +1,4 @@
-"""A script for another machine: what it needs there, and what it does without tpunb."""
+"""Scripts for another machine: their use of tpunb, and the code that replaces it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tpunb.notebook.convert.names import Piece
+from tpunb.notebook.convert.names import RunCell
 from tpunb.notebook.convert.statements import executed, read_anywhere
 from tpunb.notebook.models import Need, Requirement
 
 TEMPLATES = Path(__file__).parent / "templates" / "header"
 STAND_IN = ("log", "track", "save", "load")
-"""What an exported script has of tpunb where it is not installed."""
+"""Functions of tpunb that an exported script replaces if tpunb is not installed."""
 _PACKAGES = ("training", "errors", "data")
 _WORD = re.compile(r"\b_\w+")
 
@@ -26,7 +26,7 @@ class _Part(NamedTuple):
     """A statement of the templates."""
 
     names: tuple[str, ...]
-    """What it defines."""
+    """Names that it defines."""
     source: str
     kind: type[ast.stmt]
 
@@ -40,7 +40,9 @@ class _Part(NamedTuple):
 
 
 def functions(code: str) -> str:
-    """The functions of `templates/header` that code uses, with what they use themselves."""
+    """Return the source of the functions of `templates/header` that code uses, and of those that
+    these use.
+    """
     sources = {name: part.source for part in _parts() for name in part.names}
     wanted: set[str] = set()
     todo = [name for name in _WORD.findall(code) if name in sources]
@@ -89,18 +91,18 @@ def _defined(node: ast.stmt) -> list[str]:
 
 @dataclass
 class Uses:
-    """What the cells use of tpunb and torch_xla."""
+    """Use of tpunb by the cells."""
 
     functions: set[str] = field(default_factory=set)
-    """Of `STAND_IN`."""
+    """Names from `STAND_IN` that they use."""
     beyond: list[Requirement] = field(default_factory=list)
-    """What only tpunb itself has."""
+    """Uses for which tpunb itself is needed."""
     launch: bool = False
-    """`tpunb.launch` is imported by its name: the calls of it have been replaced."""
+    """True if `tpunb.launch` is imported by name; its calls have already been replaced."""
 
 
-def uses_of_tpunb(cells: Sequence[Piece]) -> Uses:
-    """What the cells take from tpunb."""
+def uses_of_tpunb(cells: Sequence[RunCell]) -> Uses:
+    """Find what the cells use of tpunb."""
     uses = Uses()
     if not any("tpunb" in cell.source for cell in cells):
         return uses
@@ -129,14 +131,14 @@ def uses_of_tpunb(cells: Sequence[Piece]) -> Uses:
 
 
 def _only_launches(node: ast.ImportFrom, read: set[str]) -> bool:
-    """Whether it imports `tpunb.launch` by a name that nothing reads any more."""
+    """True if it imports `tpunb.launch` under a name that is no longer read."""
     return node.module == "tpunb" and any(
         alias.name == "launch" and (alias.asname or alias.name) not in read for alias in node.names
     )
 
 
 def _taken(node: ast.AST, modules: set[str]) -> Iterator[str]:
-    """The names of tpunb that a node names: 'log', 'training'."""
+    """Yield the names of tpunb that a node uses: 'log', 'training'."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         yield from (node.attr,) if node.value.id in modules else ()
     elif isinstance(node, ast.Import):
@@ -151,10 +153,10 @@ def _taken(node: ast.AST, modules: set[str]) -> Iterator[str]:
 
 
 def place_for_preparing(trees: Sequence[ast.Module]) -> tuple[int, int] | None:
-    """Behind which line of which cell a script can prepare itself; None: above all of them.
+    """Return the cell and the line after which the script prepares itself; None: above all cells.
 
-    That is the last setup line before anything but the standard library is imported: setup lines
-    install packages, and set variables that torch_xla reads when it is imported.
+    This is the last setup line before any library other than the standard library is imported:
+    setup lines install packages, and set variables that torch_xla reads when it is imported.
     """
     place = None
     for index, tree in enumerate(trees):
@@ -167,7 +169,7 @@ def place_for_preparing(trees: Sequence[ast.Module]) -> tuple[int, int] | None:
 
 
 def is_setup(node: ast.stmt) -> bool:
-    """Whether a statement at the top of a cell was a setup line."""
+    """True if a statement at the top level of a cell was a setup line."""
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("_os.environ["):
         return True
     if not isinstance(node, ast.Expr | ast.Assign):
@@ -191,8 +193,8 @@ def _imports_library(node: ast.AST) -> bool:
     return any(name.partition(".")[0] not in sys.stdlib_module_names for name in names)
 
 
-def certain_secrets(cells: Sequence[Piece]) -> list[str]:
-    """The variables that setup lines outside branches and functions read, and no cell sets."""
+def certain_secrets(cells: Sequence[RunCell]) -> list[str]:
+    """Return variables that setup lines outside branches and functions read and no cell sets."""
     found: list[str] = []
     for cell in cells:
         if "_setup_secret(" in cell.source:
@@ -216,11 +218,11 @@ def certain_secrets(cells: Sequence[Piece]) -> list[str]:
 
 
 def preparation(
-    cells: Sequence[Piece], code: str, uses: Uses, *, spmd: bool, called_below: bool
+    cells: Sequence[RunCell], code: str, uses: Uses, *, spmd: bool, called_below: bool
 ) -> str | None:
-    """The part of the header that prepares a script; `code` is all code that it serves.
+    """Return the part of the header that prepares a script; `code` is all code of the script.
 
-    None if what the script of a run has is enough.
+    None if the header of a run's script is enough.
     """
     if not any(word in code for word in ("_setup_", "_os.environ", "tpunb", "torch_xla")):
         return None
@@ -257,5 +259,5 @@ if "" not in _sys.path:
 
 
 def prepare_call(spmd: bool) -> str:
-    """The call that prepares a script."""
+    """Return the call that prepares a script."""
     return f"_prepare(_without_tpunb{', spmd=True' if spmd else ''})"

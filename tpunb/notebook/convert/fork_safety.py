@@ -1,8 +1,8 @@
-"""What reading the prelude shows that forbids forking the ranks after it.
+"""Static check of the prelude for calls after which ranks must not be forked.
 
-Forking after these fails, measured with torch 2.9: a backward pass starts threads of the
-autograd engine that a child has not got, and XLA's runtime does not survive a fork. Threads of
-libraries are found when the prelude has run (tpunb/worker/fork_safety.py).
+Forking fails after these calls, measured with torch 2.9: a backward pass starts threads of the
+autograd engine, which a child process does not have, and XLA's runtime does not survive a fork.
+Threads of libraries are found after the prelude has run (tpunb/worker/fork_safety.py).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ DEVICES = {
 """Calls that start XLA's runtime (torch_xla 1.0 to 2.9)."""
 
 WORDS = {"backward", "autograd"}
-"""One of them, or 'xla', is in the cell in which something is found."""
+"""Every cell in which the check finds something contains one of these words, or 'xla'."""
 
 
 def static_reason(script: Script) -> str | None:
-    """Why every rank must run the prelude itself, in one line; None if nothing shows it.
+    """Return why every rank must run the prelude itself, in one line; None if nothing is found.
 
-    Looks at what runs when the prelude runs: module-level statements, and the functions and
-    methods of the prelude that they call by name, directly or through each other. What this
-    misses is found at run time.
+    Checks the code that runs with the prelude: module-level statements, and the functions and
+    methods of the prelude that they call by name, directly or through each other. Anything
+    missed is found at run time.
     """
     prelude_blocks = [block for block in script.blocks if block.role == "prelude"]
     read = _worth_reading([script.source(block) for block in prelude_blocks])
@@ -56,10 +56,10 @@ def static_reason(script: Script) -> str | None:
 
 
 def _worth_reading(texts: list[str]) -> dict[int, str]:
-    """The cells that can matter, by their index: parsing takes longer than all the rest.
+    """Return the relevant cells by index, because parsing is the slowest part.
 
-    Those that hold a word of what is looked for, and those that hold a name that such a cell
-    defines or imports, and so on.
+    A cell is relevant if it contains one of the searched words, or a name that another relevant
+    cell defines or imports.
     """
     words = [set(re.findall(r"\w+", text)) for text in texts]
     worth: dict[int, str] = {}
@@ -78,12 +78,12 @@ def _worth_reading(texts: list[str]) -> dict[int, str]:
 
 
 class _Prelude:
-    """The names that are known in the prelude."""
+    """Imports and functions of the prelude."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
         self.imports = ImportedNames(trees)
         self.functions: dict[tuple[str, bool], list[statements.Function]] = {}
-        """By name, and whether it is a method: `model.fit()` does not call a function `fit`."""
+        """By name and whether it is a method: `model.fit()` does not call a function `fit`."""
         for tree in trees:
             self._define(tree, is_method=False)
 
@@ -98,7 +98,7 @@ class _Prelude:
             self._define(child, is_method=inside)
 
     def executed(self, tree: ast.Module) -> Iterator[ast.AST]:
-        """What runs in a cell, with the bodies of the prelude's functions that it calls."""
+        """Yield the nodes that run in a cell, including bodies of called prelude functions."""
         entered: set[tuple[str, bool]] = set()
         todo: list[ast.AST] = [tree]
         while todo:
@@ -113,7 +113,7 @@ class _Prelude:
                         todo.append(ast.Module(body=function.body, type_ignores=[]))
 
     def finding(self, node: ast.AST) -> str | None:
-        """What a node does that forbids a fork, in words."""
+        """Describe what a node does that forbids a fork; None if nothing."""
         if not isinstance(node, ast.Call):
             return None
         name = self.imports.dotted(node.func)
@@ -133,7 +133,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _to_xla(call: ast.Call) -> bool:
-    """`.to("xla")`, or `device="xla:0"` in any call but torch.device's own."""
+    """True for `.to("xla")`, or for `device="xla:0"` in any call."""
     values = [word.value for word in call.keywords if word.arg == "device"]
     if _last(call.func) == "to":
         values += call.args[:1]

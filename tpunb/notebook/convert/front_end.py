@@ -1,7 +1,7 @@
-"""Calls to the notebook's front end, or to the person before it: mounts, logins, `input()`.
+"""Leave out calls that need the notebook's front end or the user: mounts, logins, `input()`.
 
-They were made once, in the notebook: a mounted drive is mounted, a token that was put into the
-environment is there. In a rank there is nobody to ask.
+They were made once, in the notebook: a mounted drive stays mounted, a token in the environment is
+inherited. A rank has no user to ask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tpunb.notebook.models import LeftOut
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
-"""Modules of google.colab that talk to the front end (colabtools of 2026)."""
+"""Modules of google.colab that communicate with the front end (colabtools of 2026)."""
 ASKING = {
     "input",
     "getpass.getpass",
@@ -27,7 +27,7 @@ ASKING = {
     "huggingface_hub.notebook_login",
     "kagglehub.login",
 }
-"""Other functions that ask the person. The logins save their token in a file."""
+"""Other functions that ask the user. The logins save their token in a file."""
 
 _ASSIGN = (
     "assign the value, or put it into os.environ in a cell tagged tpu-skip (a run has the "
@@ -37,12 +37,12 @@ _WORDS = re.compile(r"google\.colab|\bchdir\b|\binput\s*\(|getpass|login\s*\(")
 
 
 def mentions_front_end(source: str) -> bool:
-    """Whether a cell may call the front end; a quick look at its words."""
+    """Quick textual test for cells that may call the front end."""
     return _WORDS.search(source) is not None
 
 
 class FrontEnd:
-    """The names that the cells of a run use for functions of the front end."""
+    """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
         self.known = {"input": "input"}
@@ -66,25 +66,25 @@ class FrontEnd:
         }
 
     def leave_out(self, cell: EditedCell, tree: ast.Module, prelude: bool) -> None:
-        """Leave out of a cell the calls to the front end, and imports that only they need."""
+        """Leave a cell's calls to the front end out, and imports that only these calls need."""
         left_out = [*self._calls(tree), *self._imports(tree)]
         if prelude:
             left_out += self._directories(tree)
         cell.leave_out(left_out)
 
     def refuse(self, source: str, number: int) -> None:
-        """Raise ConversionError for a call that is still there and is certain to run."""
+        """Raise ConversionError for a remaining call that is certain to run."""
         if not mentions_front_end(source):
             return
         for node in statements.unconditional(statements.parse_cell(source, number)):
             if isinstance(node, ast.Call) and self.asks(node):
-                what = f"{ast.unparse(node.func)}() cannot ask anybody in a run"
+                what = f"{ast.unparse(node.func)}() cannot ask the user in a run"
                 line = source.split("\n")[node.lineno - 1]
                 reason = f"{what}: {_ASSIGN}, {statements.SKIP}"
                 raise ConversionError(reason, number, node.lineno, line)
 
     def dotted(self, node: ast.AST) -> str:
-        """The full name of what is called: 'google.colab.drive.mount'."""
+        """Full name of a called function: 'google.colab.drive.mount'; '' if unknown."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id, "")
         if isinstance(node, ast.Attribute):
@@ -93,7 +93,7 @@ class FrontEnd:
         return ""
 
     def asks(self, node: ast.AST | None) -> bool:
-        """Whether it is a call that asks the front end or the person."""
+        """True for a call that needs the front end or the user."""
         if not isinstance(node, ast.Call):
             return False
         name = self.dotted(node.func)
@@ -129,7 +129,7 @@ class FrontEnd:
         for node in ast.walk(tree):
             names = list(_imported(node))
             if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in tried:
-                continue  # where it is tried, it finds out whether this is Colab
+                continue  # an import in a `try` tests whether this is Colab
             if len(names) == len(node.names) and all(
                 name in self.colab
                 and name not in self.needed
@@ -139,7 +139,7 @@ class FrontEnd:
                 yield LeftOutStatement(node, LeftOut.UNUSED_IMPORT)
 
     def _directories(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
-        """`os.chdir("data")`, which would start from the directory it led to in the notebook."""
+        """Yield `os.chdir("data")`, which in a run would start from the directory it led to."""
         for node in tree.body:
             if not isinstance(node, ast.Expr) or not isinstance(call := node.value, ast.Call):
                 continue
@@ -151,7 +151,7 @@ class FrontEnd:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Name in the cell, and full name, of what an import brings."""
+    """Yield the name in the cell and the full name of each imported object."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]

@@ -1,16 +1,16 @@
-"""The first cell of a script: a description, and definitions that a notebook has built in."""
+"""Header of a script: a description, and definitions of names that are built into notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
-from tpunb.notebook.convert import handed
+from tpunb.notebook.convert import earlier_values, export, magics, output_lines
 from tpunb.utils.version import __version__
 
 ABOUT = """\
 # %% [markdown]
-# Made by tpunb {version} from {notebook}: what `%%tpu_train` runs there, line for line.
+# Made by tpunb {version} from {notebook}: the code that `%%tpu_train` runs there, line for line.
 #
 {how}#
 {notes}# `# %%` begins a cell (py:percent), so VS Code and Jupytext open this file as a notebook.
@@ -48,8 +48,8 @@ finally:
     del _util
 """
 
-# What a notebook has without an import, and how a script gets it. All within `try`, because
-# linters want imports above other code, and imports follow in the cells.
+# Definitions of names that notebooks have without an import. All are inside a `try`, because
+# linters require imports above other code, and imports follow in the cells.
 BUILTINS = {
     "display": """\
 try:
@@ -68,18 +68,18 @@ except ImportError:
 }
 
 
-# The functions of `magics.RUN_HELPERS`, `handed.in_place` and `statements.AWAIT_HELPER`, where a
-# cell needs them.
+# The functions of `magics.RUN_HELPERS`, `magics.TIMEIT`, `earlier_values.in_place`,
+# `output_lines.HELPER` and `statements.AWAIT_HELPER`, for cells that need them.
 HELPERS = {
-    handed.HELPER: handed.FROM_RANK_0,
-    handed.CALL_HELPER: handed.CALL_HERE,
+    earlier_values.HELPER: earlier_values.FROM_RANK_0,
+    earlier_values.CALL_HELPER: earlier_values.CALL_HERE,
     "_await": """\
 
 _LOOPS = {}
 
 
 def _await(what):
-    \"\"\"Wait for something, or for what a function makes, on this process's one event loop.\"\"\"
+    \"\"\"Await an object, or a function's return value, on this process's event loop.\"\"\"
     import asyncio
     import os
 
@@ -91,23 +91,61 @@ def _await(what):
         _LOOPS[process] = asyncio.new_event_loop()
         asyncio.set_event_loop(_LOOPS[process])
     return _LOOPS[process].run_until_complete(wait())
+
+
+def _in_loop(function, *arguments, **options):
+    \"\"\"Call a function that needs a running event loop, such as `asyncio.create_task`.\"\"\"
+
+    async def call():
+        return function(*arguments, **options)
+
+    return _await(call)
+""",
+    output_lines.HELPER: """\
+
+
+def _output(command):
+    \"\"\"Run a shell command; return the lines that it writes, as `x = !command` does.\"\"\"
+    import subprocess
+
+    return _Lines(subprocess.getoutput(command).splitlines())
+""",
+    magics.TIMEIT: """\
+
+import contextlib as _contextlib
+
+
+@_contextlib.contextmanager
+def _timeit(*names, setup="", makes=()):
+    \"\"\"Run code of `%timeit` once, after its setup. Its names do not stay, as in IPython.\"\"\"
+    own = globals()
+    names = {*names, *makes}
+    before = {name: own[name] for name in names if name in own}
+    exec(setup, own)  # noqa: S102
+    try:
+        yield [own.get(name) for name in makes]
+    finally:
+        for name in names:
+            own.pop(name, None)
+        own.update(before)
 """,
     "_run_notebook": """\
 
 
 def _run_notebook(path):
-    \"\"\"Run the code cells of another notebook here, as `%run` did.\"\"\"
+    \"\"\"Run the code cells of another notebook in this namespace, as `%run` does.\"\"\"
     import linecache
 
     for place, source in _NOTEBOOKS[path]:
-        linecache.cache[place] = (len(source), None, source.splitlines(True), place)
+        lines = [f"{line}\\n" for line in source.split("\\n")]
+        linecache.cache[place] = (len(source), None, lines, place)
         exec(compile(source, place, "exec", dont_inherit=True), globals())  # noqa: S102
 """,
     "_run_file": """\
 
 
 def _run_file(path, *arguments, name="__main__", shared=False):
-    \"\"\"Run a Python file with these arguments, as `%run` did; its names come here.\"\"\"
+    \"\"\"Run a Python file with these arguments and import its names, as `%run` does.\"\"\"
     import os
     import sys
 
@@ -132,7 +170,7 @@ def _run_file(path, *arguments, name="__main__", shared=False):
 
 
 def _run_module(name, *arguments):
-    \"\"\"Run a module with these arguments, as `%run -m` did; its names come here.\"\"\"
+    \"\"\"Run a module with these arguments and import its names, as `%run -m` does.\"\"\"
     import runpy
     import sys
 
@@ -158,11 +196,11 @@ def header_text(
     notes: Sequence[str] = (),
     prepare: str | None = None,
 ) -> str:
-    """The header, with its newline at the end.
+    """Return the header, with a newline at its end.
 
-    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` of
-    `HELPERS`; `notebooks` are the cells of those that `%run` runs; `spmd`: one process drives
-    all cores. `notes`: lines for its reader; `prepare`: code in the place of `PREPARE`.
+    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` keys of
+    `HELPERS`; `notebooks` are the cells of notebooks that `%run` runs; `spmd` is True if one
+    process drives all cores. `notes` are lines for the reader; `prepare` replaces `PREPARE`.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     how = SPMD if spmd else RANKS
@@ -175,17 +213,20 @@ def header_text(
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
         parts.append(f"\n# What `%run` runs.\n_NOTEBOOKS = {{\n{_notebook_cells(notebooks)}}}\n")
+    if output_lines.HELPER in helpers:
+        parts.append(f"\n{export.functions('_Lines')}\n")
     parts += [HELPERS[name] for name in HELPERS if name in helpers]
     return "".join(parts)
 
 
 def _notebook_cells(notebooks: Mapping[str, Sequence[tuple[str, str]]]) -> str:
-    """The cells of notebooks, with their lines as lines."""
+    """Write the cells of notebooks as literals, one source line on each line."""
     lines = []
     for path, cells in notebooks.items():
         lines.append(f"    {path!r}: [")
         for place, source in cells:
-            texts = [repr(line) for line in source.splitlines(keepends=True)] or ["''"]
+            *ended, last = source.split("\n")
+            texts = [*(repr(f"{line}\n") for line in ended), repr(last)]
             lines += ["        (", f"            {place!r},", "            ("]
             lines += [f"                {text}" for text in texts]
             lines += ["            ),", "        ),"]

@@ -1,4 +1,4 @@
-"""The files that `%run` names: notebooks become part of the script, Python files must be there."""
+"""Files named by `%run`: notebooks are included, Python files must exist when the script runs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from tpunb.notebook.models import Omission
 
 @dataclass
 class IncludedFiles:
-    """The files that a script runs with `%run`, and what the header needs for them."""
+    """The files that a script runs with `%run`, and the parts of the header that they need."""
 
     folders: Sequence[str]
-    """Where files are looked for, in this order."""
+    """Folders that are searched for files, in this order."""
     setup: bool = False
-    """Whether setup lines in notebooks are done (`setup_lines`)."""
+    """True to convert setup lines in notebooks to Python (`setup_lines`)."""
     helpers: set[str] = field(default_factory=set)
-    """Functions that the script's header must have (`magics.RUN_HELPERS`)."""
+    """Functions that the script's header must have (`magics.RUN_HELPERS`, `magics.TIMEIT`)."""
     notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """For each notebook that is run, by its name in `%run`: its cells' names and sources."""
+    """Names and sources of the cells of each notebook that is run, by its name in `%run`."""
     omissions: list[Omission] = field(default_factory=list)
-    """What of them does not run; the lines are those of the `%run`."""
+    """Parts of these notebooks that do not run, with the line numbers of the `%run`."""
 
     def include(self, source: str, number: int) -> str:
-        """Read what a cell in plain Python runs; the cell, with paths that are found.
+        """Read the files that a cell in plain Python runs; return the cell with located paths.
 
-        Raises ConversionError, with the cell and the line of `%run`, where a file is missing or
+        Raises ConversionError, with the cell and the line of `%run`, if a file is missing or
         cannot be run.
         """
+        if f"{magics.TIMEIT}(" in source:
+            self.helpers.add(magics.TIMEIT)
         if "_run_" not in source:
             return source
         lines = source.split("\n")
@@ -55,7 +57,7 @@ class IncludedFiles:
         return "\n".join(lines)
 
     def sources(self, words: Iterable[str]) -> list[str]:
-        """The cells of notebooks that are run in which one of the words stands."""
+        """Return the cells of the notebooks that contain one of the words."""
         every = [source for named in self.notebooks.values() for _, source in named]
         return [source for source in every if any(word in source for word in words)]
 
@@ -66,11 +68,11 @@ class IncludedFiles:
         if helper == magics.RUN_FILE:
             lines[line - 1] = lines[line - 1].replace(repr(path), repr(file), 1)
         elif path not in self.notebooks:
-            self.notebooks[path] = []  # a notebook that runs itself is found to be there
+            self.notebooks[path] = []  # ends the recursion for a notebook that runs itself
             self.notebooks[path] += self._convert(path, file, number, line)
 
     def _locate(self, path: str) -> str:
-        """The path as it can be used from the first folder, which a run starts in."""
+        """Return the path as seen from the first folder, in which runs start."""
         name = os.path.expanduser(path)
         for folder in self.folders:
             if os.path.isfile(full := os.path.join(folder, name)):
@@ -91,7 +93,8 @@ class IncludedFiles:
             cell = EditedCell(list(plain.lines), list(plain.left_out))
             try:
                 tree = statements.parse_cell("\n".join(cell.lines), 0)
-                written = statements.rewrite_awaits("\n".join(cell.lines), tree)
+                imports = statements.ImportedNames([tree])
+                written = statements.rewrite_awaits("\n".join(cell.lines), tree, imports)
                 if written != "\n".join(cell.lines):
                     self.helpers.add(statements.AWAIT_HELPER)
                     cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)
@@ -109,11 +112,11 @@ class IncludedFiles:
 
 
 class _NotRunError(Exception):
-    """Why a file cannot be run, in words."""
+    """A file cannot be run; the message is the reason."""
 
 
 def _code(path: str, file: str) -> list[tuple[str, str]]:
-    """The code cells of a notebook that `%run` runs: 'other.ipynb, code cell 2', and the text."""
+    """Return the code cells of a file for `%run`: 'other.ipynb, code cell 2', and the text."""
     name = Path(path).name
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
@@ -127,7 +130,7 @@ def _code(path: str, file: str) -> list[tuple[str, str]]:
 
 
 def _sources(text: str) -> list[str | None]:
-    """The sources of all code cells; None for those that are not to be in runs."""
+    """Return the sources of all code cells; None for cells that are left out of runs."""
     import nbformat
 
     notebook = nbformat.reads(text, as_version=4)

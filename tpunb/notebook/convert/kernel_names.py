@@ -1,13 +1,13 @@
-"""Which names of the kernel a train cell reads, and how the cells above it make them.
+"""Find the names that a train cell reads from the kernel, and how the cells above define them.
 
-Read from the text alone, for the comparison of the kernel's values with those of the prelude
-(`tpunb.worker.kernel_values`). What may be read counts: a name too many is compared and found
-equal. What a difference means depends on how the name is made:
+A static analysis, for the comparison of the kernel's values with those of the prelude
+(`tpunb.worker.kernel_values`). Every name that may be read is included: a superfluous name is
+compared and found equal. The meaning of a difference depends on how the name is defined:
 
-- of literals alone, or bound by code that ran in the kernel and is not repeated in a run: then the
-  person has changed it, and the kernel's value is what they mean;
-- by anything else, as `list(set(labels))` or `int(os.environ["RANK"])`: then the cells may make
-  another value in each process, and what else they make fits their own.
+- from literals alone, or by code that ran in the kernel and is not repeated in a run: the user
+  has changed it, and the kernel's value is the intended one;
+- in any other way, such as `list(set(labels))` or `int(os.environ["RANK"])`: the cells may give a
+  different value in each process, and the other values of that process fit its own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tpunb.notebook.convert.statements import (
     ImportedNames,
     bindings,
     executed,
+    first_name,
     parameters,
 )
 from tpunb.notebook.files import cell_magics
@@ -38,7 +39,7 @@ PROCESS = (
     *("get_ipython", "IPython", "platform", "socket", "multiprocessing", "psutil"),
     *("torch_xla", "torch.cuda", "torch.distributed", "torch.get_num_threads", "accelerate"),
 )
-"""What is not the same in a kernel, in the prelude's process and in a rank."""
+"""Names whose values differ between a kernel, the prelude's process and a rank."""
 
 _PURE = frozenset(
     "int float str bool complex tuple list dict range len min max sum abs round sorted pow divmod "
@@ -57,27 +58,27 @@ class ReadName:
 
     name: str
     cell: int | None
-    """The number of the last cell of the prelude that makes it; None: none does."""
+    """Number of the last prelude cell that defines it; None if no cell does."""
     certain: bool
     """See `tpunb.runs.kernel_values.KernelName`."""
     related: frozenset[str]
-    """Names of the prelude that it is made of, or that are made of it."""
+    """Names of the prelude from which it is derived, or that are derived from it."""
     of_process: bool
-    """It may be made of what differs from process to process."""
+    """True if it may depend on values that differ between processes."""
     stale: tuple[int, ...]
-    """Numbers of cells that ran in the kernel after it was last bound, and in a run run before."""
+    """Numbers of cells that ran in the kernel after it was last bound, but run earlier in a run."""
 
 
 @dataclass(frozen=True)
 class _Binding:
-    """One way in which a cell makes or changes a name."""
+    """One definition or change of a name by a cell."""
 
     name: str
     values: tuple[ast.expr, ...]
-    """What it is made of: the value, and the conditions around it."""
+    """Expressions that it depends on: the value, and the conditions around it."""
     definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None
     updates: bool = False
-    """It changes what is there: `x += 1`, `x["a"] = 1`, `x.append(1)`."""
+    """True if it changes an existing value: `x += 1`, `x["a"] = 1`, `x.append(1)`."""
     imports: bool = False
 
     @cached_property
@@ -89,9 +90,9 @@ class _Binding:
 def names_read(
     script: Script, snapshot: Snapshot, executions: Sequence[Execution]
 ) -> tuple[ReadName, ...]:
-    """The names that the script's train cell may read, in the order of their first reading.
+    """Return the names that the script's train cell may read, in the order of first use.
 
-    `executions` are all of this kernel, in order.
+    `executions` are all executions of this kernel, in order.
     """
     prelude = [block for block in script.blocks if block.role == "prelude"]
     train = [block for block in script.blocks if block.role == "train"]
@@ -116,20 +117,20 @@ class _Cell:
 
 
 class _Notebook:
-    """The prelude: how each name is made, and what that shows."""
+    """The prelude: how each name is defined, and the conclusions from that."""
 
     def __init__(self, cells: list[_Cell], past: _Past) -> None:
         self._cells = cells
         self._past = past
         self._made: dict[str, list[tuple[int, _Binding]]] = {}
-        """By name: the index of the cell, and how it makes the name."""
+        """Cell index and binding of each definition, by name."""
         for index, cell in enumerate(cells):
             for binding in cell.bindings:
                 self._made.setdefault(binding.name, []).append((index, binding))
         self._constants: dict[str, bool] = {}
 
     def is_value(self, name: str) -> bool:
-        """Whether it may be a value: functions and modules are the same as in the kernel."""
+        """True if it may be a value; functions and modules are the same as in the kernel."""
         made = self._made.get(name, [])
         functions = (
             binding.imports or isinstance(binding.definition, Function) for _, binding in made
@@ -137,7 +138,7 @@ class _Notebook:
         return not made or not all(functions)
 
     def reached(self, names: Iterable[str]) -> Iterator[str]:
-        """The names, and those that functions and methods read which may be called by them."""
+        """Yield the names, and the names read by functions and methods that they may call."""
         seen: set[str] = set()
         todo = list(names)
         while todo:
@@ -150,7 +151,7 @@ class _Notebook:
                 todo += self._read_later(binding, set())
 
     def _read_later(self, binding: _Binding, entered: set[str]) -> Iterator[str]:
-        """What code reads that a value carries with it: a function, a lambda, methods."""
+        """Yield the names read by code that a value contains: a function, a lambda, methods."""
         if binding.definition is not None:
             yield from _free_in_definition(binding.definition)
             return
@@ -163,7 +164,7 @@ class _Notebook:
                     yield from self._of_maker(node.id, entered)
 
     def _of_maker(self, name: str, entered: set[str]) -> Iterator[str]:
-        """What the methods of a class read that makes a value, directly or in a function."""
+        """Yield the names read by methods of a value's class; `name` is the class or a maker."""
         for _, binding in self._made.get(name, ()):
             made = binding.definition
             if isinstance(made, ast.ClassDef):
@@ -193,9 +194,9 @@ class _Notebook:
         )
 
     def _constant(self, name: str) -> bool:
-        """Whether the cells make a name of literals alone, and of names made so."""
+        """True if a name is defined from literals alone, or from names that are."""
         if name not in self._constants:
-            self._constants[name] = False  # what is made of itself alone is made of nothing
+            self._constants[name] = False  # a name defined only from itself is not constant
             made = self._made.get(name, [])
             self._constants[name] = bool(made) and all(
                 self._constant_binding(binding) for _, binding in made
@@ -215,7 +216,7 @@ class _Notebook:
         if any(isinstance(node, _NOT_CONSTANT) for node in nodes):
             return False
         if calls and any(isinstance(node, ast.Set) for node in nodes):
-            return False  # its order may come out
+            return False  # the result may depend on the set's order
         return all(self._is_pure(call, own) for call in calls) and all(
             node.id == own or self._constant(node.id)
             for node in nodes
@@ -223,7 +224,7 @@ class _Notebook:
         )
 
     def _is_pure(self, call: ast.Call, own: str) -> bool:
-        """Whether a call makes the same of the same: a method of the name itself, too."""
+        """True if a call gives equal results for equal arguments; methods of `own` count."""
         name = self._imports.dotted(call.func)
         return (
             (name in _PURE and name not in self._made)
@@ -233,7 +234,7 @@ class _Notebook:
         )
 
     def _is_class(self, name: str) -> bool:
-        """Whether it is a class of settings: one that defines no code of its own."""
+        """True for a class of settings, which defines no methods."""
         made = [binding.definition for _, binding in self._made.get(name, ())]
         return bool(made) and all(
             isinstance(node, ast.ClassDef)
@@ -247,7 +248,7 @@ class _Notebook:
 
     @cached_property
     def _made_of(self) -> dict[str, set[str]]:
-        """The names of the prelude that each name is made of directly, functions among them."""
+        """The names of the prelude on which each name depends directly, including functions."""
         return {
             name: {
                 source for _, binding in made for source in binding.mentions if source in self._made
@@ -257,7 +258,7 @@ class _Notebook:
 
     @cached_property
     def _made_from(self) -> dict[str, set[str]]:
-        """The same, the other way round."""
+        """The inverse of `_made_of`: the names that depend on each name directly."""
         found: dict[str, set[str]] = {}
         for name, sources in self._made_of.items():
             for source in sources:
@@ -265,7 +266,7 @@ class _Notebook:
         return found
 
     def _sources(self, name: str) -> set[str]:
-        """The names of the prelude that a name is made of, through others and functions."""
+        """Return the names of the prelude on which a name depends, directly or indirectly."""
         return _closure(name, self._made_of)
 
     def _related(self, name: str) -> frozenset[str]:
@@ -284,7 +285,7 @@ class _Notebook:
         return False
 
     def _stale(self, name: str, made: list[tuple[int, _Binding]]) -> tuple[int, ...]:
-        """Cells below the one that makes it, which ran in the kernel after it was last bound."""
+        """Return cells below its definition that ran in the kernel after it was last bound."""
         if any(binding.updates for _, binding in made):
             return ()
         return tuple(
@@ -298,7 +299,7 @@ class _Notebook:
 
 
 def _closure(name: str, edges: Mapping[str, set[str]]) -> set[str]:
-    """All that can be reached from a name."""
+    """Return all names that can be reached from a name."""
     found: set[str] = set()
     todo = [name]
     while todo:
@@ -309,7 +310,7 @@ def _closure(name: str, edges: Mapping[str, set[str]]) -> set[str]:
 
 
 class _Past:
-    """What ran in the kernel, in its order, next to the cells of the prelude."""
+    """The executions in the kernel, in order, compared with the cells of the prelude."""
 
     def __init__(self, executions: Sequence[Execution], prelude: Sequence[str]) -> None:
         self._ran = [run.source for run in executions]
@@ -321,16 +322,16 @@ class _Past:
 
     @cached_property
     def _by_functions(self) -> frozenset[str]:
-        """Names that functions may bind when they are called: nobody sees when."""
+        """Names that functions may bind when called, at an unknown time."""
         return frozenset(name for source in set(self._ran) for name in _bound_in_functions(source))
 
     def _last(self, name: str) -> int | None:
-        """The index of the execution that bound a name last."""
+        """Return the index of the last execution that bound a name."""
         at = [index for index, bound in enumerate(self._bound) if name in bound]
         return at[-1] if at else None
 
     def changed(self, name: str) -> bool:
-        """Whether the kernel has made a name in another way than the cells of a run make it."""
+        """True if the kernel's executions defined a name differently from the cells of a run."""
         return self._in_kernel.get(name) != self._in_run.get(name)
 
     @cached_property
@@ -342,14 +343,14 @@ class _Past:
         return _versions(self._prelude)
 
     def ran_after_binding(self, cell: int, name: str) -> bool:
-        """Whether a cell of the prelude certainly ran last after a name was last bound."""
+        """True if a prelude cell was certainly executed after a name was last bound."""
         last = self._last(name)
         if last is None or cell >= len(self._prelude) or name in self._by_functions:
             return False
         return self._prelude[cell] in self._ran[last + 1 :]
 
 
-# --- What one cell's text says. Texts are remembered: most are the same at the next run. ---
+# --- Analysis of single cells. Results are cached: most texts are the same in the next run. ---
 
 
 def _parsed(source: str) -> ast.Module:
@@ -373,13 +374,13 @@ def _bindings_of(source: str) -> tuple[_Binding, ...]:
 
 @lru_cache(maxsize=4096)
 def _names_loaded(source: str) -> frozenset[str]:
-    """The names that a cell reads when it runs, outside of functions."""
+    """Return the names that a cell reads when it runs, outside of functions."""
     return frozenset(_loaded(_tree(source), frozenset()))
 
 
 @lru_cache(maxsize=4096)
 def _raw_tree(source: str) -> ast.Module:
-    """A cell as a person wrote it; empty for one that is no Python, and for train cells."""
+    """Return the tree of a cell as the user wrote it; empty for train cells and invalid cells."""
     if "tpu_train" in cell_magics(source):
         return ast.Module([], [])
     try:
@@ -411,13 +412,13 @@ def _bound_by(source: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Effect:
-    """What executing a cell reads and binds."""
+    """Names that the execution of a cell reads and binds."""
 
     needs: frozenset[str]
-    """What it reads before it binds it, and what it may leave as it was."""
+    """Names that it reads before it binds them, or may leave unchanged."""
     bound: frozenset[str]
     later: Mapping[str, frozenset[str]]
-    """What the functions and classes read that it defines, by their names."""
+    """Names read by each function and class that it defines."""
 
 
 @lru_cache(maxsize=4096)
@@ -430,9 +431,9 @@ def _effect(source: str) -> _Effect:
 
 
 def _versions(sources: Iterable[str]) -> dict[str, int]:
-    """What tells apart how names were made, after cells were executed in this order.
+    """Return a number for each name that identifies how it was defined, in this execution order.
 
-    Equal numbers mean: by the same cell, of what was made in the same way.
+    Equal numbers mean: by the same cell, from names that were defined in the same way.
     """
     versions: dict[str, int] = {}
     later: dict[str, frozenset[str]] = {}
@@ -462,7 +463,7 @@ def _bound_in_functions(source: str) -> frozenset[str]:
 
 
 def _bindings(body: Sequence[ast.stmt], around: tuple[ast.expr, ...]) -> Iterator[_Binding]:
-    """How statements of a module make names; `around` are the conditions that they stand below."""
+    """Yield how module-level statements bind names; `around` are the conditions around them."""
     for node in body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -470,7 +471,7 @@ def _bindings(body: Sequence[ast.stmt], around: tuple[ast.expr, ...]) -> Iterato
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             yield from _assigned(node.target, node.value, around)
         elif isinstance(node, ast.AugAssign):
-            for name in _outer_names(node.target):
+            if name := first_name(node.target):
                 yield _Binding(name, (node.value, *around), updates=True)
         elif isinstance(node, FunctionOrClass):
             values = (*_class_values(node), *around)
@@ -510,27 +511,19 @@ def _assigned(
     elif isinstance(target, ast.Starred):
         yield from _assigned(target.value, value, around)
     else:
-        for name in _outer_names(target):
+        if name := first_name(target):
             yield _Binding(name, (value, *around), updates=True)
 
 
-def _outer_names(target: ast.expr) -> Iterator[str]:
-    """The name that `x`, `x[0]`, `x.y` or `x.y[0].z` changes."""
-    while isinstance(target, ast.Subscript | ast.Attribute):
-        target = target.value
-    if isinstance(target, ast.Name):
-        yield target.id
-
-
 def _method_of(node: ast.AST) -> str:
-    """The name `x` of a call `x.method(…)`, or of one further inside; '' for anything else."""
+    """Return the name `x` in a call `x.method(…)` or `x.y.method(…)`; '' for anything else."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return next(_outer_names(node.func), "")
+        return first_name(node.func)
     return ""
 
 
 def _class_values(node: ast.stmt) -> Iterator[ast.expr]:
-    """The values in a class's body."""
+    """Yield the values assigned in a class's body."""
     if isinstance(node, ast.ClassDef):
         for part in node.body:
             if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
@@ -545,7 +538,7 @@ def _nodes_of(binding: _Binding) -> Iterator[ast.AST]:
 
 
 def _free_in_definition(node: ast.stmt) -> set[str]:
-    """The names of the module that a function's body, or a class's methods, read."""
+    """Return the module-level names that a function's body, or a class's methods, read."""
     if isinstance(node, Function):
         return set(_loaded_in_function(node, frozenset()))
     return {
@@ -567,9 +560,9 @@ def _loaded_in_function(function: Function, hidden: frozenset[str]) -> Iterator[
 
 
 def _loaded(node: ast.AST, hidden: frozenset[str], *, deep: bool = False) -> Iterator[str]:
-    """The names that a node reads, those aside that a comprehension or lambda has of its own.
+    """Yield the names that a node reads, except variables of its comprehensions and lambdas.
 
-    `deep`: also in functions that are defined there.
+    `deep` includes functions that are defined in it.
     """
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Store) and node.id not in hidden:
@@ -594,22 +587,22 @@ def _loaded(node: ast.AST, hidden: frozenset[str], *, deep: bool = False) -> Ite
 
 
 def _free_names(source: str) -> list[str]:
-    """The names that a train cell may read before it binds them itself."""
+    """Return the names that a train cell may read before it binds them itself."""
     reader = _Reader()
     reader.read(_tree(source).body, set())
     return list(reader.found)
 
 
 class _Reader:
-    """Goes through a cell in its order."""
+    """Collects the names that a cell reads before it binds them."""
 
     def __init__(self) -> None:
         self.found: dict[str, None] = {}
         self.functions: dict[str, list[str]] = {}
-        """The cell's own functions, and what they read when they are called."""
+        """The cell's own functions, and the names they read when called."""
 
     def read(self, body: Sequence[ast.stmt], bound: set[str]) -> None:
-        """Read statements, of which `bound` are the names bound so far; more are added."""
+        """Process statements; `bound`, the names bound so far, is extended."""
         for node in body:
             self._statement(node, bound)
 
@@ -618,7 +611,7 @@ class _Reader:
             self.functions[node.name] = [*_loaded_in_function(node, frozenset())]
             self._names(_loaded(node, frozenset()), bound)
             bound.add(node.name)
-            if node.decorator_list:  # which may call it
+            if node.decorator_list:  # a decorator may call the function
                 self._names(iter([node.name]), set())
         elif isinstance(node, ast.ClassDef):
             self.functions[node.name] = [*_free_in_definition(node)]

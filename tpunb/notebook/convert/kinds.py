@@ -1,4 +1,4 @@
-"""What is known, from reading the cells of a run, of the values that their names stand for."""
+"""Infer kinds of values, such as data or figures, from the cells of a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tpunb.notebook.convert.statements import COMPREHENSIONS, Function
 
 
 class Kind(Enum):
-    """What is known of a value."""
+    """Kind of a value."""
 
     NOTHING_YET = 0
     DATA = 1
-    """A number, string, array, tensor or table: it can be read, and what it holds too."""
+    """A number, string, array, tensor or table: reading it or its elements has no effect."""
     HOLDER = 2
-    """A list, dict or the like: it can be read, but what it holds may be anything."""
+    """A list, dict or similar: reading it has no effect, but its elements may be anything."""
     PLOT = 3
     """A figure, its axes, or a part of them."""
     MODEL = 4
@@ -35,7 +35,7 @@ class How(Enum):
     VALUE = 1
     """To the value of an expression."""
     ELEMENT = 2
-    """To what iterating over an expression's value gives."""
+    """To an element of an expression's value."""
     INNER = 3
     """To an element of such an element."""
     CLASS = 4
@@ -43,12 +43,12 @@ class How(Enum):
 
 
 Binding = tuple[How, "ast.AST | str | None"]
-"""How a name is bound, and to what: the full name of an import, an expression, a class."""
+"""How a name is bound, and what to: the full name of an import, an expression, a class."""
 UNKNOWN: Binding = (How.UNKNOWN, None)
 
 
 def module_bindings(tree: ast.Module) -> dict[str, list[Binding]]:
-    """How the names of the module are bound in a cell, wherever that is."""
+    """Return all bindings of module-level names in a cell."""
     found: dict[str, list[Binding]] = {}
     todo: list[ast.AST] = [*tree.body]
     explained: dict[int, Binding] = {}
@@ -85,7 +85,7 @@ def module_bindings(tree: ast.Module) -> dict[str, list[Binding]]:
 
 
 def _explain(target: ast.expr, how: How, value: ast.expr) -> dict[int, Binding]:
-    """By the id of each name of a target: how it is bound."""
+    """Return how each name of a target is bound, by the `id()` of its node."""
     if isinstance(target, ast.Name):
         return {id(target): (how, value)}
     if not isinstance(target, ast.Tuple | ast.List):
@@ -109,7 +109,7 @@ def _explain(target: ast.expr, how: How, value: ast.expr) -> dict[int, Binding]:
 
 
 def targets(node: ast.AST | None) -> set[str]:
-    """The names that an assignment to a target binds, none for an attribute or an item."""
+    """Return the names that an assignment to a target binds, none for an attribute or an item."""
     if isinstance(node, ast.Name):
         return {node.id}
     if isinstance(node, ast.Tuple | ast.List):
@@ -118,12 +118,12 @@ def targets(node: ast.AST | None) -> set[str]:
 
 
 def names_bound(target: ast.expr) -> Iterator[str]:
-    """All names in a target, those of `a.x` and `a[x]` too."""
+    """All names in a target, including those in `a.x` and `a[x]`."""
     return (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
 
 
 class Names:
-    """What the names of all cells of a run stand for."""
+    """Kinds of the values of all names in the cells of a run."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Names:
         *,
         star: bool,
     ) -> None:
-        """Take the bindings of each cell; `star`: there may be others that cannot be seen."""
+        """Take the bindings of each cell; with `star` there may be others that are not visible."""
         self._bindings: dict[str, list[Binding]] = {}
         for of_cell in bindings:
             for name, bound in of_cell.items():
@@ -140,10 +140,10 @@ class Names:
         self._certain = not star and not {"zip", "enumerate"} & self._bindings.keys()
         self._kinds = dict.fromkeys(set(results) - self._bindings.keys(), Kind.RESULT)
         self._local: dict[str, Kind] = {}
-        """Of variables of the cell, or the comprehension, that is looked at."""
+        """Kinds of the variables of the current cell or comprehension."""
 
     def infer(self, wanted: set[str]) -> None:
-        """Find the kinds of some names, and of those that they are made of."""
+        """Infer the kinds of some names, and of the names that they depend on."""
         relevant: set[str] = set()
         while wanted := {n for n in wanted if n in self._bindings} - relevant:
             relevant |= wanted
@@ -160,7 +160,7 @@ class Names:
 
     @contextmanager
     def in_cell(self, own: Mapping[str, Sequence[Binding]]) -> Iterator[None]:
-        """What a cell binds before it reads it, `own`, is of the kind that this cell makes it."""
+        """Use the cell's own bindings for names that it binds before reading them, `own`."""
         with self._with({}):
             if self._certain:
                 self._settle(self._local, own)
@@ -168,7 +168,7 @@ class Names:
 
     @contextmanager
     def in_comprehension(self, loops: Iterable[ast.comprehension]) -> Iterator[None]:
-        """The variables of a comprehension are of the kinds that it iterates over."""
+        """Give the variables of a comprehension the kinds of the elements that it iterates over."""
         own: dict[str, list[Binding]] = {}
         for loop in loops:
             explained = _explain(loop.target, How.ELEMENT, loop.iter)
@@ -189,7 +189,7 @@ class Names:
             self._local = before
 
     def _settle(self, kinds: dict[str, Kind], bound: Mapping[str, Sequence[Binding]]) -> None:
-        """Find what names can be that are made of each other."""
+        """Infer the kinds of names that depend on each other, up to a fixed point."""
         kinds |= dict.fromkeys(bound, Kind.NOTHING_YET)
         changed = True
         while changed:  # kinds only ever become less certain, so this ends
@@ -209,7 +209,7 @@ class Names:
         return _element(kind) if how is How.INNER else kind
 
     def _kept_value(self, node: ast.expr) -> Kind:
-        """The kind of a name that is bound to an expression, and may be changed or used up."""
+        """The kind of a name bound to an expression; its value may be changed or exhausted."""
         kind = self.kind(node)
         if isinstance(node, ast.GeneratorExp):
             return Kind.OTHER
@@ -229,7 +229,7 @@ class Names:
         return kind if fixed else _join(kind, Kind.HOLDER)
 
     def full_name(self, node: ast.expr) -> str:
-        """'matplotlib.pyplot.plot', 'builtins.len'; '' for what is not certainly imported."""
+        """Full name: 'matplotlib.pyplot.plot', 'builtins.len'; '' if not certainly imported."""
         if isinstance(node, ast.Attribute):
             left = self.full_name(node.value)
             return f"{left}.{node.attr}" if left else ""
@@ -246,7 +246,7 @@ class Names:
         return of if how is How.IMPORT and not bound and isinstance(of, str) else ""
 
     def is_plotting(self, name: str) -> bool:
-        """Whether a name may be that of a module or function of a package that draws."""
+        """True if a name may be a module or function of a plotting package."""
         return any(
             how is How.IMPORT and str(of).partition(".")[0] in pure_calls.PLOTTING
             for how, of in self._bindings.get(name, ())
@@ -340,13 +340,13 @@ class Names:
         return kind if kind is Kind.PLOT else Kind.OTHER
 
     def is_drawn(self, method: ast.Attribute) -> bool:
-        """Whether it is `table.plot`, `table.hist` or `table.plot.bar`."""
+        """True for `table.plot`, `table.hist` or `table.plot.bar`."""
         if isinstance(method.value, ast.Attribute) and method.value.attr == "plot":
             return True
         return method.attr in pure_calls.PLOT_METHODS
 
     def _makes_model(self, function: ast.expr, name: str) -> bool:
-        """Whether it is a class of torch.nn, or one of the notebook's that is made of it."""
+        """True for torch.nn, torchvision.models, or a subclass of Module in the notebook."""
         if name.startswith(("torch.nn.", "torchvision.models.")):
             return not name.startswith("torch.nn.functional.")
         if not isinstance(function, ast.Name):
@@ -360,16 +360,16 @@ class Names:
 
 
 def _own_methods(node: ast.ClassDef) -> frozenset[str]:
-    """The methods of a class which say what a model holds, or how it is shown."""
-    told = pure_calls.MODEL_METHODS | pure_calls.SAME_MODEL | {"__getattr__"}
-    return told & {part.name for part in node.body if isinstance(part, Function)}
+    """Return the methods of a class that override those known to only read a model."""
+    overriding = pure_calls.MODEL_METHODS | pure_calls.SAME_MODEL | {"__getattr__"}
+    return overriding & {part.name for part in node.body if isinstance(part, Function)}
 
 
 _ORDER = (Kind.NOTHING_YET, Kind.DATA, Kind.HOLDER)
 
 
 def _join(*kinds: Kind) -> Kind:
-    """What is known of a value that is one of these."""
+    """Kind of a value that has one of these kinds."""
     known = set(kinds) - {Kind.NOTHING_YET}
     if len(known) <= 1:
         return known.pop() if known else Kind.NOTHING_YET
@@ -377,7 +377,7 @@ def _join(*kinds: Kind) -> Kind:
 
 
 def _group(*kinds: Kind) -> Kind:
-    """What is known of a list of values."""
+    """Kind of a list of values of these kinds."""
     kind = _join(Kind.DATA, *kinds)
     return kind if kind is Kind.DATA else Kind.HOLDER
 

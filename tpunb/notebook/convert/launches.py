@@ -1,8 +1,8 @@
-"""Calls of `tpunb.launch`: the one that runs now becomes the train cell, others are left out.
+"""Calls of `tpunb.launch`: the running call becomes the train cell, others are left out.
 
-Which statements of other cells start runs is read from the code: a call of `tpunb.launch`, or of
-a function or an object of the notebook whose code calls it, also where such a function is passed
-on, as in `study.optimize(objective)`.
+Statements of other cells that start runs are found in the code: a call of `tpunb.launch`, or of
+a function or object of the notebook whose code calls it, also if such a function is passed as an
+argument, as in `study.optimize(objective)`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LAUNCH = "tpunb.launch"
 
 
 def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
-    """The snapshot in which a call of `tpunb.launch` is the train cell.
+    """Return the snapshot in which a call of `tpunb.launch` is the train cell.
 
-    The running cell, `snapshot.train`, becomes two: the statements above the one that holds the
-    call, and the call, in its line. The rest of the cell is left out. Raises ConversionError if
-    the cell is not Python.
+    The running cell, `snapshot.train`, is split into two cells: the statements above the statement
+    with the call, and the call itself, on its line. The rest of the cell is left out. Raises
+    ConversionError if the cell is not Python.
     """
     assert snapshot.train is not None
     running = snapshot.cells[snapshot.train]
@@ -40,7 +40,7 @@ def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
     pieces.append(replace(running, source="\n" * (call.line - 1) + call.source, tags=()))
     train = running.index + len(pieces) - 1
     cells = [*snapshot.cells[: running.index], *pieces, *snapshot.cells[running.index + 1 :]]
-    # Nothing below the running cell is in `left_out`: only what ran or stands above it is.
+    # Nothing below the running cell is in `left_out`: its cells ran or are above the running cell.
     below = (replace(running, index=train, source=rest), LeftOut.BELOW_LAUNCH)
     return replace(
         snapshot,
@@ -51,7 +51,7 @@ def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
 
 
 def _split(cell: Cell, line: int) -> tuple[str, str]:
-    """The text above the statement that holds a line, and from there on."""
+    """Split a cell's text at the statement that contains a line."""
     source = cell.source.replace("\r\n", "\n").replace("\r", "\n")
     number = cell.number or 0
     try:
@@ -62,12 +62,13 @@ def _split(cell: Cell, line: int) -> tuple[str, str]:
     holding = [
         node for node in tree.body if _first_line(node) <= line <= (node.end_lineno or node.lineno)
     ]
-    if not holding:  # of a magic whose cell is no Python
+    if not holding:  # the line belongs to a magic whose body is not Python
         return "", source
-    # Of several in one line, as in `import tpunb; tpunb.launch(train)`, the first that launches.
+    # If several share a line, as in `import tpunb; tpunb.launch(train)`, the first that launches.
     imports = ImportedNames([tree])
     node = next((n for n in holding if _calls_launch(n, imports)), holding[-1])
-    # A magic stands for the statement that it became; what shares its line does not.
+    # Lines above keep their original text, which may contain magics; statements on the same line
+    # before the call are taken from the plain Python.
     lines, row = source.split("\n"), _first_line(node) - 1
     before = plain[row].encode()[: node.col_offset].decode()
     above = [*lines[:row], before] if before.strip() else lines[:row]
@@ -87,7 +88,7 @@ def _calls_launch(node: ast.AST, imports: ImportedNames) -> bool:
 
 
 def replace_launch(source: str, tree: ast.Module, imports: ImportedNames, by: str) -> str:
-    """A cell that uses another function in the place of `tpunb.launch`."""
+    """Replace `tpunb.launch` by another function in a cell."""
     uses = [
         node
         for node in ast.walk(tree)
@@ -104,12 +105,12 @@ def replace_launch(source: str, tree: ast.Module, imports: ImportedNames, by: st
 
 
 def mentions_launch(source: str) -> bool:
-    """Whether a cell may call `tpunb.launch`; a quick look at its words."""
+    """Quick textual test for cells that may call `tpunb.launch`."""
     return "launch" in source
 
 
 class Launching:
-    """The names of a notebook's functions, classes and objects that call `tpunb.launch`."""
+    """Finds a notebook's functions, classes and objects that call `tpunb.launch`."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._imports = ImportedNames(trees)
@@ -123,7 +124,7 @@ class Launching:
                 self._learn(node)
 
     def statements(self, tree: ast.Module) -> Iterator[ast.stmt]:
-        """The statements at the top level of a cell that start runs."""
+        """Yield the statements at the top level of a cell that start runs."""
         for node in tree.body:
             if not isinstance(node, FunctionOrClass) and self._starts_run(node):
                 yield node
@@ -134,8 +135,8 @@ class Launching:
                 self._names.add(part.name)
                 if isinstance(part, ast.ClassDef):
                     self._classes.add(part.name)
-        # `run = partial(tpunb.launch, train)`, `sweep = Sweep()`, `run = lambda: …`; what a launch
-        # itself gives is a result.
+        # `run = partial(tpunb.launch, train)`, `sweep = Sweep()`, `run = lambda: …`; the value of a
+        # launch itself is a result.
         assigns = isinstance(node, ast.Assign | ast.AnnAssign)
         if assigns and self._refers(node) and not self._starts_run(node):
             self._names |= bound_names(ast.Module([node], []))
@@ -147,7 +148,7 @@ class Launching:
         if not isinstance(node, ast.Call):
             return False
         if isinstance(node.func, ast.Name) and node.func.id in self._classes:
-            return False  # its methods do
+            return False  # only its methods start runs
         if self._imports.dotted(node.func) in ("functools.partial", "partial"):
             return False
         return self._means(node.func) or any(
@@ -155,7 +156,7 @@ class Launching:
         )
 
     def _means(self, node: ast.expr) -> bool:
-        """Whether what is called is `tpunb.launch`, or belongs to what calls it."""
+        """True if the called object is `tpunb.launch`, or belongs to an object that calls it."""
         if self._imports.dotted(node) == LAUNCH:
             return True
         while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
@@ -163,7 +164,7 @@ class Launching:
         return isinstance(node, ast.Name) and node.id in self._names
 
     def _refers(self, node: ast.AST) -> bool:
-        """Whether a piece of code names `tpunb.launch`, or what calls it."""
+        """True if code mentions `tpunb.launch`, or a name whose code calls it."""
         return any(
             isinstance(part, ast.Name | ast.Attribute)
             and isinstance(part.ctx, ast.Load)

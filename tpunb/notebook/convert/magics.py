@@ -1,7 +1,7 @@
-"""What becomes of each magic in a script: plain Python, a comment, or an error.
+"""Conversion of each magic: to plain Python, a comment, or an error.
 
-`%run` becomes a call of a function in the script's header: the script holds the cells of notebooks
-that it runs; Python files are run as they are when the script runs.
+`%run` becomes a call of a function in the script's header. The script contains the cells of
+notebooks that it runs; Python files are read when the script runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from tpunb.notebook.convert import output_lines
 from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.models import LeftOut
 
 UNWRAPPED = {
-    # The options of those that take a statement on the magic's line, in getopt's words
-    # (IPython.core.magics.execution, 7.34 to 9.18). None: nothing there is code.
+    # For magics with a statement on the magic's line, their options in getopt's notation
+    # (IPython.core.magics.execution, 7.34 to 9.18). None: the line contains no code.
     "time": None,
     "capture": None,
     "tpu_train": None,
@@ -28,7 +29,7 @@ UNWRAPPED = {
 """Cell magics whose body is ordinary code of the notebook."""
 
 TIMED = {"time": "", "timeit": "n:r:tcp:qov:", "prun": "D:l:rs:T:q"}
-"""Line magics that run the statement behind them, and their options."""
+"""Line magics that run the statement that follows, and their options."""
 
 CELL_MAGICS = {
     "writefile": LeftOut.FILE_WRITTEN,
@@ -40,7 +41,7 @@ CELL_MAGICS = {
         LeftOut.NOTEBOOK_ONLY,
     ),
 }
-"""Cell magics that are left out whole."""
+"""Cell magics that are left out together with their cell."""
 
 LINE_MAGICS = {
     **dict.fromkeys(
@@ -68,7 +69,7 @@ LINE_MAGICS = {
         LeftOut.NOTEBOOK_ONLY,
     ),
 }
-"""Line magics that are left out: all of IPython's own but those below."""
+"""Line magics that are left out: all of IPython's own except those below."""
 
 REFUSED = {
     "pylab": "`%pylab` does not work in a script: write the imports that you need",
@@ -83,7 +84,7 @@ OTHERWISE = "Or tag the cell tpu-skip to leave it out of runs."
 
 
 class NotPythonError(Exception):
-    """A line that has no plain Python form. `line` is its line in the cell, from 1."""
+    """A line has no plain Python form. `line` is its line in the cell, from 1."""
 
     def __init__(self, reason: str, line: int, advice: str = OTHERWISE) -> None:
         super().__init__(reason, line, advice)
@@ -96,14 +97,14 @@ class NotPythonError(Exception):
 
 
 def why_left_out(name: str, known: dict[str, LeftOut]) -> LeftOut:
-    """Why a magic is left out."""
+    """Return why a magic is left out."""
     if name.startswith("tpu_"):
         return LeftOut.TPUNB_MAGIC
     return known.get(name, LeftOut.UNKNOWN_MAGIC)
 
 
 def timed_code(argument: str, options: str) -> str:
-    """The code behind the options of `%time` and its like: `-n 3 f(x)` gives `f(x)`."""
+    """Return the code after the options of `%time` and similar: `-n 3 f(x)` gives `f(x)`."""
     words = argument.split()
     if words[:1] == ["--no-raise-error"]:  # an option of %time since IPython 9
         words, options = words[1:], ""
@@ -116,8 +117,18 @@ def timed_code(argument: str, options: str) -> str:
     return re.sub(r"\s*\S+", "", argument, count=taken).strip() if taken else argument.strip()
 
 
+def timeit_call(names: Sequence[str], setup: str = "", made: Sequence[str] = ()) -> str:
+    """Return the context manager for code of `%timeit` that binds names.
+
+    `made` are the names that the setup code binds.
+    """
+    more = [f"setup={setup!r}"] if setup else []
+    more += [f"makes={list(made)!r}"] if made else []
+    return f"{TIMEIT}({', '.join([*map(repr, names), *more])})"
+
+
 def aimport_statement(argument: str) -> str:
-    """The imports that `%aimport a, b` makes, besides marking the modules for reloading."""
+    """Return the imports that `%aimport a, b` makes; it also marks the modules for reloading."""
     names = [name.strip() for name in argument.split(",")]
     wanted = [name for name in names if name and not name.startswith("-")]
     dotted = all(part.isidentifier() for name in wanted for part in name.split("."))
@@ -125,12 +136,12 @@ def aimport_statement(argument: str) -> str:
 
 
 def value_expression(name: str, argument: str, expand: str) -> str | None:
-    """The plain Python expression for the value of `x = %name argument`, if there is one.
+    """Return a Python expression for the value of `x = %name argument`, if there is one.
 
     `expand` is the argument as a Python expression with variables filled in.
     """
     if name in ("sx", "system"):
-        return output_expression(expand)
+        return output_lines.expression(expand)
     if name == "env" and argument and "=" not in argument and len(argument.split()) == 1:
         return f'__import__("os").environ[{expand}]'
     if name == "env" and not argument:
@@ -140,29 +151,24 @@ def value_expression(name: str, argument: str, expand: str) -> str | None:
     return None
 
 
-def output_expression(command: str) -> str:
-    """A Python expression for the lines that a command writes (as `x = !command` gives them)."""
-    return f'__import__("subprocess").getoutput({command}).splitlines()'
-
-
 _SUBPROCESSES = (
     *("bash", "sh", "script", "cmd", "perl", "ruby", "pypy", "python", "python2", "python3"),
 )
-"""Cell magics made of `%%script`, whose `--out`, `--err` and `--proc` name variables."""
+"""Cell magics based on `%%script`, whose `--out`, `--err` and `--proc` name variables."""
 
 _OPTION = re.compile(r"--(?:out|err|proc)[ =]\s*(\w+)")
 _ASSIGNED = re.compile(r"([^\W\d]\w*)\s*<<")  # jupysql and ipython-sql
 _FROM_R = re.compile(r"-o\s*([\w,.]+)|--output[ =]\s*([\w,.]+)")  # rpy2
 _CYTHON = re.compile(r"(?:cpdef|def|class|cdef\s+class)\s+(?:[\w\[\]:,.*]+\s+)*?(\w+)\s*[(:]")
 _PYTHON = ("writefile", "file", *_SUBPROCESSES)
-"""Cell magics whose body may look like Python, but is not run in the notebook."""
+"""Cell magics whose body may look like Python, but does not run in the notebook."""
 
 
 def bound_by_magic(name: str, argument: str, body: Sequence[str]) -> list[str]:
-    """The names that `%name argument`, or `%%name argument` over a body, binds.
+    """Return the names that `%name argument`, or `%%name argument` with a body, binds.
 
-    Knows IPython's magics, and others that notebooks often load. An unknown magic is assumed to
-    run its body if that is Python, as most do.
+    Covers IPython's magics, and others that notebooks often load. An unknown magic is assumed to
+    run its body if the body is Python, as most do.
     """
     words = [word for word in argument.split() if not word.startswith("-")]
     if name == "capture":
@@ -193,9 +199,12 @@ def _bound_by_code(body: Sequence[str]) -> list[str]:
     return sorted(bound_names(tree))
 
 
+TIMEIT = "_timeit"
+"""Function in a script's header around the code of `%timeit` that binds names."""
+
 RUN_NOTEBOOK, RUN_FILE, RUN_MODULE = "_run_notebook", "_run_file", "_run_module"
 RUN_HELPERS = (RUN_NOTEBOOK, RUN_FILE, RUN_MODULE)
-"""Functions in a script's header that run what `%run` named."""
+"""Functions in a script's header that replace `%run`."""
 
 # IPython.core.magics.execution, 7.34 to 9.18.
 _RUN_OPTIONS = "nidtN:b:pD:l:rs:T:em:G"
@@ -206,7 +215,7 @@ _RUN_OTHERWISE = (
 
 
 def run_expression(argument: str, line: int) -> str:
-    """The Python expression for `%run argument`. Raises NotPythonError, at this line."""
+    """Return the Python expression for `%run argument`. Raises NotPythonError, for this line."""
     try:
         words = shlex.split(argument)
         given, words = getopt.getopt(words, _RUN_OPTIONS)
@@ -234,12 +243,12 @@ def run_expression(argument: str, line: int) -> str:
 
 
 def _holds_cells(path: str) -> bool:
-    """Whether `%run` reads cells from a file, instead of running it as a Python file."""
+    """True if `%run` reads cells from a file, instead of running it as a Python file."""
     return path.lower().endswith((".ipynb", ".ipy"))
 
 
 def _expanded(words: list[str], literally: bool) -> list[str]:
-    """Arguments with patterns replaced by the files that match, as IPython does."""
+    """Replace patterns in arguments by the matching files, as IPython does."""
     from IPython.utils.path import shellglob
 
     patterned = not literally and any(set("*?[") & set(word) for word in words)

@@ -1,8 +1,8 @@
-"""Names that a cell needs and that a run cannot have, found before anything starts.
+"""Check before a run for names that its cells need but cannot have.
 
 A run has the names that its cells define. It does not have the notebook's history (`_`, `Out[3]`),
-the values that a person chose in a widget, or names that only left-out cells define. Only what is
-certain to fail is refused; the rest fails when it runs.
+the values that the user chose in a widget, or names that only left-out cells define. Only certain
+failures are refused; others are reported when the run reaches them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tpunb.notebook.convert.cells import LostName, plain_python
-from tpunb.notebook.convert.handed import train_line
+from tpunb.notebook.convert.earlier_values import train_line
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.statements import (
     COMPREHENSIONS,
     Function,
-    FunctionOrClass,
     bindings,
     bound_names,
-    executed,
+    certain_parts,
+    may_leave,
     parameters,
 )
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.files import cell_magics
-from tpunb.notebook.models import Absent, Handed, LeftOut
+from tpunb.notebook.models import Absent, EarlierValues, LeftOut
 
 _WORD = re.compile(r"[^\W\d]\w*")
 _HISTORY = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh")
 _UNKNOWN = ("exec", "globals", "locals", "vars", "builtins", "__builtins__", "__dict__")
-"""Words of code that may define names in ways that static analysis does not see."""
+"""Words in code that may define names in ways that static analysis cannot see."""
 _STAR = re.compile(r"\bimport\s+\*|\b_run_(file|module)\(")
 
 
@@ -42,17 +42,17 @@ class LeftOutCell(NamedTuple):
     """A cell of the notebook that is not part of the run."""
 
     place: int
-    """Its index in the snapshot; of one that is not there, that of the cell below it."""
+    """Its index in the snapshot; if it is not in the snapshot, that of the cell below it."""
     label: str
     """'cell [3]'."""
     reason: LeftOut
     source: str
-    got: Handed = Handed()
-    """Of a train cell: what the kernel has got from it."""
+    got: EarlierValues = EarlierValues()
+    """For a train cell: the values that the kernel has from it."""
 
 
-class Piece(NamedTuple):
-    """A cell of the run, in plain Python."""
+class RunCell(NamedTuple):
+    """A cell of the run in plain Python."""
 
     number: int
     source: str
@@ -62,23 +62,23 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class MissingName:
-    """Where a name is defined in the notebook, and how the run could have it."""
+    """Where a name is defined in the notebook, and how to make it available to the run."""
 
     where: str
     """'cell [3]', or '`%%capture out` in cell [3]'."""
     why: str
-    """Why that is not part of the run."""
+    """Why this place is not part of the run."""
     instead: str
     """What to do."""
 
 
 def refuse_missing(
-    cells: Sequence[Piece], missing: Mapping[str, MissingName], held: Container[str] = ()
+    cells: Sequence[RunCell], missing: Mapping[str, MissingName], held: Container[str] = ()
 ) -> None:
     """Raise ConversionError, with cell and line, for the first name that a run cannot have.
 
-    `cells` are those of the run, in order; `missing` the names that are made elsewhere;
-    `held` those that the kernel gives the last cell.
+    `cells` are those of the run, in order; `missing` are names that are defined elsewhere;
+    `held` are names that the last cell gets from the kernel.
     """
     words = [set(_WORD.findall(cell.source)) for cell in cells]
     every = set().union(*words)
@@ -94,7 +94,7 @@ def refuse_missing(
 
 
 def defines_unseen(sources: Sequence[str]) -> bool:
-    """Whether cells may define names in ways that static analysis does not see."""
+    """True if cells may define names in ways that static analysis cannot see."""
     return any(_STAR.search(source) for source in sources) or any(
         word in _UNKNOWN for source in sources for word in _WORD.findall(source)
     )
@@ -114,9 +114,9 @@ def _reads_any(tree: ast.Module, names: set[str]) -> bool:
 class _Run:
     """The cells of a run, and the functions that they define."""
 
-    def __init__(self, cells: list[tuple[Piece, ast.Module]]) -> None:
+    def __init__(self, cells: list[tuple[RunCell, ast.Module]]) -> None:
         self.cells = cells
-        self.functions: dict[str, tuple[Piece, list[Function]]] = {}
+        self.functions: dict[str, tuple[RunCell, list[Function]]] = {}
         for cell, tree in cells:
             for node in tree.body:
                 if isinstance(node, Function):
@@ -137,15 +137,15 @@ class _Run:
         for (cell, tree), own in zip(self.cells, bound, strict=True):
             before |= own
             for place, node in self._reached(cell, tree):
-                # A function may need a name that a cell below its own makes.
+                # A function may need a name that a cell below its own defines.
                 known = before if place is cell else everywhere
                 given = isinstance(node, ast.Name) and node.id in held
                 if given and cell is self.cells[-1][0]:
                     continue
                 _check(place, node, wanted, known, missing, chosen)
 
-    def _reached(self, cell: Piece, tree: ast.Module) -> Iterator[tuple[Piece, ast.expr]]:
-        """What a cell reads, and what the functions that it names read, and so on."""
+    def _reached(self, cell: RunCell, tree: ast.Module) -> Iterator[tuple[RunCell, ast.expr]]:
+        """Yield the reads of a cell and, recursively, of the functions that it mentions."""
         entered: set[str] = set()
         todo = [(cell, node) for node in certain_reads(tree.body)]
         while todo:
@@ -158,12 +158,12 @@ class _Run:
 
 
 def _at_once(method: Function) -> bool:
-    """Whether it runs when an object of its class is made."""
+    """True if a method runs when an object of its class is created."""
     return method.name in ("__init__", "__new__", "__post_init__")
 
 
 def _check(
-    cell: Piece,
+    cell: RunCell,
     node: ast.expr,
     wanted: set[str],
     known: set[str],
@@ -175,8 +175,8 @@ def _check(
         whose = node.value.id if isinstance(node.value, ast.Name) else ""
         if whose in chosen and node.attr in WIDGET_VALUES:
             reason = (
-                f"`{whose}.{node.attr}` is what a person chose in the notebook, and a run has a "
-                f"new {chosen[whose]} that nobody has touched: assign the value itself, or put it "
+                f"`{whose}.{node.attr}` is a value chosen in the notebook, and a run has a new "
+                f"{chosen[whose]} with its initial value: assign the value itself, or put it "
                 "into os.environ in a cell tagged tpu-skip, since a run has the kernel's "
                 "environment"
             )
@@ -192,44 +192,32 @@ def _reason(name: str, missing: Mapping[str, MissingName]) -> str:
         maker = missing[name]
         return f"`{name}` is defined only in {maker.where}, {maker.why}: {maker.instead}"
     return (
-        f"`{name}` is the notebook's own record of what was run there, which a run does not have: "
+        f"`{name}` is the notebook's own history of executed cells, which a run does not have: "
         "give the value a name in the cell that makes it, and use that name"
     )
 
 
 Hidden = frozenset[str]
-"""Names that belong to a function, class or comprehension around."""
+"""Local names of the enclosing functions, classes and comprehensions."""
 
 
 def certain_reads(body: Sequence[ast.stmt], hidden: Hidden = frozenset()) -> Iterator[ast.expr]:
-    """Names that are read, and attributes of names, in order of the source.
+    """Yield names that are certainly read, and attributes of names, in source order.
 
-    Bodies of loops are taken to run; branches, code whose errors are handled, and what stands
-    below a way out are not. Bodies of functions run when they are called, so not here.
+    Bodies of loops are assumed to run; branches, code whose errors are handled, and statements
+    below a possible exit are not. Bodies of functions only run when they are called.
     """
     for statement in body:
         yield from _reads(statement, hidden)
-        if _may_leave(statement):
-            return
+        if may_leave(statement, ast.Return, ast.Raise):
+            return  # the statements below may not be reached
 
 
 def reads_of_function(function: Function) -> Iterator[ast.expr]:
-    """The same for a call of a function of the module."""
+    """Yield the same for a call of a module-level function."""
     bound = bindings(function.body)
     own = (parameters(function) | bound.names | bound.changed | bound.outer) - _declared(function)
     yield from certain_reads(function.body, frozenset(own))
-
-
-def _may_leave(statement: ast.stmt) -> bool:
-    """Whether what stands below a statement may not be reached."""
-    if isinstance(statement, FunctionOrClass):
-        return False
-    ways: tuple[type[ast.stmt], ...] = (ast.Return, ast.Raise)
-    if not isinstance(statement, ast.For | ast.AsyncFor | ast.While):
-        ways += (ast.Break, ast.Continue)
-    return isinstance(statement, ways) or any(
-        isinstance(node, ways) for node in executed(statement)
-    )
 
 
 def _declared(function: Function) -> set[str]:
@@ -268,8 +256,11 @@ def _reads(node: ast.AST, hidden: Hidden) -> Iterator[ast.expr]:
             yield node.target
         yield from _reads(node.value, hidden)
     else:
-        for part in _parts(node):
-            yield from _reads(part, hidden)
+        for each in _parts(node):
+            if isinstance(each, list):
+                yield from certain_reads(each, hidden)
+            else:
+                yield from _reads(each, hidden)
 
 
 def _comprehension_reads(node: ast.AST, hidden: Hidden) -> Iterator[ast.expr]:
@@ -288,36 +279,15 @@ def _comprehension_reads(node: ast.AST, hidden: Hidden) -> Iterator[ast.expr]:
         yield from _reads(value, inner)
 
 
-def _parts(node: ast.AST) -> Sequence[ast.AST]:
-    """The parts of any other node that are certain to run with it."""
-    if isinstance(node, Function):
-        defaults = [part for part in node.args.kw_defaults if part is not None]
-        return [*node.decorator_list, *node.args.defaults, *defaults]
-    if isinstance(node, ast.Lambda):
-        return [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-    if isinstance(node, ast.If):
-        return [node.test, *(node.body if _is_main(node.test) else ())]
-    if isinstance(node, ast.IfExp | ast.Assert):
-        return [node.test]
-    if isinstance(node, ast.BoolOp):
-        return node.values[:1]
-    if isinstance(node, ast.Compare):
-        return [node.left, *node.comparators[:1]]
-    if isinstance(node, ast.Match):
-        return [node.subject]
-    if isinstance(node, ast.AnnAssign):
-        return [node.target, *([node.value] if node.value else ())]
+def _parts(node: ast.AST) -> Sequence[ast.AST | list[ast.stmt]]:
+    """Return the parts of any other node that are certain to run with it."""
     if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":  # new in Python 3.11
         return [*([] if node.handlers else node.body), *node.finalbody]  # type: ignore[attr-defined]
-    return list(ast.iter_child_nodes(node))
-
-
-def _is_main(test: ast.expr) -> bool:
-    return ast.unparse(test) == "__name__ == '__main__'"
+    return certain_parts(node)
 
 
 WIDGET_VALUES = ("value", "result", "kwargs", "index", "label", "selected_index")
-"""Attributes that hold what was chosen."""
+"""Attributes of widgets that contain the chosen value."""
 
 _ONLY_SHOW = (
     *("IntProgress", "FloatProgress", "HTML", "HTMLMath", "Label", "Image", "Video", "Audio"),
@@ -326,9 +296,9 @@ _ONLY_SHOW = (
 
 
 def chosen_widgets(trees: Sequence[ast.Module]) -> dict[str, str]:
-    """The names of ipywidgets (7.7 to 8.1) whose values a person chooses, with their classes.
+    """Return the names and classes of ipywidgets (7.7 to 8.1) whose values the user chooses.
 
-    A widget whose value the cells set themselves is not among them.
+    Widgets whose values are set by the cells themselves are excluded.
     """
     nodes = [node for tree in trees for node in ast.walk(tree)]
     modules, classes = _ipywidgets_names(nodes)
@@ -375,7 +345,7 @@ _NOTHING = {
     LeftOut.FAILED: "a train cell that failed",
     LeftOut.TRAIN_CELL: "a train cell that has not returned it in this kernel",
 }
-"""Why a train cell has brought nothing."""
+"""Why a train cell has returned nothing."""
 _INSTEAD = {
     LeftOut.NEVER_RAN: "run that cell, then the train cell again",
     LeftOut.FAILED: "fix that cell and run it, then the train cell again",
@@ -395,17 +365,17 @@ _OR = ", or tag the cells that need it tpu-skip if runs can do without them"
 def missing_names(
     left_out: Iterable[LeftOutCell], lost: Iterable[tuple[int, LostName]]
 ) -> dict[str, MissingName]:
-    """The names that only cells and lines define which were left out, with what to do about each.
+    """Return the names that only left-out cells and lines define, with advice for each.
 
-    `lost` are names of lines, with the numbers of their cells.
+    `lost` are names of left-out lines, with the numbers of their cells.
     """
     missing: dict[str, MissingName] = {}
     for number, (line, name, maker) in lost:
-        where = f"`{maker}` in cell [{number}], line {line},"
+        where = f"`{maker}` in cell [{number}], line {line}"
         missing[name] = MissingName(where, "which a run does not repeat", _LOST + _OR)
     for cell in left_out:
-        absent = brought(cell)
-        for name in names_of(cell.source) | absent.keys():
+        absent = missing_returns(cell)
+        for name in defined_names(cell.source) | absent.keys():
             why = f"which is left out because {cell.reason}"
             instead = _INSTEAD.get(cell.reason, _MARKED)
             if name in absent:
@@ -420,10 +390,10 @@ def missing_names(
 _AGAIN = "run it, then this cell again"
 
 
-def brought(cell: LeftOutCell) -> dict[str, Absent]:
-    """What a train cell was to bring into the notebook and has not brought, by name.
+def missing_returns(cell: LeftOutCell) -> dict[str, Absent]:
+    """Return values that a train cell should have returned but did not, by name.
 
-    Nothing for a cell that is skipped on purpose.
+    Empty for a cell that is skipped on purpose.
     """
     if cell.reason not in _NOTHING or "tpu_train" not in cell_magics(cell.source):
         return {}
@@ -431,8 +401,8 @@ def brought(cell: LeftOutCell) -> dict[str, Absent]:
     return dict.fromkeys(missing, Absent(_NOTHING[cell.reason], _AGAIN)) | dict(cell.got.absent)
 
 
-def names_of(source: str) -> set[str]:
-    """The names that a cell defines, one with tpunb's own magics too; none if it is broken."""
+def defined_names(source: str) -> set[str]:
+    """Return the names that a cell defines, also with tpunb's magics; none if it is invalid."""
     names = set()
     lines = source.replace("\r\n", "\n").split("\n")
     if any(name.startswith("tpu_") for name in cell_magics(source)):

@@ -1,8 +1,8 @@
-"""Functions and methods of which it is known that they only look at what they are given.
+"""Functions and methods that are known to have no side effects.
 
-They change no state that a later cell reads: no argument, no file, no setting, and no generator of
-random numbers. Checked in the sources of Python 3.13, numpy 2.3, pandas 3.0, matplotlib 3.11 and
-seaborn 0.13, whose `stripplot` and `catplot`, for one, draw random numbers and are not here.
+They change no state that a later cell reads: no argument, no file, no setting, and no random
+generator. Checked in the sources of Python 3.13, numpy 2.3, pandas 3.0, matplotlib 3.11 and
+seaborn 0.13, whose `stripplot` and `catplot`, for example, draw random numbers and are excluded.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 LOOK_AT_ANYTHING = frozenset(
     "abs bool callable float format hash id int isinstance len repr round str type".split()
 )
-"""Built-in functions that may be given any value."""
+"""Built-in functions that are safe with any argument."""
 
 ITERATE = frozenset(
     "all any dict enumerate list max min range reversed set sorted sum tuple zip".split()
 )
-"""Built-in functions that iterate over what they are given, as a shuffled loader is by drawing
-random numbers: for what can be iterated over without a change only."""
+"""Built-in functions that iterate over their arguments. They are safe only if the iteration is:
+iterating over a shuffled loader draws random numbers."""
 
 ITERATE_OPTIONS = frozenset("default reverse start strict".split())
-"""Keyword arguments of these that are values and not functions."""
+"""Keyword arguments of `ITERATE` that are values and not functions."""
 
 MODULES = ("math", "os.path", "platform", "textwrap")
-"""All functions of these."""
+"""Modules of which all functions are safe."""
 
 FUNCTIONS = frozenset(
     [
@@ -62,11 +62,11 @@ MAKE_DATA = FUNCTIONS | {
     f"torch.{name}"
     for name in "as_tensor empty rand rand_like randint randn randn_like randperm".split()
 }
-"""Functions whose values are data; some of them draw random numbers."""
+"""Functions that return data; some of them draw random numbers."""
 MAKE_NO_DATA = frozenset(name for name in FUNCTIONS if name.startswith("IPython."))
 
 ITERATORS = frozenset("elements flat items iterrows itertuples iteritems".split())
-"""Attributes of data that can be iterated over once only."""
+"""Attributes of data that are iterators, which are exhausted after one pass."""
 
 LOOKING_METHODS = frozenset(
     (
@@ -90,23 +90,23 @@ MAKING_METHODS = LOOKING_METHODS | set(
     "add apply assign decode div eq filter float half long map mul pipe query sample sub to "
     "type where".split()
 )
-"""Methods whose values are data again."""
+"""Methods that return data."""
 
 CHANGING_OPTIONS = frozenset(["inplace", "out", "buf"])
-"""Keyword arguments that make a change of what is otherwise a look."""
+"""Keyword arguments that give otherwise safe calls a side effect."""
 
 PLOT_METHODS = frozenset(["boxplot", "hist", "plot"])
 """Methods of tables that draw."""
 
 HOLDER_METHODS = frozenset("copy count get index items keys values".split())
-"""Methods of lists, dicts and sets, whatever they hold."""
+"""Methods of lists, dicts and sets that are safe for elements of any type."""
 
 MODEL_METHODS = frozenset(
     "buffers named_buffers named_parameters parameters state_dict children modules "
     "named_children named_modules".split()
 )
 MODEL_PARTS = frozenset("children modules named_children named_modules".split())
-"""Those of `MODEL_METHODS` that give models and not tensors."""
+"""The `MODEL_METHODS` that return models and not tensors."""
 SAME_MODEL = frozenset("bfloat16 cpu cuda double eval float half to train".split())
 """Methods of a model that return it."""
 
@@ -131,18 +131,18 @@ CONTEXTS = frozenset(
         *("matplotlib.pyplot.rc_context", "seaborn.axes_style", "warnings.catch_warnings"),
     ]
 )
-"""What a `with` statement may enter that is undone at its end."""
+"""Context managers whose effect is undone at the end of the `with` statement."""
 
 IMPORTS = (
     *PLOTTING,
     *("IPython", "collections", "glob", "itertools", "json", "math", "numpy", "os", "pandas"),
     *("platform", "pprint", "textwrap", "tpunb", "warnings"),
 )
-"""Packages whose import changes nothing that a run computes."""
+"""Packages whose import does not affect the results of a run."""
 
 
 def draws(name: str) -> bool:
-    """Whether a function, by its full name, only draws."""
+    """True if a function, given by its full name, only draws."""
     package, _, rest = name.rpartition(".")
     if package == "matplotlib.pyplot":
         return not rest.startswith(_NOT_DRAWN)
@@ -152,5 +152,5 @@ def draws(name: str) -> bool:
 
 
 def draws_on(method: str) -> bool:
-    """Whether a method of a figure or of its axes only draws."""
+    """True if a method of a figure or of its axes only draws."""
     return not method.startswith(_FILES)

@@ -1,6 +1,7 @@
-"""What an exported script needs of the machine that it was made on: modules, files, magics.
+"""Find what an exported script needs from the machine that made it: modules, files, magics.
 
-Only what is there now and is named in full is found; what a cell writes or fetches is not needed.
+Only items that exist now and are named in full are found; files that a cell writes or downloads
+are not needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
-from tpunb.notebook.convert.names import Piece
+from tpunb.notebook.convert.names import RunCell
 from tpunb.notebook.models import LeftOut, Need, Omission, Requirement
 
 _READ = ("read", "load", "open", "imread", "from_file", "fromfile", "genfromtxt", "memmap")
@@ -31,23 +32,23 @@ _DISPLAY_ONLY = re.compile(
     r"tpunb\b.*|autoreload|tensorboard|google\.colab\..*|IPython\..*|rich|\w*black\w*|watermark"
     r"|line_profiler|memory_profiler|pycodestyle_magic|jupyter_ai.*|ruff.*"
 )
-"""Extensions without which a script is the same."""
+"""Extensions that make no difference to a script."""
 
 
 def find_requirements(
-    cells: Sequence[Piece], omissions: Sequence[Omission], folders: Sequence[str]
+    cells: Sequence[RunCell], omissions: Sequence[Omission], folders: Sequence[str]
 ) -> list[Requirement]:
-    """Local modules and files that the cells need, and magics whose effect is missing.
+    """Return local modules and files that the cells need, and magics whose effect is missing.
 
-    `folders` are those that the notebook's own paths may start from.
+    `folders` are the folders from which the notebook's relative paths may start.
     """
     trees = [(cell.number, ast.parse(cell.source)) for cell in cells]
-    here = _Here(list(folders), _constants([tree for _, tree in trees]))
+    machine = _Machine(list(folders), _constants([tree for _, tree in trees]))
     for _, tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                here.note_writing(node)
-    found = [need for number, tree in trees for need in _needs(number, tree, here)]
+                machine.note_writing(node)
+    found = [need for number, tree in trees for need in _needs(number, tree, machine)]
     for omission in omissions:
         words = omission.text.split()
         unknown = omission.reason is LeftOut.UNKNOWN_MAGIC
@@ -61,23 +62,23 @@ def find_requirements(
     return sorted(first.values(), key=found.index)
 
 
-def _needs(number: int, tree: ast.Module, here: _Here) -> Iterator[Requirement]:
+def _needs(number: int, tree: ast.Module, machine: _Machine) -> Iterator[Requirement]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [] if node.level or not node.module else [node.module]
             for name in names:
-                if here.is_local_module(name.partition(".")[0]):
+                if machine.is_local_module(name.partition(".")[0]):
                     yield Requirement(number, node.lineno, Need.MODULE, name)
         elif isinstance(node, ast.Call):
-            for path in here.paths_read(node):
-                if here.is_local_file(path):
+            for path in machine.paths_read(node):
+                if machine.is_local_file(path):
                     yield Requirement(number, node.lineno, Need.FILE, path)
 
 
 def _constants(trees: Sequence[ast.Module]) -> dict[str, ast.expr]:
-    """Names that are assigned once, at the top of a cell, and their values."""
+    """Return names that are assigned only once, at the top level of a cell, and their values."""
     values: dict[str, ast.expr] = {}
     again: set[str] = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
@@ -93,8 +94,8 @@ def _constants(trees: Sequence[ast.Module]) -> dict[str, ast.expr]:
 
 
 @dataclass
-class _Here:
-    """The folders of this machine that a notebook's paths start from, and what its cells make."""
+class _Machine:
+    """Folders of this machine from which relative paths start, and files that the cells make."""
 
     folders: list[str]
     constants: dict[str, ast.expr]
@@ -115,7 +116,7 @@ class _Here:
             self.made += self._paths(node)
 
     def paths_read(self, node: ast.Call) -> list[str]:
-        """The paths that a call reads, as they are written."""
+        """Return the paths that a call reads, as written in the code."""
         name = _name(node.func)
         if name in ("_setup_install", "_setup_shell", "_setup_output", "_setup_program"):
             parts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -147,7 +148,7 @@ class _Here:
         return False
 
     def path(self, node: ast.expr) -> str | None:
-        """The path that an expression is, where it is written out."""
+        """Return the path that an expression evaluates to, if that is known from the code."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else None
         if isinstance(node, ast.Name):
@@ -163,13 +164,13 @@ class _Here:
         return os.path.join(*texts) if texts and len(texts) == len(known) else None
 
     def _paths(self, node: ast.Call) -> list[str]:
-        """Of the object whose method is called, and of the arguments."""
+        """Return the paths in a call's arguments and in the object whose method is called."""
         places = [node.func.value] if isinstance(node.func, ast.Attribute) else []
         places += [*node.args, *(keyword.value for keyword in node.keywords)]
         return [path for place in places if (path := self.path(place))]
 
     def _is_made(self, path: str) -> bool:
-        """Whether a cell writes it, or a setup line names it."""
+        """True if a cell writes the path, or a setup line mentions it."""
         name = os.path.basename(path.rstrip("/"))
         whole = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
         return any(whole.search(text) for text in self.made)

@@ -1,7 +1,7 @@
-"""Secrets in setup lines, found by where they stand and by what they look like.
+"""Find secrets in setup lines by their position and their format.
 
-A script that is handed on must not hold them: it reads each from a variable of its environment.
-Rather one too many than one too few; what is a `{value}` or `$name` already is none.
+A script that is passed on must not contain secrets: it reads each from an environment variable.
+False positives are preferred to missed secrets; a `{value}` or `$name` does not count.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Secret:
     start: int
     end: int
     variable: str
-    """The environment variable that a script reads in its place."""
+    """The environment variable that a script reads instead."""
     quote: str = ""
-    """The quotation mark of the shell that is open around it."""
+    """The shell's quotation mark around it, if any."""
 
 
-# What services give out; https://docs.github.com/code-security/secret-scanning has such lists.
+# Token formats of services; https://docs.github.com/code-security/secret-scanning has such lists.
 _FORMATS = {
     r"hf_[A-Za-z0-9]{16,}": "HF_TOKEN",
     r"gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}": "GITHUB_TOKEN",
@@ -50,7 +50,7 @@ _POSITIONAL = re.compile(
     r"|\becho\s+(?P<PASSWORD>[^|;&]*?)\s*\|[^|;&]*(?:--with-token|--password-stdin|\blogin\b|sudo\s+-S)"
 )
 _PROGRAMS = {"hf": "HF", "huggingface-cli": "HF", "wandb": "WANDB", "kaggle": "KAGGLE", "gh": "GH"}
-"""Programs whose own variable for `--token` and the like begins so."""
+"""Prefixes of the environment variables of programs with `--token` and similar options."""
 _PLAIN = re.compile(r"\d+(?:\.\d*)?|true|false|none|null|yes|no|auto|", re.IGNORECASE)
 _PATH = re.compile(r"[~./].*|.*\.(?:json|pem|key|crt|txt|ya?ml|p12)", re.IGNORECASE)
 _OF_PATHS = ("FILE", "PATH", "DIR", "CREDENTIALS")
@@ -60,7 +60,7 @@ _FILLED_IN = re.compile(r"\\?[\"']?(?:\{[^{}]*\}|\$\{?\w+\}?|\$\([^()]*\))\\?[\"
 
 
 def find_secrets(text: str) -> list[Secret]:
-    """The secrets in a command, or in a text that a cell writes; in order, none within another."""
+    """Return the secrets in a command or a written text, in order and without overlaps."""
     found = sorted(_candidates(text), key=lambda each: (each.start, -each.end))
     kept: list[Secret] = []
     for each in found:
@@ -74,14 +74,14 @@ def find_secrets(text: str) -> list[Secret]:
 
 
 def without_secrets(text: str) -> str:
-    """A text for comments and messages: … in the place of each secret."""
+    """Replace each secret in a text by …, for comments and messages."""
     for secret in reversed(find_secrets(text)):
         text = text[: secret.start] + HIDDEN + text[secret.end :]
     return text
 
 
 def private_keys(lines: Sequence[str]) -> list[int]:
-    """The indices of lines that are part of a private key in PEM format."""
+    """Return the indices of lines that are part of a private key in PEM format."""
     found, inside = [], False
     for index, line in enumerate(lines):
         inside |= _KEY_BEGINS.search(line) is not None
@@ -91,7 +91,7 @@ def private_keys(lines: Sequence[str]) -> list[int]:
 
 
 def is_secret_value(name: str, value: str) -> bool:
-    """Whether the value of a variable or option is a secret that is written out."""
+    """True if the value of a variable or option is a literal secret."""
     bare = value.strip("\\\"'")
     if not is_secret_name(name) or _FILLED_IN.fullmatch(value):
         return False
@@ -108,7 +108,7 @@ def _candidates(text: str) -> Iterator[Secret]:
     for match in _USERINFO.finditer(text):
         scheme, login, host = match.groups()
         user, _, password = login.rpartition(":")
-        # The user of ssh://git@host is none; that of https://TOKEN@host is.
+        # The user in ssh://git@host is not a secret; the user in https://TOKEN@host is.
         if _FILLED_IN.fullmatch(password) or (not user and scheme.lower().endswith("ssh")):
             continue
         yield Secret(*match.span(2), f"{_variable(host)}_LOGIN", quotes[match.start(2)])
@@ -131,7 +131,7 @@ def _candidates(text: str) -> Iterator[Secret]:
 
 
 def _value(text: str, match: re.Match[str], quotes: list[str]) -> tuple[int, int]:
-    """Where the value of a pair begins and ends."""
+    """Return the start and end of the value of a pair."""
     start = match.end()
     if opening := re.compile(r"\\?[\"']").match(text, start):
         start = opening.end()
@@ -151,7 +151,7 @@ def _value(text: str, match: re.Match[str], quotes: list[str]) -> tuple[int, int
 
 
 def _open_quotes(text: str) -> list[str]:
-    """For each character of a command, the quotation mark that is open there, or ''."""
+    """Return for each character of a command the quotation mark open at that point, or ''."""
     quotes, open_now, escaped = [], "", False
     for character in text:
         quotes.append(open_now)
@@ -171,7 +171,7 @@ def _variable(name: str) -> str:
 
 
 def _named(name: str, before: str) -> str:
-    """The variable for an option: HF_TOKEN for the `--token` of huggingface-cli."""
+    """Return the variable for an option: HF_TOKEN for the `--token` of huggingface-cli."""
     variable = _variable(name)
     if variable in ("TOKEN", "KEY", "API_KEY"):
         for word in re.split(r"[\s|;&]+", before):

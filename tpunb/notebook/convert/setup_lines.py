@@ -1,8 +1,8 @@
-"""Shell lines, `%env`, `%cd`, `%%writefile` and the like as Python, for a script that is exported.
+"""Convert shell lines, `%env`, `%cd`, `%%writefile` and similar to Python, for exported scripts.
 
-A run that the kernel starts leaves them out: what they did is there. On another machine it is
-not, so an exported script does them itself, with functions of its first cell
-(`templates/header/setup.py`). Secrets become variables of the environment.
+A run that the kernel starts leaves them out, because their effects exist on this machine. On
+another machine they do not, so an exported script performs them itself, with functions of its
+header (`templates/header/setup.py`). Secrets become environment variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INSTALLS = re.compile(
     r"(?:^|[;&|(])\s*(?:sudo\s+|\w+=\S+\s+)*(?:(?:\S*/)?python[\d.]*\s+-m\s+)?"
     r"(?:uv\s+)?(?:pip3?|conda|mamba|micromamba|uv)\s+(?:-\S+\s+)*(?:install|create|add|sync|update)\b"
 )
-"""Commands whose failure ends a script, which would only fail later, and less clearly."""
+"""Commands whose failure ends the script, which would otherwise fail later and less clearly."""
 _COMMANDS = ("ls", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "pip")
 """Line magics that are commands of the same name."""
 _CONDA = ("conda", "mamba", "micromamba")
@@ -27,21 +27,21 @@ _OPTION = re.compile(r"--(?:(out|err|proc)[ =]\s*(\w+)|(bg|no-raise-error))(?=\s
 _CELL_MARK = re.compile(r"\s*(?:#\s*)?%%")
 _READS_SECRET = re.compile(r"_setup_secret\('(\w+)'")
 _FIRST_MARK = 0xF0000
-"""Characters of Unicode's private use mark the places of secrets while a text is taken apart."""
+"""First of the private-use Unicode characters that mark secrets while a text is parsed."""
 
 
 @dataclass
 class SetupCode:
-    """The Python code of one use of special syntax, and the secrets that were in it."""
+    """Python code for one use of special syntax, and the secrets found in it."""
 
     lines: list[str] = field(default_factory=list)
     secrets: list[tuple[str, str]] = field(default_factory=list)
-    """Variables of the environment that are read, and what stood in their places."""
+    """Environment variables that the code reads, and the secrets that they replace."""
 
     def command(self, text: str, *, plain: bool = False) -> str:
-        """The expression for a command or path, with what `{expression}` and `$name` stand for.
+        """Return the expression for a command or path, with `{expression}` and `$name` filled in.
 
-        `plain`: it is not for a shell, so secrets in it are not quoted.
+        With `plain` it is not for a shell, so secrets in it are not quoted.
         """
         marked, variables = self._marked(text)
         literal = _expression(marked, variables, plain)
@@ -51,19 +51,19 @@ class SetupCode:
         return literal if filled_in == literal else f"_setup_values({literal}, lambda: {filled_in})"
 
     def body(self, start: str, body: Sequence[str], end: str, *, plain: bool) -> None:
-        """Lines that pass the text below a cell magic to a call, each line in its own line."""
+        """Write lines that pass the body of a cell magic to a call, line for line."""
         marked = [self._marked(line) for line in body]
         if not any(variables for _, variables in marked) and (mark := _raw_quotes(body)):
             self.lines = [f"{start}r{mark}", *body[:-1], f"{body[-1]}{mark}{end}"]
             return
         items = [f"    {_expression(line, variables, plain)}," for line, variables in marked]
         if items and not body[-1]:
-            items[-1] = ""  # the cell ends with a new line
+            items[-1] = ""  # the cell ends with a newline
         self.lines = [f"{start}(", *items]
         self.lines[-1] += f"){end}"
 
     def _marked(self, text: str) -> tuple[str, list[tuple[str, str]]]:
-        """A text with a mark for each secret; their variables, and the quotes around them."""
+        """Replace each secret by a mark; also return their variables and surrounding quotes."""
         found = secrets.find_secrets(text)
         variables = [
             (self._variable(secret.variable, text[secret.start : secret.end]), secret.quote)
@@ -74,7 +74,7 @@ class SetupCode:
         return text, variables
 
     def _variable(self, name: str, value: str) -> str:
-        """The variable for a secret: another one if there is another secret in this line."""
+        """Return the variable for a secret, renamed if another secret in this line uses it."""
         taken, count, known = dict(self.secrets), 1, name
         while taken.setdefault(name, value) != value:
             count += 1
@@ -84,7 +84,7 @@ class SetupCode:
 
 
 def rename_secrets(line: str, names: Mapping[str, str]) -> str:
-    """A line of code that reads secrets from other variables."""
+    """Rename the variables from which a line of code reads secrets."""
     return _READS_SECRET.sub(lambda match: f"_setup_secret({names[match[1]]!r}", line)
 
 
@@ -96,7 +96,7 @@ def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) 
             literal += character
             continue
         name, quote = variables[at]
-        # Within quotes of the shell they are closed before the quoted value, and opened again.
+        # Inside shell quotes: close them before the quoted value and open them again after it.
         before = literal if plain else literal + quote
         parts += [repr(before)] if before else []
         parts.append(secret_expression(name, plain))
@@ -105,12 +105,12 @@ def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) 
 
 
 def secret_expression(name: str, plain: bool) -> str:
-    """The code that reads a secret."""
+    """Return the code that reads a secret."""
     return f"_setup_secret({name!r}{', plain=True' if plain else ''})"
 
 
 def _raw_quotes(body: Sequence[str]) -> str | None:
-    """The quotes for a raw string of these lines; None if they cannot be one."""
+    """Return the quotes for a raw string of these lines; None if no raw string is possible."""
     text = "\n".join(body)
     odd = not text or not body[-1] or not all(c.isprintable() or c in "\n\t" for c in text)
     if odd or any(_CELL_MARK.match(line) for line in body):
@@ -122,7 +122,7 @@ def _raw_quotes(body: Sequence[str]) -> str | None:
 
 
 def line_code(special: Special) -> SetupCode | None:
-    """A shell line or line magic in Python; None if it does nothing that a script needs."""
+    """Convert a shell line or line magic to Python; None if a script does not need it."""
     code, name, argument = SetupCode(), special.name, special.argument
     if special.kind in ("shell", "capture") or name in ("system", "sx"):
         statement = _run(code, argument)
@@ -148,14 +148,14 @@ def line_code(special: Special) -> SetupCode | None:
 
 
 def output_code(command: str) -> SetupCode:
-    """The expression for `x = !command`."""
+    """Return the expression for `x = !command`."""
     code = SetupCode()
     code.lines = [f"_setup_output({code.command(command)})"]
     return code
 
 
 def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None:
-    """A cell magic over a body, in as many lines; None if it does nothing that a script needs."""
+    """Convert a cell magic and its body, line for line; None if a script does not need it."""
     code = SetupCode()
     if name in ("writefile", "file"):
         words = [word for word in argument.split() if word not in ("-a", "--append")]
@@ -189,7 +189,7 @@ def _run(code: SetupCode, command: str) -> str:
 
 
 def _set_variable(code: SetupCode, argument: str) -> str:
-    """`%env NAME=value`, split as IPython does; '' for one that only shows."""
+    """Convert `%env NAME=value`, split as in IPython; '' if it only displays a value."""
     name, sign, value = argument.partition("=" if "=" in argument else " ")
     name, value = name.strip(), value.strip()
     if not sign or not name or len(name.split()) > 1:
@@ -203,7 +203,7 @@ def _set_variable(code: SetupCode, argument: str) -> str:
 
 
 def _change_folder(code: SetupCode, argument: str) -> str:
-    """`%cd PATH`; '' for bookmarks and places in its history, which only the notebook has."""
+    """Convert `%cd PATH`; '' for bookmarks and `%cd`'s history, which only the notebook has."""
     path = re.sub(r"^-q(?:\s+|$)", "", argument)
     if path.startswith("-") and path != "-":
         return ""

@@ -1,8 +1,8 @@
-"""Whether a notebook surely uses torch_xla's SPMD mode, in which one process drives all cores.
+"""Determine whether a notebook certainly uses torch_xla's SPMD mode: one process, all cores.
 
-That decides how a run is started, so only what surely runs counts: statements of the cells and
-of the functions that they call by name or launch, but not what stands in a branch, a handler or
-below a `return`. What is not seen here says so when it runs.
+The answer decides how a run is started, so only code that certainly runs counts: statements of the
+cells and of the functions that they call by name or launch, but not code in a branch, a handler or
+below a `return`. Uses that this check misses are reported when they run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from tpunb.notebook.convert import statements
-from tpunb.notebook.convert.names import Piece
+from tpunb.notebook.convert.names import RunCell
 from tpunb.notebook.convert.statements import Function, ImportedNames
 from tpunb.xla import spmd
 
 _WORD = re.compile(r"spmd|xla_sharding|fsdp_v2|distribute_(?:tensor|module)", re.IGNORECASE)
-"""Every notebook that uses the mode has one of these in the name of a function or module."""
+"""Every notebook that uses the mode has a function or module name that contains one of these."""
 
 SWITCHES = {
     "torch_xla.runtime.use_spmd": "use_spmd()",
@@ -33,13 +33,13 @@ NEEDS = {
     **{f"{module}.mark_sharding": "mark_sharding()" for module in _MODULES},
     f"{_FSDP}.SpmdFullyShardedDataParallel": "FSDPv2",
 }
-"""Calls that raise where the mode is off (torch_xla 2.9: 'Please enable SPMD via …')."""
+"""Calls that raise if the mode is off (torch_xla 2.9: 'Please enable SPMD via …')."""
 DTENSOR = {
     f"torch.distributed.{module}.{name}"
     for module in ("tensor", "_tensor")
     for name in ("distribute_tensor", "distribute_module")
 }
-"""On a mesh of 'xla' torch passes these to torch_xla, which switches the mode on (torch 2.9)."""
+"""Calls that torch passes to torch_xla on a mesh of 'xla', which switches the mode on (2.9)."""
 _MESHES = {
     f"torch.distributed.{name}"
     for module in ("", "device_mesh.", "tensor.", "_tensor.")
@@ -53,11 +53,11 @@ LAUNCHERS = {
 }
 
 
-def spmd_reason(cells: Sequence[Piece]) -> str | None:
-    """Why the run uses SPMD, 'cell [3] calls use_spmd()'; None if nothing in it shows that.
+def spmd_reason(cells: Sequence[RunCell]) -> str | None:
+    """Return why the run uses SPMD, 'cell [3] calls use_spmd()'; None if nothing shows it.
 
-    `cells` are those of the run, in order. A call that switches the mode on is named before
-    one that only works in it.
+    `cells` are those of the run, in order. A call that switches the mode on takes precedence over
+    a call that only works in it.
     """
     if not any(_WORD.search(cell.source) for cell in cells):
         return None
@@ -68,7 +68,7 @@ def spmd_reason(cells: Sequence[Piece]) -> str | None:
     needs = None
     has_mesh = False
     for cell, tree in zip(cells, trees, strict=True):
-        for node in run.surely(tree):
+        for node in run.certain_nodes(tree):
             if what := run.switch(node):
                 return f"cell [{cell.number}] {what}"
             name = run.imports.dotted(node.func) if isinstance(node, ast.Call) else ""
@@ -96,12 +96,12 @@ class _Run:
             elif isinstance(node, ast.ClassDef):
                 self.classes[node.name] = node
 
-    def surely(self, tree: ast.Module) -> Iterator[ast.AST]:
-        """What runs when a cell runs, with the functions that it calls or launches."""
+    def certain_nodes(self, tree: ast.Module) -> Iterator[ast.AST]:
+        """Yield nodes that certainly run in a cell and in functions that it calls or launches."""
         entered: set[int] = set()
         todo = [tree.body]
         while todo:
-            for node in _surely(todo.pop(0)):
+            for node in _certain_nodes(todo.pop(0)):
                 yield node
                 for function in self._called(node) if isinstance(node, ast.Call) else ():
                     if id(function) not in entered:
@@ -109,7 +109,7 @@ class _Run:
                         todo.append(function.body)
 
     def _called(self, call: ast.Call) -> Iterator[Function]:
-        """The notebook's own functions that a call runs, where names tell."""
+        """Yield the notebook's own functions that a call runs, as far as names show it."""
         called: list[ast.expr] = [call.func]
         if self.imports.dotted(call.func) in LAUNCHERS:
             called += [*call.args[:1], *(w.value for w in call.keywords if w.arg in _FUNCTION)]
@@ -122,7 +122,7 @@ class _Run:
                     yield method
 
     def switch(self, node: ast.AST) -> str | None:
-        """What a node does that switches the mode on, in words."""
+        """Describe how a node switches the mode on; None if it does not."""
         if isinstance(node, ast.Call):
             name = self.imports.dotted(node.func)
             if name in SWITCHES:
@@ -162,60 +162,35 @@ def _text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _surely(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes that run if a body runs, up to what may leave it."""
+def _certain_nodes(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield the nodes that certainly run if a body runs, up to a possible exit."""
     for statement in body:
-        yield from _of(statement)
-        if _may_leave(statement):
+        yield from _with_children(statement)
+        if statements.may_leave(statement, ast.Return):  # `raise` makes the run fail anyway
             return
 
 
-def _may_leave(statement: ast.stmt) -> bool:
-    """By `return`, or inside a loop by `break`; by `raise` the run fails anyway."""
-    ways: tuple[type[ast.stmt], ...] = (ast.Return,)
-    if not isinstance(statement, ast.For | ast.AsyncFor | ast.While):
-        ways += (ast.Break, ast.Continue)
-    return isinstance(statement, ways) or (
-        not isinstance(statement, (Function, ast.ClassDef))
-        and any(isinstance(node, ways) for node in statements.executed(statement))
-    )
-
-
-def _of(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what surely runs with it."""
+def _with_children(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and the nodes that certainly run with it."""
     yield node
     for part in _parts(node):
         if isinstance(part, ast.AST):
-            yield from _of(part)
+            yield from _with_children(part)
         else:
-            yield from _surely(part)
+            yield from _certain_nodes(part)
 
 
 def _parts(node: ast.AST) -> Sequence[ast.AST | list[ast.stmt]]:
-    if isinstance(node, Function):
-        return [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
     if isinstance(node, ast.ClassDef):
         return [*node.decorator_list, *node.bases, *node.keywords, node.body]
-    if isinstance(node, ast.Lambda):
-        return []
-    if isinstance(node, ast.If):
-        return [node.test, *([node.body] if _is_main(node.test) else [])]
-    if isinstance(node, ast.IfExp | ast.While | ast.Assert):
+    if isinstance(node, ast.While):
         return [node.test]
-    if isinstance(node, ast.BoolOp):
-        return node.values[:1]
     if isinstance(node, ast.For | ast.AsyncFor):
         return [node.iter, node.body]
     if isinstance(node, ast.With | ast.AsyncWith):
         return [*node.items, node.body]
-    if isinstance(node, ast.Match):
-        return [node.subject]
-    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+    if isinstance(node, statements.COMPREHENSIONS):
         return [node.generators[0].iter]
     if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":  # new in Python 3.11
         return [node.body, node.finalbody]  # type: ignore[attr-defined]
-    return list(ast.iter_child_nodes(node))
-
-
-def _is_main(test: ast.expr) -> bool:
-    return ast.unparse(test) == "__name__ == '__main__'"
+    return statements.certain_parts(node)

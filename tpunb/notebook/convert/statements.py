@@ -1,27 +1,28 @@
-"""Statements of cells: what runs, what it binds, and edits that keep every line in its place.
+"""Statements of cells: which nodes run, which names they bind, and edits that move no line.
 
-Cells become parts of one file, so some statements have to change: `from __future__` imports,
-`global` and `await` outside functions. None of the edits moves a line.
+Cells become parts of one file, so some statements must change: `from __future__` imports,
+`global` and `await` outside functions.
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tpunb.notebook.errors import ConversionError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+FunctionOrClass = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below `node` that run with it, in order of the source.
+    """Yield the nodes below `node` that run with it, in source order.
 
-    Bodies of functions and lambdas do not; their decorators and defaults, and bodies of
-    classes, do.
+    Bodies of functions and lambdas are excluded; their decorators and defaults, and bodies of
+    classes, are included.
     """
     todo = list(ast.iter_child_nodes(node))[::-1]
     while todo:
@@ -34,8 +35,52 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
             todo += list(ast.iter_child_nodes(child))[::-1]
 
 
+def may_leave(statement: ast.stmt, *ways: type[ast.stmt]) -> bool:
+    """True if a statement may leave the body that it is in: with `ways`, `break` or `continue`."""
+    if isinstance(statement, FunctionOrClass):
+        return False
+    if not isinstance(statement, ast.For | ast.AsyncFor | ast.While):
+        ways += (ast.Break, ast.Continue)
+    return isinstance(statement, ways) or any(
+        isinstance(node, ways) for node in executed(statement)
+    )
+
+
+def certain_parts(node: ast.AST) -> Sequence[ast.AST | list[ast.stmt]]:
+    """Return the parts of a node that certainly run with it; a block is a list.
+
+    Loops, `with`, `try`, comprehensions and classes are not treated specially.
+    """
+    if isinstance(node, Function):
+        defaults = [part for part in node.args.kw_defaults if part is not None]
+        return [*node.decorator_list, *node.args.defaults, *defaults]
+    if isinstance(node, ast.Lambda):
+        return [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+    if isinstance(node, ast.If):
+        is_main = ast.unparse(node.test) == "__name__ == '__main__'"
+        return [node.test, *([node.body] if is_main else [])]
+    if isinstance(node, ast.IfExp | ast.Assert):
+        return [node.test]
+    if isinstance(node, ast.BoolOp):
+        return node.values[:1]
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators[:1]]
+    if isinstance(node, ast.Match):
+        return [node.subject]
+    if isinstance(node, ast.AnnAssign):
+        return [node.target, *([node.value] if node.value else ())]
+    return list(ast.iter_child_nodes(node))
+
+
+def first_name(node: ast.AST, *, calls: bool = False) -> str:
+    """Return the first name in `a.b[c].d`, with `calls` also in `a.b(c).d`; '' if there is none."""
+    while isinstance(node, ast.Attribute | ast.Subscript) or (calls and isinstance(node, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def unconditional(tree: ast.Module) -> Iterator[ast.AST]:
-    """As `executed`, without what stands below `if`, loops, `try` and the like."""
+    """Yield nodes as `executed` does, but not those inside `if`, loops, `try` and similar."""
     simple = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.With, ast.Return)
     for statement in tree.body:
         if isinstance(statement, simple):
@@ -43,7 +88,7 @@ def unconditional(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def bound_anywhere(tree: ast.AST) -> set[str]:
-    """All names that are assigned, imported or defined anywhere in a cell."""
+    """Return all names that are assigned, imported or defined anywhere in a cell."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -58,7 +103,7 @@ def bound_anywhere(tree: ast.AST) -> set[str]:
 
 
 def read_anywhere(tree: ast.AST) -> set[str]:
-    """All names that are read anywhere in a cell."""
+    """Return all names that are read anywhere in a cell."""
     return {
         node.id
         for node in ast.walk(tree)
@@ -67,7 +112,6 @@ def read_anywhere(tree: ast.AST) -> set[str]:
 
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-FunctionOrClass = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass
@@ -76,20 +120,20 @@ class Bindings:
 
     names: set[str] = field(default_factory=set)
     globals: set[str] = field(default_factory=set)
-    """Declared `global`, here or in a function below."""
+    """Declared `global`, in this scope or in a nested function."""
     changed: set[str] = field(default_factory=set)
-    """Of `x += 1`, which makes a name local to a function, but needs it to be there."""
+    """Targets of `x += 1`, which makes a name local to a function, but needs an existing value."""
     outer: set[str] = field(default_factory=set)
     """Declared `nonlocal`."""
     stars: bool = False
-    """Whether there is an `import *`."""
+    """True if there is an `import *`."""
 
 
 def bindings(nodes: Iterable[ast.AST]) -> Bindings:
-    """What the nodes bind where they stand; bodies of functions and classes are their own.
+    """Return the names that nodes bind in their own scope, not in nested functions or classes.
 
-    Not with `symtable`: since Python 3.12 its tables mix the names of comprehensions with those
-    around them, and before they do not.
+    `symtable` is no alternative: since Python 3.12 its tables mix the names of comprehensions with
+    those of the enclosing scope, before 3.12 they do not.
     """
     bound = Bindings()
     todo = list(nodes)
@@ -106,7 +150,7 @@ def bindings(nodes: Iterable[ast.AST]) -> Bindings:
         elif isinstance(node, ast.Lambda):
             _inside(node, bound)
         elif isinstance(node, COMPREHENSIONS):
-            # `:=` in a comprehension binds around it.
+            # `:=` in a comprehension binds in the enclosing scope.
             todo += [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
         else:
             todo += ast.iter_child_nodes(node)
@@ -114,20 +158,20 @@ def bindings(nodes: Iterable[ast.AST]) -> Bindings:
 
 
 def bound_names(tree: ast.AST) -> set[str]:
-    """The names that a cell defines in the notebook, without those of `import *`."""
+    """Return the names that a cell defines in the notebook, without those of `import *`."""
     bound = bindings(ast.iter_child_nodes(tree))
     return bound.names | bound.globals
 
 
 def parameters(function: Function | ast.Lambda) -> set[str]:
-    """The names of a function's parameters."""
+    """Return the names of a function's parameters."""
     args = function.args
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     return {arg.arg for arg in every if arg is not None}
 
 
 def _inside(node: ast.AST, bound: Bindings) -> None:
-    """The `global` statements anywhere in a scope below."""
+    """Add the names of `global` statements anywhere in a nested scope."""
     for part in ast.walk(node):
         if isinstance(part, ast.Global):
             bound.globals.update(part.names)
@@ -153,9 +197,9 @@ def _store(node: ast.AST, bound: Bindings) -> None:
 
 
 def first_call_of_run(source: str) -> int | None:
-    """The line of the first statement of a cell that calls `%%tpu_train` from code, from 1.
+    """Return the line (from 1) of a cell's first statement that calls `%%tpu_train` from code.
 
-    Not of one that only defines a function. None also for a cell that is not plain Python.
+    Definitions of functions do not count. None also for a cell that is not plain Python.
     """
     if "run_cell_magic" not in source or "tpu_train" not in source:
         return None
@@ -178,7 +222,7 @@ def first_call_of_run(source: str) -> int | None:
 
 
 class ImportedNames:
-    """Names that are imported anywhere in some cells."""
+    """Names that are imported anywhere in the given cells."""
 
     def __init__(self, trees: Iterable[ast.AST]) -> None:
         self._full: dict[str, str] = {}
@@ -192,8 +236,8 @@ class ImportedNames:
                     self._full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def dotted(self, node: ast.expr) -> str:
-        """The full name of an expression: 'torch_xla.core.xla_model.xla_device' for
-        `xm.xla_device`; '' for what is not a name.
+        """Return the full name of an expression: 'torch_xla.core.xla_model.xla_device' for
+        `xm.xla_device`; '' if it is not a name.
         """
         if isinstance(node, ast.Name):
             return self._full.get(node.id, node.id)
@@ -203,14 +247,12 @@ class ImportedNames:
         return ""
 
 
-# How Python's own SyntaxError begins; it has no field for its kind.
-ASYNC = ("'await' outside", "'async for' outside", "'async with' outside", "asynchronous compreh")
 SKIP = "or tag the cell tpu-skip to leave it out of runs"
 
 
 def parse_cell(source: str, number: int) -> ast.Module:
-    """The tree of a cell. Raises ConversionError, which names the cell and the line."""
-    with _in_words_for(source, number):
+    """Parse a cell. Raises ConversionError, which names the cell and the line."""
+    with _conversion_errors(source, number):
         return ast.parse(source)
 
 
@@ -219,48 +261,57 @@ def check_compiles(source: str, number: int, features: Iterable[str]) -> None:
     flags = 0
     for name in features:
         flags |= getattr(__future__, name).compiler_flag
-    with _in_words_for(source, number):
-        compile(source, f"<cell [{number}]>", "exec", flags, dont_inherit=True)
+    with _conversion_errors(source, number):
+        try:
+            compile(source, f"<cell [{number}]>", "exec", flags, dont_inherit=True)
+        except SyntaxError as error:
+            if not _compiles_in_ipython(source, flags):
+                raise
+            reason = (
+                "outside functions, `async for`, `async with` and similar only work in a notebook: "
+                f"put it into an `async def f()` and write `await f()`, {SKIP}"
+            )
+            raise _located(error, source, number, reason) from None
+
+
+def _compiles_in_ipython(source: str, flags: int) -> bool:
+    """Whether a cell is valid if `await` and the like may stand outside functions."""
+    try:
+        flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        compile(source, "<cell>", "exec", flags, dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
 
 
 @contextmanager
-def _in_words_for(source: str, number: int) -> Iterator[None]:
+def _conversion_errors(source: str, number: int) -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        raise _in_words(error, source, number) from None
-    # Null characters and lone surrogates; nesting that the parser gives up on.
+        reason = f"it is not Python: {error.msg}. Fix the syntax error; begin shell commands with !"
+        raise _located(error, source, number, f"{reason}; {SKIP}") from None
+    # Null characters, lone surrogates, and nesting that is too deep for the parser.
     except (ValueError, MemoryError, RecursionError, OverflowError) as error:
         raise ConversionError(f"Python cannot compile it: {error}", number) from error
 
 
-def _in_words(error: SyntaxError, source: str, number: int) -> ConversionError:
+def _located(error: SyntaxError, source: str, number: int, reason: str) -> ConversionError:
     lines = source.split("\n")
     line = min(error.lineno, len(lines)) if error.lineno else None
-    text = lines[line - 1] if line else ""
-    message = error.msg or "invalid syntax"
-    # Python gives its syntax errors no code: their text alone tells them.
-    if message.startswith(ASYNC):
-        reason = (
-            "outside functions, `async for`, `async with` and the like only work in a notebook: "
-            f"put it into an `async def f()` and write `await f()`, {SKIP}"
-        )
-    else:
-        what = message if message.startswith("invalid") else f"invalid syntax: {message}"
-        reason = f"{what}. Fix the syntax error; begin shell commands with !; {SKIP}"
-    return ConversionError(reason, number, line, text)
+    return ConversionError(reason, number, line, lines[line - 1] if line else "")
 
 
 def refuse_ipython_calls(tree: ast.Module, number: int, source: str, known: set[str]) -> None:
     """Raise ConversionError for uses of `get_ipython()` that are certain to fail in a script.
 
-    `known` are the names that the notebook defines itself.
+    `known` are names that the notebook defines itself.
     """
     for node in unconditional(tree):
         reason = None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
             function = node.value.func
-            special = node.attr.startswith("__")  # the class's name tells what kind of shell it is
+            special = node.attr.startswith("__")  # `__class__` is used to identify the shell
             if (
                 isinstance(function, ast.Name)
                 and function.id == "get_ipython" not in known
@@ -278,14 +329,14 @@ def refuse_ipython_calls(tree: ast.Module, number: int, source: str, known: set[
 Hoisted = ast.ImportFrom | ast.Global
 
 HOISTED_WORDS = ("__future__", "global ")
-"""Cells without these words hold no such statement."""
+"""Cells without these words contain no such statement."""
 
 
 def hoist(source: str, tree: ast.Module) -> tuple[str, list[str]]:
-    """A cell without `from __future__` imports and `global` outside functions; the features.
+    """Remove `from __future__` imports and `global` outside functions; also return the features.
 
-    The first must stand at the top of a file. The second says nothing outside functions, and
-    in a script it is an error where the name was used above. The lines stay where they are.
+    The imports must be at the top of a file. `global` has no effect outside functions, and in a
+    script it is an error if the name was used above. No line is moved.
     """
     features: list[str] = []
     hoisted: list[Hoisted] = []
@@ -294,7 +345,7 @@ def hoist(source: str, tree: ast.Module) -> tuple[str, list[str]]:
     for node in executed(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             names = [alias.name for alias in node.names]
-            # A feature that does not exist stays, and compiling the cell will say so.
+            # An import of an unknown feature stays, so that compiling the cell reports it.
             if all(name in __future__.all_feature_names for name in names):
                 features += names
                 hoisted.append(node)
@@ -311,19 +362,19 @@ def hoist(source: str, tree: ast.Module) -> tuple[str, list[str]]:
 
 
 def _in_class(tree: ast.Module, node: ast.Global) -> bool:
-    """In the body of a class, `global` does say something."""
+    """True if `global` is in the body of a class, where it has an effect."""
     classes = [node_ for node_ in executed(tree) if isinstance(node_, ast.ClassDef)]
     return any(node in executed(node_) for node_ in classes)
 
 
 def stands_alone(lines: list[str], node: ast.stmt) -> bool:
-    """Whether a statement shares no line with others."""
+    """True if a statement shares no line with other statements."""
     before, after = _around(lines, node)
     return not before.strip() and (not after.strip() or after.lstrip().startswith("#"))
 
 
 def replace_by_pass(lines: list[str], node: ast.stmt) -> None:
-    """Put `pass` in the place of a statement."""
+    """Replace a statement by `pass`."""
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     before, after = _around(lines, node)
     lines[first] = f"{before}pass" + (after if first == last else "")
@@ -336,7 +387,7 @@ def replace_by_pass(lines: list[str], node: ast.stmt) -> None:
 
 
 def _around(lines: list[str], node: ast.stmt) -> tuple[str, str]:
-    """What stands on a statement's first line before it, and on its last line after it."""
+    """Return the text before a statement on its first line and after it on its last line."""
     # Columns count bytes of UTF-8.
     before = lines[node.lineno - 1].encode()[: node.col_offset].decode()
     after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode()
@@ -344,31 +395,52 @@ def _around(lines: list[str], node: ast.stmt) -> tuple[str, str]:
 
 
 AWAIT_HELPER = "_await"
+TASK_HELPER = "_in_loop"
+"""Function next to `_await` that calls another function while the event loop is running."""
+TASK_FUNCTIONS = ("asyncio.create_task", "asyncio.ensure_future", "asyncio.gather")
+"""Functions that need a running event loop."""
+TASK_WORDS = ("create_task", "ensure_future", "asyncio.gather")
+"""Cells without these words do not call them."""
 
 
-def rewrite_awaits(source: str, tree: ast.Module) -> str:
+def rewrite_awaits(source: str, tree: ast.Module, imports: ImportedNames) -> str:
     """Replace `await` outside functions, which a script does not allow, by calls of `_await`.
 
-    It becomes `_await(lambda: …)` in its place: the lambda is called while the script's own event
-    loop runs, so what it makes may need a running loop. `async for`, `async with` and
+    It becomes `_await(lambda: …)` in place. The lambda is called while the script's own event
+    loop is running, so its code may need a running loop. `async for`, `async with` and
     asynchronous comprehensions are refused: `async with` must be entered and left in one task (a
-    time-out, a task group), which no line-for-line form does. Nothing else runs between two
-    `await`s, whereas in a notebook tasks go on between cells.
+    time-out, a task group), which is impossible line for line. Nothing else runs between two
+    `await`s, whereas in a notebook tasks continue between cells.
+
+    `asyncio.create_task(f())` becomes `_in_loop(asyncio.create_task, f())`, except in a lambda
+    of `_await`.
     """
     awaits = [node for node in executed(tree) if isinstance(node, ast.Await)]
     marks: list[tuple[int, int, str, int]] = []
+    in_loop: set[ast.AST] = set()
     for node in awaits:
         if any(isinstance(part, ast.NamedExpr) for part in ast.walk(node)):
-            continue  # the lambda would keep the name; compiling will refuse the cell
+            continue  # the lambda would make the name local; compiling refuses the cell
         assert node.end_lineno is not None and node.end_col_offset is not None
-        # A loop that runs cannot be waited for, so what awaits others is made before it runs.
+        # A running loop cannot be run again, so an expression with further awaits is evaluated
+        # before the loop starts.
         nested = sum(isinstance(part, ast.Await) for part in ast.walk(node)) > 1
+        in_loop.update(() if nested else executed(node))
         begin = f"{AWAIT_HELPER}(" if nested else f"{AWAIT_HELPER}(lambda: "
         marks.append((node.lineno, node.col_offset, begin, len("await")))
         marks.append((node.end_lineno, node.end_col_offset, ")", 0))
     lines = [line.encode() for line in source.split("\n")]
-    # Columns count bytes of UTF-8. What ends later in a line is put in first; at one place the
-    # inner one of two ends comes first, and makes no difference.
+    for call in executed(tree):
+        if not isinstance(call, ast.Call) or call in in_loop or not call.args:
+            continue
+        function = call.func
+        if imports.dotted(function) in TASK_FUNCTIONS and function.end_lineno is not None:
+            bracket = lines[function.end_lineno - 1].find(b"(", function.end_col_offset)
+            if bracket >= 0:
+                marks.append((function.lineno, function.col_offset, f"{TASK_HELPER}(", 0))
+                marks.append((function.end_lineno, bracket, ", ", 1))
+    # Columns count bytes of UTF-8. Later positions are edited first; the order of two ends at the
+    # same position makes no difference.
     for line, column, text, taken in sorted(marks, reverse=True):
         row = lines[line - 1]
         rest = row[column + taken :].lstrip() if taken else row[column:]

@@ -1,11 +1,11 @@
-"""IPython's special syntax in cells, found by IPython's own transformers.
+"""Find IPython's special syntax in cells, with IPython's own transformers.
 
-The only module that names IPython's input transformers. Their classes and methods are
-documented for people who write transformers; not documented, and watched by a test, are
-`start_line` and `start_col` of their base class and `_find_assign_op` (IPython 7.34 to 9.18).
+The only module that uses IPython's input transformers. Their classes and methods are documented
+for authors of transformers; undocumented, and checked by a test, are `start_line` and
+`start_col` of their base class and `_find_assign_op` (IPython 7.34 to 9.18).
 
-The same written as Python, `get_ipython().run_line_magic(…)`, is found as well: exported notebooks
-are full of it, and people write it in libraries' examples.
+The equivalent Python, `get_ipython().run_line_magic(…)`, is found as well: it is common in
+exported notebooks and in libraries' examples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["magic", "shell", "capture", "help", "call", "cell"]
 
 
 METHODS: dict[str, Kind] = {"system": "shell", "getoutput": "capture", "show_usage": "help"}
-"""Of `get_ipython()`, besides `run_line_magic`: what special syntax is translated to."""
+"""Methods of `get_ipython()` to which special syntax is translated, besides `run_line_magic`."""
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,30 @@ class Special:
     """One use of special syntax in a cell."""
 
     kind: Kind
-    """`%magic`, `!command`, a command whose output is wanted, `help?`, or an automatic call
-    (`,f a b`), which is plain Python once it is translated. A call of a cell magic is "cell"."""
+    """`%magic`, `!command`, a command whose output is captured, `help?`, or an automatic call
+    (`,f a b`), which is plain Python after translation. A call of a cell magic is "cell"."""
     line: int
     """Index of its first line, from 0."""
     count: int
-    """How many lines it takes (it may be continued with backslashes)."""
+    """Number of lines (it may be continued with backslashes)."""
     before: str
-    """What stands on its first line before it: an indentation, or `x = `."""
+    """Text before it on its first line: an indentation, or `x = `."""
     name: str
     """The name of a magic, without %."""
     argument: str
-    """What follows the name of a magic; the command of a shell line."""
+    """The text after the name of a magic; the command of a shell line."""
     python: str
-    """The Python code that IPython makes of it."""
+    """IPython's translation to Python."""
 
     @property
     def assigns(self) -> bool:
-        """Whether its value is assigned: `x = %magic`."""
+        """True if its value is assigned: `x = %magic`."""
         return bool(self.before.strip())
 
 
 @cache
 def _ipython() -> tuple[Any, list[Any]]:
-    """IPython's module of transformers, and the ones that find special syntax in tokens."""
+    """Return IPython's module of transformers, and those that find special syntax in tokens."""
     from IPython.core import inputtransformer2 as transformers
 
     kinds = list(transformers.TransformerManager().token_transformers)
@@ -64,9 +64,10 @@ def _ipython() -> tuple[Any, list[Any]]:
 
 
 def _shell_assignment(transformers: Any) -> Any:
-    """`x = !command` for IPython 7 and early 8 on Python 3.12 and later (Colab has such).
+    """Return a transformer for `x = !command` in IPython 7 and early 8 on Python 3.12 and later.
 
-    There the mark is an operator and no longer the error token that IPython looks for.
+    Colab has such a combination. There `!` is an operator token, no longer the error token that
+    IPython searches for.
     """
 
     class ShellAssignment(transformers.SystemAssign):  # type: ignore[misc]
@@ -87,30 +88,30 @@ def warm_up() -> None:
 
 
 def clean(lines: list[str]) -> list[str]:
-    """Lines without the indentation and the prompts (`>>>`, `In [1]:`) that IPython strips.
+    """Remove the indentation and the prompts (`>>>`, `In [1]:`) that IPython strips.
 
-    As many lines as before: IPython also drops empty lines at the top, this does not.
+    The number of lines stays the same; IPython also drops empty lines at the top.
     """
     transformers, _ = _ipython()
     top = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
     rest = [f"{line}\n" for line in lines[top:]]
     for name in ("leading_indent", "classic_prompt", "ipython_prompt"):
         rest = getattr(transformers, name)(rest)
-    # IPython splits at form feeds and other separators as well, which are not lines here.
+    # IPython also splits at form feeds and other separators, which do not end lines in Python.
     return lines[:top] + "".join(rest).split("\n")[:-1] if rest else lines
 
 
 def first_special(lines: list[str]) -> Special | None:
-    """The first use of special syntax in a cell, None if there is none.
+    """Return the first use of special syntax in a cell; None if there is none.
 
-    As in IPython: what stands in strings and comments does not count.
+    As in IPython, strings and comments do not count.
     """
     transformers, kinds = _ipython()
     ended = [f"{line}\n" for line in lines]
     try:
         tokens = transformers.make_tokens_by_line(ended)
     except (SyntaxError, ValueError, tokenize.TokenError):
-        return None  # not Python, and not for this reason: compiling it will say why
+        return None  # not Python for another reason, which compiling will report
     matches = [match for kind in kinds if (match := kind.find(tokens))]
     for match in sorted(matches, key=lambda match: match.sortby()):
         try:
@@ -127,11 +128,12 @@ _ASSIGNED = re.compile(r"([^#\n]*?[^=!<>]=[ \t]*)[%!]")
 
 
 def all_specials(lines: list[str]) -> list[Special] | None:
-    """All uses of special syntax, if they are lines of their own or assigned; else None.
+    """Return all uses of special syntax that are separate lines or assigned values; otherwise None.
 
-    `first_special` reads the tokens of the whole cell for each. This puts Python in the place of
-    everything that looks like special syntax, and has the parser say whether a statement is
-    there: in strings and brackets there is none. None: it is not as simple, use `first_special`.
+    `first_special` tokenizes the whole cell for each use. This function replaces everything that
+    looks like special syntax by Python and parses the result to check that there is a statement
+    at each place: in strings and brackets there is none. None means that the cell is not so simple
+    and needs `first_special`.
     """
     shown = list(lines)
     places: dict[tuple[int, int], type[ast.stmt]] = {}
@@ -163,7 +165,7 @@ def all_specials(lines: list[str]) -> list[Special] | None:
 
 
 def _continued(lines: list[str], start: int) -> int:
-    """How many lines from `start` on backslashes make one."""
+    """Count the lines that backslashes join, from `start` on."""
     count = 1
     while lines[start + count - 1].endswith("\\") and start + count < len(lines):
         count += 1
@@ -171,7 +173,7 @@ def _continued(lines: list[str], start: int) -> int:
 
 
 def _placed(tree: ast.Module) -> Iterator[tuple[tuple[int, int], type[ast.stmt]]]:
-    """The places of each `pass`, and of each `...` that is assigned."""
+    """Yield the position of each `pass`, and of each assigned value."""
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
@@ -204,13 +206,13 @@ def _special(lines: list[str], line: int, column: int, count: int, changed: str)
 
 
 def interpolated(text: str, literal: Callable[[str], str] = repr, *, strict: bool = False) -> str:
-    """The Python expression for text into which IPython puts values of `{expression}` and `$name`.
+    """Return a Python expression for text in which IPython fills in `{expression}` and `$name`.
 
-    A `$name` that is no variable and `${name}` are left for the shell. Text whose braces hold
-    no Python expression is taken as it is, as IPython does: awk's `{print $1}`, find's `{}`.
+    A `$name` that is not a variable, and `${name}`, are left for the shell. As in IPython, text
+    whose braces contain no Python expression is unchanged: awk's `{print $1}`, find's `{}`.
 
-    `literal` makes an expression of what is between. `strict`: the expression raises for a name
-    that is no variable, where IPython takes all of the text as it is.
+    `literal` makes an expression of the text in between. With `strict` the expression raises for
+    a name that is not a variable, in which case IPython leaves the whole text unchanged.
     """
     from IPython.utils.text import DollarFormatter
 
@@ -223,24 +225,32 @@ def interpolated(text: str, literal: Callable[[str], str] = repr, *, strict: boo
                 mark = f"!{conversion}" if conversion else ""
                 pieces.append(literal(f"{between}{{{field}{mark}{':' if spec else ''}{spec}}}"))
             else:
-                value = _field(field, text, strict)
-                value = f"repr({value})" if conversion == "r" else value
-                value = f"format({value}, {spec!r})" if spec else f"str({value})"
+                # IPython has slices instead of format specifications: {x[1:3]}.
+                value = _field(f"{field}:{spec}" if spec else field, text, strict)
+                value = f"{_CONVERSIONS[conversion]}({value})"
                 pieces += [literal(between), value] if between else [value]
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, KeyError):
         return literal(text)
     return " + ".join(pieces) or "''"
 
 
+_CONVERSIONS = {None: "str", "s": "str", "r": "repr", "a": "ascii"}
+
+
 def _field(field: str, text: str, strict: bool) -> str:
     ast.parse(field.strip(), mode="eval")
-    if field.isidentifier() and f"${field}" in text and not strict:
-        return f"globals().get({field!r}, {'$' + field!r})"
+    name, *attributes = field.split(".")
+    if f"${field}" in text and name.isidentifier() and not strict:
+        default = "" if attributes else f", {'$' + field!r}"
+        value = f"globals().get({name!r}{default})"
+        for attribute in attributes:
+            value = f"getattr({value}, {attribute!r}, {'$' + field!r})"
+        return value
     return field if field.isidentifier() else f"({field})"
 
 
 def next_statement(lines: list[str], start: int) -> int:
-    """Index of the first line from `start` on that is not blank and not a comment."""
+    """Return the index of the first line from `start` on that is neither blank nor a comment."""
     for index in range(start, len(lines)):
         if lines[index].strip() and not lines[index].lstrip().startswith("#"):
             return index
@@ -248,13 +258,13 @@ def next_statement(lines: list[str], start: int) -> int:
 
 
 ARGUMENTS = {"run_line_magic": 2, "run_cell_magic": 3, "magic": 1, "system": 1, "getoutput": 1}
-"""The methods that are understood, and how many arguments each needs (IPython 7.34 to 9.18)."""
+"""Supported methods, and the number of arguments that each needs (IPython 7.34 to 9.18)."""
 
 
 def special_calls(lines: list[str]) -> list[Special]:
-    """The calls that are statements of their own, or assigned, and whose arguments are strings.
+    """Return calls of `get_ipython()` methods, as statements or assigned, with string arguments.
 
-    None of them in a cell that is not Python.
+    Empty for a cell that is not Python.
     """
     try:
         tree = ast.parse("\n".join(lines))
@@ -271,7 +281,7 @@ def special_calls(lines: list[str]) -> list[Special]:
 
 
 def _gets_shell(node: ast.AST) -> bool:
-    """Whether it is `get_ipython()`, or `IPython.get_ipython()`."""
+    """True for `get_ipython()` or `IPython.get_ipython()`."""
     if not isinstance(node, ast.Call) or node.args or node.keywords:
         return False
     name = node.func
@@ -291,7 +301,7 @@ def _special_call(node: ast.AST, lines: list[str], shells: set[str]) -> Iterator
         return
     values = [part.value for part in call.args if isinstance(part, ast.Constant)]
     texts = [value for value in values if isinstance(value, str)]
-    # `run_line_magic("matplotlib", "inline", 1)`: the depth of the stack does not matter.
+    # `run_line_magic("matplotlib", "inline", 1)`: the stack depth does not matter.
     if len(texts) < ARGUMENTS[method.attr] or len(call.args) > 3:
         return
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1

@@ -1,1 +1,1 @@
-"""What would fail, hang or be slow on a TPU, found by reading the notebook."""
+"""Static checks for code that would fail, hang or be slow on a TPU."""

@@ -1,4 +1,4 @@
-"""A finding of lint: where in the notebook, what is wrong, and what to do; and the error of it."""
+"""The findings of lint, and the error for findings that stop a run before it starts."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from tpunb.utils.terminal import Style, join, paint
 
 Severity = Literal["error", "warning", "hint"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
-"""The worst first."""
+"""In order, the most severe first."""
 _STYLES: dict[Severity, Style] = {"error": Style.BAD, "warning": Style.ODD}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that fails, hangs, gives wrong results or is slow on a TPU."""
+    """Code that fails, hangs, gives wrong results or is slow on a TPU."""
 
     rule: str
-    """The rule's id, which `# tpunb: ignore[...]` names."""
+    """The rule's id, as in `# tpunb: ignore[...]`."""
     severity: Severity
-    """`error`: it fails, hangs or gives wrong results. `warning`: it probably does, or is much
-    slower. `hint`: it could be better."""
+    """`error`: the code fails, hangs or gives wrong results. `warning`: it probably does, or is
+    much slower. `hint`: it could be better."""
     cell: int | None
-    """The number shown for the cell: its execution count, else its position among the code
-    cells."""
+    """The number shown for the cell: its execution count, or otherwise its position among the
+    code cells."""
     line: int
     """Within the cell, from 1."""
     message: str
     fix: str
     certain: bool = False
-    """Whether the run surely comes to this line and fails there."""
+    """True if the run certainly reaches this line and fails there."""
     several: bool = False
-    """… if it has several ranks."""
+    """True if it fails only with several ranks."""
     source: str = field(default="", repr=False)
-    """The line itself."""
+    """The text of the line."""
 
     def to_json(self) -> dict[str, object]:
-        """The form of `tpunb lint --json`."""
+        """Return the finding in the form of `tpunb lint --json`."""
         return {
             "rule": self.rule,
             "severity": self.severity,
@@ -50,7 +50,7 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        """For terminals: where, how bad, what, the line, and what to do."""
+        """Return the text for terminals: place, severity, message, source line and fix."""
         style = _STYLES.get(self.severity)
         severity = self.severity if style is None else paint(self.severity, style)
         end = f": {self.message} [{self.rule}]"
@@ -60,14 +60,15 @@ class Finding:
 
 
 class LintError(ConversionError):
-    """The run would surely fail, so it was not started."""
+    """The run was not started because it would certainly fail."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         first = findings[0]
         more = f" (and {len(findings) - 1} more like it)" if len(findings) > 1 else ""
         reason = (
             f"{first.message} [{first.rule}]{more}: {first.fix.rstrip('.')}. "
-            f"Nothing was started; `# tpunb: ignore[{first.rule}]` behind the line runs it anyway"
+            "Nothing was started; to run it anyway, put "
+            f"`# tpunb: ignore[{first.rule}]` at the end of the line"
         )
         super().__init__(reason, first.cell, first.line, first.source)
         self.findings = tuple(findings)

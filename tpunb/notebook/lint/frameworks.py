@@ -1,4 +1,4 @@
-"""Libraries with a training loop of their own: what makes it, and what starts it."""
+"""Libraries with a training loop of their own, and the names that construct and start it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Framework:
     name: str
     packages: tuple[str, ...]
     makes: Callable[[str], bool]
-    """Whether something with this last name makes what trains."""
+    """Whether a class or function with this last name part constructs a trainer."""
     usual: tuple[str, ...]
-    """Last parts of the names that it has, where nothing shows what made it."""
+    """Usual names of trainer objects, for a trainer whose construction is not visible."""
     methods: tuple[str, ...]
-    """What starts the loop."""
+    """Methods of a trainer that start the loop."""
     steps: tuple[str, ...] = ()
     """Methods that the loop calls in each step."""
     reduces: bool = True
-    """Whether its ranks train one model on XLA devices, without more code."""
+    """True if its ranks train one common model on XLA devices without further code."""
 
 
 FRAMEWORKS = (
@@ -65,7 +65,7 @@ ACCELERATE = Framework(
     ("accelerator",),
     ("backward",),
 )
-"""Its loops are written out, but for the backward pass."""
+"""Users write its loops themselves; only the backward pass is the library's."""
 PACKAGES = {
     *("accelerate", "pytorch_lightning", "lightning", "fastai", "fastai2", "catalyst", "poutyne"),
     *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),

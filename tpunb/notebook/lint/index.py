@@ -1,4 +1,4 @@
-"""An index of a notebook for rules: calls by name, values of names, ranks, training loops."""
+"""The index that rules query: calls by name, values of names, ranks, training loops."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ DEVICES = {
 }
 """Calls that start XLA's runtime."""
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
+DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
+"""Class whose objects pass such a loader to the function that they run."""
 RANKS = re.compile(
     r"(local_|global_|world_|proc_|process_)?(rank|ordinal)|(get_)?(local_|global_)?(rank|ordinal)"
     r"|is_master(_ordinal)?|is_(local_|world_|global_)?(main|master)_process|is_main|is_global_zero"
     r"|is_rank_?(0|zero)|(xla_)?is_master_ordinal"
 )
-"""Names that tell ranks apart."""
+"""Names whose values differ between ranks."""
 RANK_CALLS = {
     f"{XM}.is_master_ordinal",
     f"{XM}.get_ordinal",
@@ -73,9 +75,9 @@ class NotebookIndex:
             if function.name:
                 self.functions.setdefault(function.name, []).append(function)
         self.named: dict[str, list[Site]] = {}
-        """Full name → the calls of it."""
+        """Full name → its calls."""
         self.called: dict[str, list[Site]] = {}
-        """Last part of a name → the calls of it: `step` for `self.optimizer.step()`."""
+        """Last part of a name → its calls: `step` for `self.optimizer.step()`."""
         for site in self.sites.calls:
             called = call(site).func
             if name := last_part(called):
@@ -93,7 +95,7 @@ class NotebookIndex:
     # Names and values
 
     def full(self, node: ast.AST, site: Site) -> str:
-        """The full dotted name of an expression that stands at a site; '' if it has none."""
+        """Return the full dotted name of an expression at a site; '' if it has none."""
         return self.names.full(node, site.frame)
 
     def calls_of(self, *names: str) -> Iterator[Site]:
@@ -116,8 +118,8 @@ class NotebookIndex:
         return packages
 
     def values(self, name: str, frame: Frame) -> list[Site]:
-        """What is assigned to a dotted name ('model', 'self.model'), in the function of
-        `frame` or, where that does not bind it, around it. The values, each as a site.
+        """The values that are assigned to a dotted name ('model', 'self.model') in the function of
+        `frame` or, if that does not bind the name, in the scopes around it; each as a site.
         """
         assigned = self._assigned.get(name, [])
         function = frame.function
@@ -150,7 +152,7 @@ class NotebookIndex:
         return assigned
 
     def is_xla_device(self, node: ast.expr, site: Site, depth: int = 0) -> bool:
-        """Whether an expression is an XLA device: a call, a string, or a name for one."""
+        """Whether an expression is an XLA device: a call, a string, or a name with such a value."""
         if isinstance(node, ast.Constant):
             return isinstance(node.value, str) and node.value.partition(":")[0] == "xla"
         if isinstance(node, ast.Call):
@@ -172,7 +174,7 @@ class NotebookIndex:
         )
 
     def mentions(self, *names: str) -> bool:
-        """Whether one of some full names is called, or used in any other way."""
+        """Whether one of these full names is called or used in any other way."""
         if any(name in self.named for name in names):
             return True
         lasts = {name.rpartition(".")[2] for name in names}
@@ -182,7 +184,7 @@ class NotebookIndex:
         ) or any(full in names for known in self.names.imported.values() for full in known)
 
     def targets(self, site: Site) -> list[DefinedFunction]:
-        """The functions of the notebook that a call may run: `f()` a function named f,
+        """The functions of the notebook that a call may run: `f()` runs a function named f,
         `x.f()` a method named f.
         """
         function = call(site).func
@@ -191,7 +193,7 @@ class NotebookIndex:
         return [f for f in functions if (f.method_of is not None) == method]
 
     def names_of(self, value: ast.AST) -> list[str]:
-        """The names that a value is assigned to."""
+        """The names to which a value is assigned."""
         return self._names.get(id(value), [])
 
     @cached_property
@@ -209,12 +211,12 @@ class NotebookIndex:
             calls.setdefault(site.cell.index, []).append(site)
         return calls
 
-    def calls_with(self, name: Site) -> list[ast.Call]:
-        """The calls that take a name as an argument, as it stands."""
+    def calls_taking(self, name: Site) -> list[ast.Call]:
+        """The calls to which a name itself is passed as a positional argument."""
         calls = (call(site) for site in self._calls_of_cell.get(name.cell.index, ()))
         return [one for one in calls if any(part is name.node for part in one.args)]
 
-    # What kind of notebook it is
+    # The kind of notebook
 
     @cached_property
     def xla(self) -> bool:
@@ -223,8 +225,8 @@ class NotebookIndex:
 
     @cached_property
     def runs_on_tpu(self) -> bool:
-        """Whether anything says that the notebook is for a TPU: torch_xla, a train cell, a
-        launcher, Lightning's `accelerator="tpu"`.
+        """Whether anything indicates a TPU: torch_xla, a train cell, a launcher, Lightning's
+        `accelerator="tpu"`.
         """
         return self.xla or self.has_train or bool(self.launches) or self._asks_for_tpu
 
@@ -239,7 +241,7 @@ class NotebookIndex:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether it trains on an XLA device, its own or one that a framework chooses."""
+        """Whether the notebook trains on an XLA device, chosen by itself or by a framework."""
         return bool(self.xla and self.device_uses) or (self.managed and self.runs_on_tpu)
 
     @cached_property
@@ -255,24 +257,24 @@ class NotebookIndex:
 
     @cached_property
     def data_loaders(self) -> list[Site]:
-        """The calls that make a DataLoader of torch."""
+        """The calls of torch's DataLoader."""
         names = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
         return list(self.calls_of(*names))
 
     @cached_property
     def managed(self) -> bool:
-        """Whether a framework does the training loop's work on several cores."""
+        """Whether a framework makes the training loop work on several cores."""
         return self.imports(*PACKAGES) or bool(self.fits)
 
     @cached_property
     def launches(self) -> list[Site]:
-        """The calls of `torch_xla.launch` and its like."""
+        """The calls of `torch_xla.launch` and other launchers."""
         launches = [site for name in LAUNCHERS for site in self.named.get(name, ())]
         return sorted(launches, key=lambda site: (site.cell.index, site.line))
 
     @cached_property
     def multi(self) -> bool:
-        """Whether it runs on several cores, in a process for each."""
+        """Whether the notebook runs on several cores, with one process for each."""
         if self.spmd:
             return False
         trains = [cell for cell in self.cells if cell.part == "train"]
@@ -282,11 +284,11 @@ class NotebookIndex:
 
     @cached_property
     def spmd(self) -> bool:
-        """Whether it uses torch_xla's SPMD mode, where one process drives all cores."""
+        """Whether the notebook uses torch_xla's SPMD mode: one process drives all cores."""
         return bool(self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"})
 
     def one_process(self, launch: Site) -> bool:
-        """Whether a call of a launcher asks for one process."""
+        """Whether a launcher is called for a single process."""
         for word in ("nprocs", "num_processes", "cores"):
             value = argument(call(launch), word)
             if isinstance(value, ast.Constant) and value.value == 1:
@@ -296,7 +298,7 @@ class NotebookIndex:
 
     @cached_property
     def ranked(self) -> set[int]:
-        """The functions, by their node's id(), that ranks run: those that the train cell or a
+        """The functions that ranks run, by their node's id(): those that the train cell or a
         launched function reaches by name.
         """
         entered: set[int] = set()
@@ -348,17 +350,17 @@ class NotebookIndex:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """The innermost loops that train, in order, and the steps of loops in frameworks."""
+        """The innermost training loops, in order, and the step functions of frameworks."""
         return [*_training_loops(self), *_steps(self)]
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """The calls of frameworks that train: `trainer.fit(…)`."""
+        """The calls that train with a framework: `trainer.fit(…)`."""
         return list(_fits(self, FRAMEWORKS))
 
     @cached_property
     def trains(self) -> bool:
-        """Whether it has a training loop, in its cells or in a framework."""
+        """Whether the notebook has a training loop, its own or a framework's."""
         return bool(self.loops or self.fits)
 
     @cached_property
@@ -368,7 +370,7 @@ class NotebookIndex:
 
     @cached_property
     def bases(self) -> dict[str, list[ast.expr]]:
-        """The classes of the notebook, and what they are made of."""
+        """The classes of the notebook with their base classes."""
         return {
             site.node.name: site.node.bases
             for site in self.sites.classes
@@ -377,13 +379,13 @@ class NotebookIndex:
 
     def device_loader(self) -> bool:
         """Whether the notebook loads batches through torch_xla's own loaders."""
-        return any(name in self.called for name in DEVICE_LOADERS)
+        return DATA_PARALLEL in self.named or any(name in self.called for name in DEVICE_LOADERS)
 
     # Ranks
 
-    def asks_rank(self, test: ast.expr, site: Site, depth: int = 0) -> bool:
-        """Whether a test's outcome depends on which rank this is."""
-        index = self.index_of(site.frame.function) if site.frame.function else None
+    def depends_on_rank(self, test: ast.expr, site: Site, depth: int = 0) -> bool:
+        """Whether the result of a condition depends on the rank."""
+        index = self.rank_parameter(site.frame.function) if site.frame.function else None
         for node in compared(test):
             if isinstance(node, ast.Call) and self.full(node.func, site) in RANK_CALLS:
                 return True
@@ -400,11 +402,11 @@ class NotebookIndex:
 
     def _is_rank(self, value: ast.expr, site: Site, depth: int) -> bool:
         if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp):
-            return self.asks_rank(value, site, depth + 1)
+            return self.depends_on_rank(value, site, depth + 1)
         return isinstance(value, ast.Call) and self.full(value.func, site) in RANK_CALLS
 
-    def index_of(self, function: DefinedFunction) -> str | None:
-        """The parameter in which a launched function gets its rank."""
+    def rank_parameter(self, function: DefinedFunction) -> str | None:
+        """Return the parameter in which a launched function gets its rank."""
         for site in self.launches:
             target = argument(call(site), "fn", 0)
             full = self.full(call(site).func, site)
@@ -416,8 +418,8 @@ class NotebookIndex:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop that trains: `backward` is called in it, perhaps in a function that it calls. Or a
-    function that a framework calls in each step.
+    """A training loop, in which `backward` is called directly or in a function that the loop calls;
+    or a function that a framework calls in each step.
     """
 
     frame: Frame
@@ -425,11 +427,11 @@ class Loop:
     sites: tuple[Site, ...]
     """The calls in it."""
     called: tuple[Site, ...]
-    """The calls in functions of the notebook that it calls."""
+    """The calls in those functions of the notebook that it calls."""
 
     @property
     def node(self) -> ast.For | ast.AsyncFor | ast.While:
-        """The loop, where it is one of the notebook's own."""
+        """The loop statement; not for the step function of a framework."""
         node = self.frame.node
         assert isinstance(node, ast.For | ast.AsyncFor | ast.While)
         return node
@@ -461,7 +463,7 @@ def _steps(notebook: NotebookIndex) -> list[Loop]:
 def _loops_around(
     notebook: NotebookIndex, site: Site, loops: dict[int, Frame], seen: set[int]
 ) -> None:
-    """The loop around a call, or the loops around the calls of the function it is in."""
+    """Add the loop around a call, or those around the calls of the function that contains it."""
     frame = site.loop()
     if frame is not None:
         loops.setdefault(id(frame.node), frame)
@@ -478,7 +480,7 @@ def _loops_around(
 
 
 def _calls_in(notebook: NotebookIndex, wanted: dict[int, Frame]) -> dict[int, list[Site]]:
-    """The calls in the bodies of some loops, without those in functions defined there."""
+    """The calls in the bodies of these loops, except in functions defined there."""
     calls: dict[int, list[Site]] = {key: [] for key in wanted}
     for site in notebook.sites.calls if wanted else ():
         for frame in site.frame.outward():
@@ -488,7 +490,7 @@ def _calls_in(notebook: NotebookIndex, wanted: dict[int, Frame]) -> dict[int, li
 
 
 def _calls_reached(notebook: NotebookIndex, sites: Iterable[Site]) -> list[Site]:
-    """The calls in the notebook's functions that some calls lead to, by name."""
+    """The calls in those functions of the notebook that these calls reach by name."""
     calls: list[Site] = []
     entered: set[int] = set()
     todo = list(sites)
@@ -525,7 +527,7 @@ def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[
 
 
 def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
-    """The calls that made what trains, as far as they are seen."""
+    """Return the calls that constructed the trainer, as far as they are visible."""
     function = call(fit.site).func
     name = dotted(function.value) if isinstance(function, ast.Attribute) else ""
     values = notebook.values(name, fit.site.frame) if name else []
@@ -538,7 +540,7 @@ def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
 
 
 def _is_made(notebook: NotebookIndex, node: ast.expr, site: Site, framework: Framework) -> bool:
-    """Whether an expression is what a framework trains with."""
+    """Whether an expression is a framework's trainer."""
     if isinstance(node, ast.Call):
         return _makes(notebook, node.func, site, framework)
     if not (name := dotted(node)):
@@ -553,7 +555,7 @@ def _is_made(notebook: NotebookIndex, node: ast.expr, site: Site, framework: Fra
 
 
 def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Framework) -> bool:
-    """Whether a class or function is the framework's, or a class of the notebook made of it."""
+    """Whether a class or function makes the framework's trainers, or derives from such a class."""
     name = last_part(maker)
     if name in notebook.bases:
         return any(_makes(notebook, base, site, framework) for base in notebook.bases[name])

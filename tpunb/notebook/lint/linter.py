@@ -1,8 +1,8 @@
-"""Check a notebook for what would fail, hang or be slow on a TPU.
+"""Run all rules on a notebook.
 
 `# tpunb: ignore[rule, rule]` suppresses findings, `# tpunb: ignore` all of them. At the end of a
-line it counts for that line, and on the first line of a statement for the whole statement; alone on
-a line above the cell's first statement it counts for the cell.
+line it applies to that line, and on the first line of a statement to the whole statement; alone on
+a line above the cell's first statement it applies to the cell.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tpunb.notebook.lint.walk import ParsedCell, Site, parse_cells
 from tpunb.notebook.models import Cell, Snapshot
 
 UNKNOWN = "unknown-rule"
-"""The rule of a comment that names a rule which does not exist."""
+"""The rule that reports an ignore comment with an unknown rule id."""
 
 
 def lint(snapshot: Snapshot, held: Container[str] = ()) -> list[Finding]:
-    """The findings in a notebook, in its order; in a line the worst first.
+    """Return the findings in a notebook in its order; within a line, the most severe first.
 
-    Reads only: nothing is run or imported. With a train cell the rules look at it as
-    `%%tpu_train` runs it; without one, at the notebook as its kernel runs it. What
-    `# tpunb: ignore[...]` suppresses is left out. `held`: names that a kernel gives the run.
+    Nothing is run or imported. If there is a train cell, the rules check the notebook as
+    `%%tpu_train` runs it; otherwise as its kernel runs it. Findings that `# tpunb: ignore[...]`
+    suppresses are left out. `held`: names whose values the kernel passes to the run.
     """
     with _without_collector():
         findings = _lint(parse_cells(snapshot), held)
@@ -54,7 +54,7 @@ def _writes_module(cell: Cell) -> bool:
 
 
 def _lint_module(snapshot: Snapshot, cell: Cell) -> Iterator[Finding]:
-    """The findings in the module that a `%%writefile` cell writes, a program of its own."""
+    """Check the module that a `%%writefile` cell writes, as a separate program."""
     source = re.sub(r"^(\s*)%%", r"\1# %%", cell.source, count=1)
     [number] = [each.number for each in parse_cells(snapshot) if each.index == cell.index]
     alone = replace(cell, source=source, index=0, number=number, tags=())
@@ -64,7 +64,7 @@ def _lint_module(snapshot: Snapshot, cell: Cell) -> Iterator[Finding]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Trees are many objects that stay: searching them for garbage would take half the time."""
+    """Switch garbage collection off: scanning the many live AST nodes takes half of the time."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -96,7 +96,7 @@ def _lint(cells: list[ParsedCell], held: Container[str]) -> list[Finding]:
                 cell.number,
                 line,
                 f"there is no rule {name!r} to ignore",
-                "take it out, or name one of the rules in docs/lint.md",
+                "remove it, or use the id of a rule in docs/lint.md",
                 source=cell.lines[line - 1],
             )
     notebook.close()
@@ -141,21 +141,21 @@ _ALL_RULES: RuleIds = frozenset("*")
 
 @dataclass
 class Suppressions:
-    """The rules that comments suppress in one cell."""
+    """The rules that ignore comments suppress in one cell."""
 
     cell: RuleIds = frozenset()
     lines: dict[int, RuleIds] = field(default_factory=dict)
     named: list[tuple[int, str]] = field(default_factory=list)
-    """Each rule that is named, with its line."""
+    """Each rule id in a comment, with its line."""
 
     def covers(self, rule: str, line: int) -> bool:
-        """Whether a finding of a rule in a line is suppressed."""
+        """Whether findings of a rule are suppressed in a line."""
         rules = self.cell | self.lines.get(line, frozenset())
         return "*" in rules or rule in rules
 
 
 def _read_suppressions(cell: ParsedCell) -> Suppressions:
-    """The comments of a cell."""
+    """The suppressions in a cell's comments."""
     suppressions = Suppressions()
     if not any("tpunb:" in line for line in cell.lines):
         return suppressions
@@ -179,7 +179,7 @@ def _read_suppressions(cell: ParsedCell) -> Suppressions:
 
 
 def _comments(cell: ParsedCell) -> Iterator[tuple[int, bool, str]]:
-    """Line, whether it is alone on it, and text of each comment, also behind magics."""
+    """Yield line, whether the comment is alone on it, and text; includes comments after magics."""
     lines = list(cell.lines)
     for line in cell.left_out:
         text = lines[line - 1]
@@ -194,12 +194,12 @@ def _comments(cell: ParsedCell) -> Iterator[tuple[int, bool, str]]:
                 alone = not token.line[: token.start[1]].strip()
                 yield token.start[0], alone, token.string
     except (tokenize.TokenError, SyntaxError):
-        return  # not Python: what was read up to here counts
+        return  # not Python: the comments up to here are kept
 
 
 def _statement(tree: ast.Module, line: int) -> range:
-    """The lines that a comment in a line speaks for: the statement that begins there (of one
-    with a block its head), else the line.
+    """The lines to which a comment in a line applies: the statement that starts there (only the
+    head of a compound statement), otherwise just the line.
     """
     todo: list[ast.AST] = [tree]
     while todo:

@@ -1,4 +1,4 @@
-"""What expressions and names mean: full dotted names through imports, over all cells."""
+"""Resolves expressions and names to full dotted names, through the imports of all cells."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tpunb.notebook.lint.walk import Frame, Site, Sites
 
 
 def compared(test: ast.expr) -> Iterator[ast.AST]:
-    """The nodes of a test, without comparisons that come out alike on all ranks: with None
-    ("is it set?") and with -1 ("one process only").
+    """Yield the nodes of a condition, except comparisons whose result is the same on all ranks:
+    with None ("is it set?") and with -1 ("one process only").
     """
     todo: list[ast.AST] = [test]
     while todo:
@@ -27,13 +27,13 @@ def compared(test: ast.expr) -> Iterator[ast.AST]:
 
 
 def call(site: Site) -> ast.Call:
-    """The node of a site that is a call."""
+    """Return the node of a site that is a call."""
     assert isinstance(site.node, ast.Call)
     return site.node
 
 
 def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """The argument of a call with a name, or at a position (from 0)."""
+    """Return the argument of a call with a name, or at a position (from 0); None if absent."""
     for word in node.keywords:
         if word.arg == name:
             return word.value
@@ -45,19 +45,19 @@ def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr
 
 
 def literal(node: ast.AST | None) -> object:
-    """The value of a constant; Ellipsis for everything else."""
+    """Return the value of a constant; Ellipsis for any other node."""
     return node.value if isinstance(node, ast.Constant) else ...
 
 
 def last_part(node: ast.expr) -> str:
-    """The last part of a name: 'step' for `self.optimizer.step`; '' for what is none."""
+    """Return the last part of a name: 'step' for `self.optimizer.step`; '' for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def dotted(node: ast.AST) -> str:
-    """A name as it is written, 'self.optimizer'; '' for what is no name."""
+    """Return a name as it is written, 'self.optimizer'; '' for other nodes."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -68,7 +68,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def words(node: ast.AST) -> set[str]:
-    """All names and attributes in an expression, in lower case."""
+    """All names, attributes and strings in an expression, in lower case."""
     names = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
@@ -83,12 +83,14 @@ def words(node: ast.AST) -> set[str]:
 PLATFORM = ("cuda", "gpu", "tpu", "xla", "device", "cpu", "mps", "hardware", "accelerator")
 
 
+def asks_hardware(node: ast.AST) -> bool:
+    """Whether an expression names a kind of hardware: `torch.cuda.is_available()`, `USE_TPU`."""
+    return any(mark in word for word in words(node) for mark in PLATFORM)
+
+
 def for_other_hardware(site: Site) -> bool:
-    """Whether it stands under a test that asks what hardware there is."""
-    return any(
-        any(mark in word for word in words(test) for mark in PLATFORM)
-        for test, _ in site.conditions()
-    )
+    """Whether a site is under a condition on the hardware."""
+    return any(asks_hardware(test) for test, _ in site.conditions())
 
 
 BUILTINS = frozenset(dir(builtins))
@@ -99,9 +101,11 @@ class NameTable:
 
     def __init__(self, sites: Sites) -> None:
         self.imported: dict[str, list[str]] = {}
-        """Name → the full names that it is imported as."""
+        """Local name → the full names that imports bind to it."""
         self.star = False
         """Whether a `from x import *` may bind any name."""
+        self.star_modules: set[str] = set()
+        """The modules of these imports; '' for a relative import."""
         for site in sites.imports:
             node = site.node
             if isinstance(node, ast.Import):
@@ -112,6 +116,7 @@ class NameTable:
                 for alias in node.names:
                     if alias.name == "*":
                         self.star = True
+                        self.star_modules.add("" if node.level else node.module or "")
                     elif node.level or not node.module:
                         self._bind(alias.asname or alias.name, "")
                     else:
@@ -124,8 +129,8 @@ class NameTable:
         self.imported.setdefault(name, []).append(full)
 
     def full(self, node: ast.AST, frame: Frame) -> str:
-        """The full dotted name of an expression: 'torch_xla.core.xla_model.mark_step' for
-        `xm.mark_step`. A builtin is its own name; '' for everything that was not imported.
+        """Return the full dotted name of an expression: 'torch_xla.core.xla_model.mark_step' for
+        `xm.mark_step`. The full name of a builtin is its name; '' for anything not imported.
         """
         name, _, rest = dotted(node).partition(".")
         if not name:
@@ -145,7 +150,7 @@ class NameTable:
         return f"{root}.{rest}" if root and rest else root
 
     def sure(self, node: ast.expr) -> bool:
-        """Whether the name at the root of an expression can only be what it was imported as."""
+        """Whether the root name of an expression can only refer to what it was imported as."""
         while isinstance(node, ast.Attribute):
             node = node.value
         if not isinstance(node, ast.Name) or self.star:
@@ -157,15 +162,13 @@ class NameTable:
         return once and name not in self._stored and name not in self._defined
 
     def assigned(self, name: str) -> bool:
-        """Whether a name is assigned anywhere, other than by an import or `def`."""
+        """Whether a name is assigned anywhere, except by an import or `def`."""
         return name in self._stored
 
+    def binds(self, name: str) -> bool:
+        """Whether the notebook itself may bind a name anywhere, without `import *`."""
+        return name in self.imported or name in self._stored or name in self._defined
+
     def bound(self, name: str) -> bool:
-        """Whether the notebook binds a name anywhere at all."""
-        return (
-            name in self.imported
-            or name in self._stored
-            or name in self._defined
-            or name in BUILTINS
-            or self.star
-        )
+        """Whether the notebook may bind a name anywhere, or it is a builtin."""
+        return self.binds(name) or name in BUILTINS or self.star

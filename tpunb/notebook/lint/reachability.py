@@ -1,7 +1,7 @@
-"""Whether a run certainly reaches a line: errors found there stop it before it starts.
+"""Decides whether a run certainly reaches a line; an error there stops the run before it starts.
 
-Without false alarms: a line under a condition, in a loop, in `try` or `with`, in a function that
-may not be called, or behind a possible earlier exit does not count.
+There must be no false alarms: a line under a condition, in a loop, in `try` or `with`, in a
+function that may not be called, or after a possible earlier exit does not count as reached.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TRANSPARENT = {
     *("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "torch.autocast"),
     "torch_xla.step",
 }
-"""Context managers that swallow no error."""
+"""Context managers that suppress no exceptions."""
 
 
 class Reachability:
-    """What a run of the snapshot's train cell certainly executes."""
+    """The code that a run of the snapshot's train cell certainly executes."""
 
     def __init__(self, notebook: NotebookIndex) -> None:
         self._notebook = notebook
@@ -37,9 +37,8 @@ class Reachability:
         return function is None or (id(function) in self._called and not _left(function, site))
 
     def names_are_sure(self, site: Site) -> bool:
-        """Whether the name at a site means the library's own, and nothing was put into it.
-
-        Or a name at a site that nothing binds.
+        """Whether the name at a site certainly refers to the library's unmodified object, or is
+        certainly unbound.
         """
         node = site.node
         if isinstance(node, ast.Name) and not self._notebook.names.bound(node.id):
@@ -53,8 +52,8 @@ class Reachability:
         return self._notebook.names.sure(node) and not self._libraries_are_changed
 
     def _always(self, site: Site) -> bool:
-        """Whether a site runs whenever its function or cell does: in no condition or try, and in
-        no loop that may be left, or not be entered.
+        """Whether a site runs whenever its function or cell does: it is in no condition or `try`,
+        and in no loop that may be left early or never entered.
         """
         for frame in site.frame.outward():
             node = frame.node
@@ -69,11 +68,13 @@ class Reachability:
         return True
 
     def _only_enters(self, node: ast.expr, site: Site) -> bool:
-        """Whether a context manager lets every error of its block through."""
+        """Whether a context manager lets every exception of its block through."""
         return isinstance(node, ast.Call) and self._notebook.full(node.func, site) in TRANSPARENT
 
     def _repeats(self, loop: ast.For, site: Site) -> bool:
-        """Whether a loop surely has a step: `range(3)`, or `range(epochs)` with `epochs = 3`."""
+        """Whether a loop certainly has a first iteration: `range(3)`, or `range(epochs)` with
+        `epochs = 3`.
+        """
         over = loop.iter
         if not isinstance(over, ast.Call) or last_part(over.func) != "range" or len(over.args) != 1:
             return False
@@ -86,7 +87,7 @@ class Reachability:
 
     @cached_property
     def _may_end_early(self) -> bool:
-        """Whether the notebook may be left at cell level before its end."""
+        """Whether top-level code may end the program before the end of the notebook."""
         notebook = self._notebook
         if any(
             site.frame.function is None and isinstance(site.node, ast.Raise)
@@ -100,7 +101,7 @@ class Reachability:
 
     @cached_property
     def _modules_are_made(self) -> bool:
-        """Whether the notebook itself adds modules: `sys.modules[...] = ...`."""
+        """Whether the notebook adds modules itself: `sys.modules[...] = ...`."""
         return any(
             dotted(site.node).startswith("sys.")
             for site in self._notebook.sites.attributes("modules", "meta_path")
@@ -108,7 +109,7 @@ class Reachability:
 
     @cached_property
     def _libraries_are_changed(self) -> bool:
-        """Whether the notebook sets or looks for attributes of torch or torch_xla."""
+        """Whether the notebook sets or queries attributes of torch or torch_xla."""
         notebook = self._notebook
         for site in notebook.sites.attributes():
             node = site.node
@@ -126,7 +127,7 @@ class Reachability:
 
     @cached_property
     def _called(self) -> set[int]:
-        """The functions, by id(), that the run surely calls."""
+        """The functions, by id(), that the run certainly calls."""
         called: set[int] = set()
         todo: list[DefinedFunction] = []
         for site in self._notebook.sites.calls:
@@ -143,7 +144,7 @@ class Reachability:
         return called
 
     def _target(self, site: Site) -> list[DefinedFunction]:
-        """The function that a call surely runs: called by its name, or launched."""
+        """The function that a call certainly runs, by name or through a launcher."""
         notebook = self._notebook
         called: ast.expr | None = call(site).func
         full = notebook.full(call(site).func, site)
@@ -168,7 +169,7 @@ class Reachability:
 
 
 def _jumps(loop: ast.For, site: Site) -> bool:
-    """Whether a loop may be left, or a step of it, before it comes to a site in it."""
+    """Whether a `break` or `continue` may come before a site in a loop."""
     return any(
         isinstance(part, ast.Break | ast.Continue) and part.lineno <= site.line
         for part in ast.walk(loop)
@@ -180,7 +181,7 @@ def _yields(node: ast.AST) -> bool:
 
 
 def _left(function: DefinedFunction, site: Site) -> bool:
-    """Whether a function may be left before it comes to a site in it."""
+    """Whether a `return` or `raise` may come before a site in a function."""
     assert isinstance(function.node, Function)
     return any(
         isinstance(part, ast.Return | ast.Raise) and part.lineno <= site.line

@@ -1,4 +1,4 @@
-"""The table of rules. A rule is one entry with a function that looks for it in a notebook."""
+"""The table of rules. Each rule has a function that finds its violations in a notebook."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tpunb.notebook.lint.walk import ParsedCell, Site
 
 @dataclass(frozen=True)
 class Hit:
-    """One place that a rule found."""
+    """One violation of a rule."""
 
     at: Site | tuple[ParsedCell, int]
     """A site, or a cell and a line in it."""
     message: str
     fix: str | None = None
-    """What to do here, where the rule's own fix is too general."""
+    """The fix for this violation, if the rule's own fix is too general."""
     severity: Severity | None = None
-    """Where it differs from the rule's."""
+    """The severity of this violation, if it differs from the rule's."""
     certain: bool = False
-    """Whether it fails if the run comes to this place; whether it comes there is decided
-    by `reachability`."""
+    """True if a run that reaches this line certainly fails there. `reachability` decides
+    whether the run reaches it."""
 
     where: Site | None = None
-    """What the run has to come to instead, for `certain`: the `if` around this place."""
+    """The site that the run must reach instead for `certain`: the `if` around the line."""
     several: bool = False
-    """Whether it fails with several ranks only."""
+    """True if the run fails only with several ranks."""
 
     @property
     def cell(self) -> ParsedCell:
@@ -44,20 +44,20 @@ Check = Callable[[NotebookIndex], Iterable[Hit]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing to look for."""
+    """A lint rule."""
 
     id: str
     severity: Severity
     what: str
-    """What it finds, in a few words."""
+    """A short description of the code that violates the rule."""
     fact: str
     """Why it matters on a TPU."""
     source: str
-    """Where the fact is from: measured, a file of torch_xla, an issue."""
+    """The evidence for the fact: a measurement, a file of torch_xla, an issue."""
     fix: str
     check: Check
     kernel: bool = False
-    """Whether it also counts in cells that are no part of a run, which the notebook runs."""
+    """True if the rule also applies to cells that only the kernel runs, outside of any run."""
 
 
 RULES: dict[str, Rule] = {}
@@ -73,7 +73,7 @@ def rule(
     fix: str,
     kernel: bool = False,
 ) -> Callable[[Check], Check]:
-    """Add a function to the table: it yields a Hit for each place it finds."""
+    """Register the decorated function, which yields a Hit for each violation, as a rule."""
 
     def add(check: Check) -> Check:
         if id in RULES:
@@ -85,7 +85,7 @@ def rule(
 
 
 def table() -> str:
-    """The rules as a Markdown table, for the documentation."""
+    """Return the rules as a Markdown table, for the documentation."""
     rows = ["| rule | severity | finds | why | what to do |", "|---|---|---|---|---|"]
     for entry in RULES.values():
         cells = (

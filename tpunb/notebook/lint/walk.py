@@ -1,6 +1,6 @@
-"""Code cells parsed for lint, and one walk over their trees that notes what rules look at.
+"""Parses code cells for lint, and walks their trees once to collect the nodes that rules need.
 
-The walk does without recursion, as expressions may be nested deeper than Python's own stack.
+The walk is not recursive, because expressions may be nested deeper than Python's own stack.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Part = Literal["prelude", "train", "kernel"]
 
 
 class Problem(NamedTuple):
-    """Why a cell is not Python."""
+    """The reason why a cell is not Python."""
 
     line: int
     reason: str
     kernel_runs_it: bool = False
-    """It is special syntax that IPython knows and a script cannot have."""
+    """True for special syntax that IPython runs but a script cannot contain."""
 
 
 @dataclass
@@ -39,25 +39,25 @@ class ParsedCell:
     index: int
     """Position in the snapshot."""
     number: int
-    """The number shown beside the cell."""
+    """The number shown next to the cell."""
     part: Part
-    """`prelude`: runs once, above a train cell; `train`: on every core; `kernel`: in the
+    """`prelude`: runs once, above a train cell; `train`: runs on every core; `kernel`: runs in the
     notebook only. Without a train cell all are `prelude`, and the kernel runs them."""
     runs: bool
-    """Whether it is part of the run of the snapshot's own train cell."""
+    """True if it is part of the run of the snapshot's own train cell."""
     lines: list[str]
     """The cell as it was written."""
     tree: ast.Module
-    """Empty where the cell is not Python."""
+    """Empty if the cell is not Python."""
     left_out: list[int]
     """Lines (from 1) with magics and shell commands that are not Python."""
     plain: list[str] = field(default_factory=list)
     """The cell as Python, line for line."""
     problem: Problem | None = None
-    """Where the cell is not Python."""
+    """None if the cell is Python."""
 
     def commands(self) -> Iterator[tuple[int, str]]:
-        """Shell commands and magics: line and text, those of `%%bash` cells line by line."""
+        """Yield the line and text of each shell command and magic; `%%bash` cells line by line."""
         for first in self.left_out:
             if self.lines[first - 1].startswith("%%"):
                 yield from enumerate(self.lines[first - 1 :], first)
@@ -71,7 +71,7 @@ class ParsedCell:
 
 
 def parse_cells(snapshot: Snapshot) -> list[ParsedCell]:
-    """The code cells of a snapshot, in order."""
+    """Parse the code cells of a snapshot, in order."""
     parsed = []
     code = [cell for cell in snapshot.cells if cell.kind == "code"]
     heads = {cell.index: cell_magics(cell.source) for cell in code if "%%" in cell.source}
@@ -124,11 +124,10 @@ def _parse_cell(cell: Cell, number: int, part: Part, runs: bool) -> ParsedCell:
 
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-CONDITIONS = (ast.If, ast.IfExp, ast.While, ast.BoolOp)
 
 
 class Frame:
-    """What a node stands in: `part` is the field of `node`, a block or a condition."""
+    """The surroundings of a node: the field `part` (a block or a condition) of `node`."""
 
     __slots__ = ("cell", "function", "node", "parent", "part")
 
@@ -145,10 +144,10 @@ class Frame:
         self.part = part
         self.parent = parent
         self.function = function
-        """The innermost function, None at the level of the cell."""
+        """The innermost function; None at the top level of a cell."""
 
     def outward(self) -> Iterator[Frame]:
-        """This frame and those around it, up to the function's or the cell's own."""
+        """Yield this frame and those around it, up to that of the function or the cell."""
         frame: Frame | None = self
         while frame is not None and frame.function is self.function:
             yield frame
@@ -156,7 +155,7 @@ class Frame:
 
 
 class Site:
-    """A node and where it stands."""
+    """A node with its frame."""
 
     __slots__ = ("frame", "node")
 
@@ -173,15 +172,15 @@ class Site:
         return getattr(self.node, "lineno", 1)
 
     def loop(self) -> Frame | None:
-        """The innermost loop of the same function whose body this stands in."""
+        """Return the innermost loop of the same function whose body contains this node."""
         for frame in self.frame.outward():
             if isinstance(frame.node, LOOPS) and frame.part == "body":
                 return frame
         return None
 
     def conditions(self, up_to: Frame | None = None) -> Iterator[tuple[ast.expr, bool]]:
-        """Tests that decide whether this runs, the innermost first, and if it stands where
-        they hold. Within the same function, or up to the frame `up_to`.
+        """Yield the conditions on which this node depends, the innermost first, each with whether
+        it must hold (False in an `else`). Within the same function, or up to the frame `up_to`.
         """
         for frame in self.frame.outward():
             if frame is up_to:
@@ -195,7 +194,7 @@ class Site:
                     yield value, isinstance(node.op, ast.And)
 
     def simple(self) -> bool:
-        """Whether it runs whenever its function or cell does: in no condition, loop or try."""
+        """Whether the node runs whenever its function or cell does: no condition, loop or try."""
         return all(
             isinstance(frame.node, ast.Module | ast.ClassDef | Function)
             for frame in self.frame.outward()
@@ -212,12 +211,12 @@ class DefinedFunction:
     name: str
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     outer: Frame
-    """Where it is defined."""
+    """The frame in which it is defined."""
     parameters: list[str]
     locals: set[str] = field(default_factory=set)
-    """Names that it binds, besides those that it imports."""
+    """Its parameters and the names that it assigns; imported names are not included."""
     stored: set[str] = field(default_factory=set)
-    """Of these the ones that it assigns, its parameters not among them otherwise."""
+    """The names that it assigns."""
     calls: list[Site] = field(default_factory=list)
     loads: set[str] = field(default_factory=set)
 
@@ -227,7 +226,7 @@ class DefinedFunction:
 
 
 Place = tuple[ast.AST, Frame]
-"""A node and its frame. A Site is only made when a rule asks for it, as for most none does."""
+"""A node and its frame. A Site is only made when a rule needs it, which is seldom."""
 
 
 class Sites:
@@ -269,11 +268,11 @@ class Sites:
         }
 
     def loads(self, name: str) -> list[Site]:
-        """Where a name is read."""
+        """Return the sites that read a name."""
         return [Site(node, frame) for node, frame in self._loads.get(name, ())]
 
     def attributes(self, *names: str) -> list[Site]:
-        """Where attributes with these names are read or set; of all names, without one."""
+        """Return the sites that read or set attributes with these names; of any name by default."""
         return [
             Site(node, frame)
             for name in names or self._attributes
@@ -281,7 +280,7 @@ class Sites:
         ]
 
     def read(self, cell: ParsedCell) -> None:
-        """Note the nodes of one cell."""
+        """Collect the nodes of one cell."""
         top = Frame(cell, cell.tree, "body", None, None)
         todo: Todo = [(node, top) for node in reversed(cell.tree.body)]
         attributes, kept = self._attributes, self._kept
@@ -329,7 +328,7 @@ class Sites:
 
 
 def _fields() -> dict[type, tuple[str, ...]]:
-    """For each class of nodes the fields that hold nodes, the last first."""
+    """For each node class, the fields that hold nodes, the last first."""
     plain = {"ctx", "op", "ops", "id", "attr", "arg", "name", "asname", "lineno", "module"}
     plain |= {"level", "type_comment", "kind", "conversion", "is_async", "simple", "tag"}
     plain |= {"type_params", "annotation", "returns"}
@@ -339,7 +338,7 @@ def _fields() -> dict[type, tuple[str, ...]]:
         if isinstance(kind, type) and issubclass(kind, ast.AST):
             names = tuple(name for name in reversed(kind._fields) if name not in plain)
             fields[kind] = () if issubclass(kind, leaves) else names
-    # Here these names hold nodes.
+    # `arg` and `name` are plain text in other classes.
     fields[ast.keyword] = ("value",)
     return fields
 
@@ -348,7 +347,7 @@ _FIELDS = _fields()
 
 
 def _block(node: ast.AST, frame: Frame, todo: Todo, sites: Sites) -> None:
-    """Statements with blocks: each block is a frame; what heads them is not."""
+    """Compound statements: each block is a frame of its own, the head is not."""
     for name in _FIELDS[type(node)]:
         value = getattr(node, name, None)
         if not value:

@@ -1,7 +1,7 @@
 """A code cell: its text, the Python that LibCST parses in its place, and edits to the text.
 
-LibCST finds and resolves what is to be changed; the changes are spans of the cell's own text.
-So whatever is not changed stays as it is by construction, magics and shell lines included.
+LibCST is used to find and resolve names; the edits are spans of the cell's own text. Everything
+else, including magics and shell lines, therefore stays exactly as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PYTHON_BODY = frozenset(("time", "timeit", "capture", "prun", "tpu_train", "tpu_
 SHELL_BODY = frozenset(("bash", "sh", "!", "system", "sx"))
 """Cell magics whose body is a shell script."""
 PAYLOAD = frozenset(("time", "timeit"))
-"""Line magics with a Python statement behind their name."""
+"""Line magics whose name is followed by a Python statement."""
 
 
 @dataclass
@@ -40,13 +40,13 @@ class CodeCell:
     index: int
     text: str
     module: cst.Module | None = None
-    """None: not Python, or a cell magic whose body is something else."""
+    """None if the cell is not Python, or is a cell magic whose body is not Python."""
     shell: bool = False
-    """The body is a shell script."""
+    """True if the body is a shell script."""
     file: bool = False
-    """The body is a Python module that the cell writes: a program of its own."""
+    """True if the body is a Python module that the cell writes: a separate program."""
     specials: dict[int, Special] = field(default_factory=dict)
-    """Magics and shell lines by their first line, from 0."""
+    """Magics and shell lines, keyed by their first line, from 0."""
     changes: list[Change] = field(default_factory=list)
     _shift: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int, str]] = field(default_factory=list)
@@ -96,7 +96,7 @@ class CodeCell:
 
     @cached_property
     def positions(self) -> Mapping[cst.CSTNode, CodeRange]:
-        """Where nodes stand in the Python that was parsed."""
+        """The positions of nodes in the Python that was parsed."""
         assert self.module is not None
         wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
         return cast("Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
@@ -111,7 +111,7 @@ class CodeCell:
         )
 
     def _cover(self, lines: list[str], special: Special) -> None:
-        """Put Python in the place of special syntax, line for line."""
+        """Replace special syntax with Python, line for line."""
         line = special.line
         python = "None" if special.assigns else "pass"
         if special.kind == "magic" and special.name in PAYLOAD and special.count == 1:
@@ -126,7 +126,7 @@ class CodeCell:
     def _skip(self, why: str) -> None:
         first = min(syntax.next_statement(self.lines, 0), len(self.lines) - 1)
         if self.lines[first].strip():
-            what = f"{why}: look at it yourself"
+            what = f"{why}: check it yourself"
             self.changes.append(
                 Change(self.index, first + 1, "skipped", self.lines[first].strip(), what)
             )
@@ -139,9 +139,9 @@ class CodeCell:
         return f"%{special.name} {special.argument}"
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Where a node stands in the cell's text, with the parentheses around it.
+        """The span of a node in the cell's text, with the parentheses around it.
 
-        An argument is its name and value, without the comma.
+        The span of an argument includes its name and value, but not the comma.
         """
         if isinstance(node, cst.Arg):
             start = self.span(node.keyword or node.value)[0] - len(node.star)
@@ -154,7 +154,7 @@ class CodeCell:
         )
 
     def offset(self, line: int, column: int) -> int:
-        """The place in the text of a line (from 0) and column of the Python that was parsed."""
+        """The offset in the text of a line (from 0) and column of the Python that was parsed."""
         return self._starts[line] + column + self._shift.get(line, 0)
 
     def code(self, node: cst.CSTNode) -> str:
@@ -170,7 +170,7 @@ class CodeCell:
 
     @property
     def edits(self) -> int:
-        """How many edits there are."""
+        """The number of edits."""
         return len(self._spans)
 
     def replace(self, start: int, end: int, text: str) -> None:
@@ -194,9 +194,10 @@ class CodeCell:
         before: cst.CSTNode | None = None,
         report: bool = True,
     ) -> None:
-        """Put a comment above a line (from 0), unless it is there.
+        """Put a comment above a line (from 0), unless it is already there.
 
-        `before`: what it is about, which may stand further below in a statement of several lines.
+        `before`: the code that the comment is about, which may be further down in a statement of
+        several lines.
         """
         comment = f"{MARK}{_one_line(advice)}"
         if self._is_marked(line, comment):
@@ -217,23 +218,23 @@ class CodeCell:
         return (self._starts[line], 1, self._starts[line], text) in self._spans
 
     def insert_above(self, line: int, text: str) -> None:
-        """Put a line above a line (from 0), with its indentation."""
+        """Insert a line above a line (from 0), with the same indentation."""
         at = self._starts[line]
         self._spans.append((at, 1, at, f"{self.indent(line)}{text}\n"))
 
     def insert_text(self, line: int, text: str) -> None:
-        """Put whole lines above a line (from 0)."""
+        """Insert whole lines above a line (from 0)."""
         at = self._starts[line]
         self._spans.append((at, 1, at, text))
 
     def indent_lines(self, first: int, last: int) -> None:
-        """Put lines (from 0, inclusive) one level deeper."""
+        """Indent lines (from 0, inclusive) by one level."""
         for line in range(first, last + 1):
             if self.lines[line].strip():
                 self._spans.append((self._starts[line], 2, self._starts[line], "    "))
 
     def insert_below(self, line: int, text: str, indent: str) -> None:
-        """Put a line below a line (from 0)."""
+        """Insert a line below a line (from 0)."""
         if line + 1 < len(self.lines):
             at = self._starts[line + 1]
             self._spans.append((at, 0, at, f"{indent}{text}\n"))
@@ -241,7 +242,7 @@ class CodeCell:
             self._spans.append((len(self.text), 3, len(self.text), f"\n{indent}{text}"))
 
     def delete_line(self, line: int) -> None:
-        """Take a line (from 0) out."""
+        """Delete a line (from 0)."""
         start = self._starts[line]
         end = start + len(self.lines[line]) + 1
         if end > len(self.text):  # the last line: with the line break before it
@@ -253,7 +254,7 @@ class CodeCell:
         return self.lines[line][: len(self.lines[line]) - len(self.lines[line].lstrip())]
 
     def comment_out(self, first: int, last: int) -> None:
-        """Make comments of whole lines (from 0, inclusive); other edits to them are dropped."""
+        """Comment out whole lines (from 0, inclusive); other edits to them are dropped."""
         width = len(self.indent(first))
         for line in range(first, last + 1):
             text = self.lines[line]
@@ -261,22 +262,22 @@ class CodeCell:
                 continue
             self._commented_out.add(line)
             column = min(width, len(self.indent(line)))
-            # The bar keeps "%" and "!" away from the start of the comment, where notebook
-            # editors take them for a magic.
+            # The bar separates "%" and "!" from the start of the comment, because notebook
+            # editors would treat them as a magic.
             bar = "| " if text.lstrip()[:1] in "!%" else ""
             at = self._starts[line] + column
             self._spans.append((at, 2, at, f"# {bar}"))
 
     def result(self) -> str:
-        """The text with all edits."""
+        """Return the text with all edits."""
         pieces: list[str] = []
         done = 0
-        # Sorted is stable: insertions at one place come in the order in which they were made.
+        # Sorting is stable: insertions at one place keep their order.
         for start, _, end, text in sorted(self._spans, key=lambda span: (span[0], span[1])):
             if end > start and self._in_comment(start, end):
                 continue
             if end <= done and start < done:
-                continue  # part of what was replaced as a whole
+                continue  # part of a span that was replaced as a whole
             if start < done:
                 raise AssertionError(f"edits overlap at {self.text[start:end]!r}")
             pieces += [self.text[done:start], text]
@@ -297,7 +298,7 @@ def _is_python(lines: list[str]) -> bool:
 
 
 def _automagic(lines: list[str]) -> Special | None:
-    """`pip install x` as the only line of a cell, where IPython adds the %."""
+    """`pip install x` as the only line of a cell, to which IPython adds the %."""
     at = syntax.next_statement(lines, 0)
     if at == len(lines) or syntax.next_statement(lines, at + 1) < len(lines):
         return None

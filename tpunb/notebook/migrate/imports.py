@@ -1,4 +1,4 @@
-"""Imports: removed modules in them, and imports that the rewritten code needs."""
+"""Rewrites imports of removed modules, and adds imports that the rewritten code needs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ ALIASES = {
     "torch_xla.distributed.parallel_loader": "pl",
     "torch_xla.distributed.data_parallel": "dp",
 }
-"""How torch_xla's own examples call its modules."""
+"""The aliases that torch_xla's own examples use for its modules."""
 
 
 @dataclass
 class ImportSite:
-    """A statement that imports something of torch_xla."""
+    """A statement that imports something from torch_xla."""
 
     cell: CodeCell
     line: cst.SimpleStatementLine
     scope: Scope
     sure: bool
-    """It stands in no `if` or `try`."""
+    """True if it is not inside an `if` or `try`."""
     bindings: dict[str, str] = field(default_factory=dict)
-    """Local names by module, with the current names of modules."""
+    """Local names, keyed by the current name of the module."""
 
 
 class NotebookImports:
@@ -51,7 +51,7 @@ class NotebookImports:
         self.sites: list[ImportSite] = []
         self._released: set[cst.CSTNode] = set()
         self._gone: list[tuple[CodeCell, cst.Import | cst.ImportFrom, str]] = []
-        """Imports of nothing that is still there, each with the advice."""
+        """Imports of which nothing exists any more, each with the advice."""
         for cell, node in names.walk():
             if isinstance(node, (cst.Import, cst.ImportFrom)) and _roots(node) & set(ROOTS):
                 self._rewrite(cell, node)
@@ -137,9 +137,9 @@ class NotebookImports:
         return gone
 
     def remove_gone(self) -> None:
-        """Comment out the imports of what is gone; where their names are still used, mark them.
+        """Comment out imports of which nothing exists any more; mark those whose names are used.
 
-        Without the import the notebook would fail later, where the name is used.
+        Without such an import the notebook would fail later, when the name is used.
         """
         for cell, node, advice in self._gone:
             scope = self.names.scopes.get(node)
@@ -151,12 +151,12 @@ class NotebookImports:
                 cell.mark(self.names.line(node), advice, before=node)
 
     def spelled(self, full: str, cell: CodeCell, node: cst.CSTNode) -> str:
-        """How a current name is written at a place; what it needs is imported."""
+        """Return the spelling of a current name at a node; add the import that it needs."""
         module, _, leaf = full.rpartition(".")
         return f"{self.module(module, cell, node)}.{leaf}"
 
     def module(self, module: str, cell: CodeCell, node: cst.CSTNode) -> str:
-        """How a module is written at a place, where torch_xla is used by an imported name."""
+        """Return the spelling of a module at a node that uses torch_xla; add a missing import."""
         scope = self._scope(node)
         if scope is not None and module in (_import_of(assignment) for assignment in scope[module]):
             return module  # `import torch`: of a package without a dot, its own name
@@ -184,7 +184,7 @@ class NotebookImports:
         return name
 
     def has(self, module: str, name: str, cell: CodeCell, line: int) -> bool:
-        """Whether a module has a global name before a line (from 0) of a cell."""
+        """Whether a module certainly has a global name before a line (from 0) of a cell."""
         return any(
             site.sure
             and site.bindings.get(module) == name
@@ -197,7 +197,7 @@ class NotebookImports:
         return site.cell.positions[site.line.body[-1]].end.line - 1
 
     def _scope(self, node: cst.CSTNode) -> Scope | None:
-        """The scope in which the name was imported through which a node reaches torch_xla."""
+        """The scope of the import through which a node reaches torch_xla."""
         scope = self.names.scopes.get(node)
         root = root_of(node)
         if scope is None or root is None:
@@ -208,7 +208,7 @@ class NotebookImports:
         return scope.globals
 
     def is_taken(self, name: str, module: str) -> bool:
-        """Whether the notebook uses a name for something else than a module."""
+        """Whether the notebook uses a name for something other than this module."""
         every = {known for known in self.names.scopes.values() if known is not None}
         return any(
             assignment.name == name and _import_of(assignment) != module
@@ -217,15 +217,15 @@ class NotebookImports:
         )
 
     def release(self, node: cst.CSTNode) -> None:
-        """Note that a dotted name no longer uses its import."""
+        """Record that a dotted name no longer uses its import."""
         while isinstance(node, cst.Attribute):
             node = node.value
         self._released.add(node)
 
     def drop_unused(self, unread: str) -> None:
-        """Remove imports that nothing uses after the rewriting.
+        """Remove imports that are unused after the rewriting.
 
-        `unread` is the text of cells that could not be read: what they mention stays.
+        `unread` is the text of cells that could not be parsed: imports of names in it stay.
         """
         for site in self.sites:
             (node, *others) = site.line.body
@@ -240,7 +240,7 @@ class NotebookImports:
             if used and used <= self._released and not mentioned:
                 line = site.cell.line_of(node)
                 site.cell.delete_line(line)
-                site.cell.note(line, "taken out: nothing uses it now")
+                site.cell.note(line, "removed: it is no longer used")
 
 
 def _import_of(assignment: BaseAssignment) -> str | None:

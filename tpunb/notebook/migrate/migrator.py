@@ -27,18 +27,19 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
     """Rewrite a notebook from removed torch_xla names to those of torch_xla 2.9.
 
     `notebook` is the content of an ipynb file of format 4, as a dict or nbformat node; it is not
-    changed. Only sources of code cells differ in the result; a source is a string or a list
-    of lines as it was. What cannot be rewritten safely gets a comment `# tpunb migrate: …` above
-    it. A cell that is not Python is left alone and reported. A second migration changes nothing.
+    changed. Only sources of code cells differ in the result; a source remains a string or a list
+    of lines. Code that cannot be rewritten safely gets a comment `# tpunb migrate: …` above it. A
+    cell that is not Python is left unchanged and reported. A second migration changes nothing.
 
-    With `train` the result is a notebook for `%%tpu_train`: tpunb is loaded in a cell at the
-    top, and each cell that starts ranks begins with the magic; what later cells need of such a
-    cell becomes a cell above it. Raises NotebookError if this is not a notebook of format 4.
+    With `train` the result is a notebook for `%%tpu_train`: tpunb is loaded in a cell at the top,
+    and each cell that starts ranks begins with the magic; the code in it that later cells need
+    becomes a cell above it. Raises NotebookError if this is not a notebook of format 4.
     """
     if not isinstance(notebook.get("cells"), list):
         raise NotebookError(
-            "this is no notebook of format 4 (it has no list of cells). "
-            "`jupyter nbconvert --to notebook --nbformat 4 FILE` makes one of an older format."
+            "this is not a notebook of format 4 (it has no list of cells). "
+            "`jupyter nbconvert --to notebook --nbformat 4 FILE` converts a notebook of an older "
+            "format."
         )
     result = copy.deepcopy(dict(notebook))
     cells = [
@@ -61,27 +62,27 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
 
 
 def migrate_text(text: str, *, train: bool = False) -> tuple[str, Migration]:
-    """The migrated text of a notebook file, and what was changed: see `migrate`.
+    """Return the migrated text of a notebook file, and the changes: see `migrate`.
 
-    The text of a notebook that needs no change is returned as it is; any other is formatted by
+    The text of a notebook that needs no change is returned unchanged; any other is formatted by
     nbformat, as Jupyter does. Raises NotebookError if the text is not JSON or not a notebook of
     format 4.
     """
     try:
         notebook = json.loads(text)
     except ValueError as error:
-        raise NotebookError(f"this is not a notebook, as it is not JSON: {error}") from error
+        raise NotebookError(f"this is not a notebook, because it is not JSON: {error}") from error
     if not isinstance(notebook, dict):
-        raise NotebookError("this is not a notebook: the file holds no JSON object")
+        raise NotebookError("this is not a notebook: the file does not contain a JSON object")
     migration = migrate(notebook, train=train)
     if migration.changed:
-        # Without nbformat's validation, which migrated notebooks of 2019 may not pass.
+        # Skips nbformat's validation, which migrated notebooks of 2019 may not pass.
         text = v4.writes(nbformat.from_dict(migration.notebook)) + "\n"
     return text, migration
 
 
 def rewrite(cells: Sequence[CodeCell]) -> list[Change]:
-    """Edit cells that run one after the other; returns the changes, in order."""
+    """Edit cells that form one program; return the changes, in order."""
     names = NotebookNames(cells)
     removals = Removals(names)
     setup = SetupRewriter(names, removals)

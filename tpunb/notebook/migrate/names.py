@@ -1,4 +1,4 @@
-"""Names of a notebook resolved by LibCST: all its cells as one module."""
+"""Resolution of a notebook's names by LibCST, with all cells as one module."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ROOTS = ("torch_xla", "torch_xla_py")
 
 @dataclass(frozen=True)
 class RemovedApiUse:
-    """A use of a removed name in code, other than an import."""
+    """A use of a removed name in code, except in an import."""
 
     cell: CodeCell
     node: cst.Name | cst.Attribute
     row: RemovedApi
     imported: str
-    """The dotted name that was imported and through which it is reached."""
+    """The imported dotted name through which it is reached."""
     certain: bool
-    """False: the name may also be something of the notebook's own."""
+    """False if the name may also refer to something that the notebook defines."""
 
     @property
     def plain(self) -> bool:
-        """Reached by its full name, after `import a.b`, and not by an alias."""
+        """True if it is reached by its full name, after `import a.b`, not by an alias."""
         return isinstance(self.node, cst.Attribute) and self.cell.code(self.node) == self.row.old
 
 
@@ -64,38 +64,38 @@ class NotebookNames:
         ]
 
     def walk(self) -> list[tuple[CodeCell, cst.CSTNode]]:
-        """Every node with its cell, outer nodes first, in the order of the text."""
+        """Return every node with its cell, outer nodes first, in the order of the text."""
         return self._order
 
     def cell_of(self, node: cst.CSTNode) -> CodeCell:
-        """The cell in which a node stands."""
+        """The cell that contains a node."""
         while node not in self._cell_of:
             node = self.parents[node]
         return self._cell_of[node]
 
     def top(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The statement of a cell, not of a block in it, of which a node is a part."""
+        """The top-level statement that contains a node."""
         while node not in self._cell_of:
             node = self.parents[node]
         return node
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The statement line, or the compound statement, of which a node is a part."""
+        """The innermost statement line or compound statement that contains a node."""
         while not isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
             node = self.parents[node]
         return node
 
     def line(self, node: cst.CSTNode) -> int:
-        """The first line (from 0) of the statement of which a node is a part.
+        """The first line (from 0) of the statement that contains a node.
 
-        For a compound statement that is the line of the node's own clause.
+        For a compound statement this is the line of the node's own clause.
         """
         cell = self.cell_of(node)
         statement = self.statement(node)
         if isinstance(statement, cst.SimpleStatementLine):
             return cell.line_of(statement.body[0])
         start = cell.line_of(statement)
-        # A decorated function starts at `def` for LibCST; its decorators stand above it.
+        # LibCST's position of a decorated function is its `def`; the decorators are above it.
         lines = [
             start,
             *(cell.line_of(decorator) for decorator in getattr(statement, "decorators", ())),
@@ -103,7 +103,7 @@ class NotebookNames:
         return min(lines)
 
     def use(self, cell: CodeCell, node: cst.CSTNode) -> RemovedApiUse | None:
-        """The use of a removed API that a name or dotted name is; None if it is none."""
+        """Return the use of a removed API by a name or dotted name; None if it is not one."""
         root = root_of(node)
         scope = self.scopes.get(node)
         if root is None or scope is None:
@@ -139,7 +139,7 @@ class NotebookNames:
         return row.old
 
     def full_names(self, call: cst.Call) -> Iterator[str]:
-        """The full names that the function of a call may have."""
+        """Yield the possible full names of the called function."""
         scope = self.scopes.get(call.func)
         if scope is not None and root_of(call.func) is not None:
             for qualified in scope.get_qualified_names_for(call.func):
@@ -165,14 +165,14 @@ def root_of(node: cst.CSTNode) -> str | None:
 
 
 def dotted(node: cst.CSTNode | None) -> str:
-    """The text of a dotted name."""
+    """The text of a dotted name; '' for other nodes."""
     if isinstance(node, cst.Attribute):
         return f"{dotted(node.value)}.{node.attr.value}"
     return node.value if isinstance(node, cst.Name) else ""
 
 
 def imported_name(assignment: ImportAssignment) -> str:
-    """The dotted name behind a local name that an import made; "" for a relative import."""
+    """The dotted name to which an import binds a local name; "" for a relative import."""
     node = assignment.node
     if isinstance(node, cst.Import):
         for alias in node.names:
@@ -190,19 +190,19 @@ def imported_name(assignment: ImportAssignment) -> str:
 
 
 def references(scope: Scope, name: str) -> Iterator[cst.CSTNode]:
-    """Every node that reads a name of a scope."""
+    """Yield every node that reads a name of a scope."""
     for assignment in scope[name]:
         if isinstance(assignment, Assignment):
             yield from (access.node for access in assignment.references)
 
 
 def nodes_of(top: cst.CSTNode) -> list[cst.CSTNode]:
-    """A node and everything in it but white space, outer nodes first."""
+    """Return a node and all nodes in it except white space, outer nodes first."""
     nodes = []
     waiting = [top]
     while waiting:
         node = waiting.pop()
-        # White space has no names, and there is more of it than of anything else.
+        # White space has no names, and is the most frequent kind of node.
         if not isinstance(node, cst.BaseParenthesizableWhitespace):
             nodes.append(node)
             waiting += reversed(node.children)

@@ -1,4 +1,4 @@
-"""The changes of a migration, with a report and a diff for people."""
+"""The changes of a migration, with a readable report and a diff."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MARK = "# tpunb migrate: "
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that was rewritten, or that a person has to check."""
+    """One change: code that was rewritten, or that a person has to check."""
 
     cell: int
     """Position of the cell in the notebook as it was, from 0, all kinds of cells counted."""
     line: int
     """Line in the cell as it was, from 1."""
     kind: Kind
-    """`marked`: a comment in the notebook says what is left to do. `skipped`: the cell could not
-    be read and is as it was."""
+    """`marked`: a comment in the notebook says what remains to be done. `skipped`: the code is
+    unchanged, and the report says why or what to do."""
     before: str
     """The old code, on one line."""
     what: str
-    """The new code, or what to do."""
+    """The new code, or the action that is needed."""
 
 
 TITLES: dict[Kind, str] = {
     "rewritten": "rewritten",
-    "marked": "to be looked at (marked in the notebook)",
-    "skipped": "left as they are",
+    "marked": "to be checked (marked in the notebook)",
+    "skipped": "left unchanged",
 }
 
 
@@ -55,7 +55,7 @@ class Migration:
         return self.notebook != self.original
 
     def report(self) -> str:
-        """The changes and what is left to do, as text."""
+        """Return the changes and the remaining work as text."""
         names = cell_labels(self.original)
         if not self.changes:
             return "nothing to migrate\n"
@@ -70,11 +70,11 @@ class Migration:
         return "\n".join(lines) + "\n"
 
     def diff(self) -> str:
-        """A unified diff, cell by cell; empty if nothing changed."""
+        """Return a unified diff, cell by cell; empty if nothing changed."""
         return "".join(self._diffs())
 
     def pairs(self) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any]]]:
-        """Each cell of the new notebook with its original; None for a cell that was added."""
+        """Yield each cell of the new notebook with its original; None for an added cell."""
         old = iter(self.original["cells"])
         for index, cell in enumerate(self.notebook["cells"]):
             yield (None if index in self.added else next(old)), cell
@@ -92,7 +92,7 @@ class Migration:
 
 
 def cell_labels(notebook: Mapping[str, Any]) -> list[str]:
-    """A label for each cell: its execution count, else its position among the code cells."""
+    """A label for each cell: its execution count, or its position among the code cells."""
     names = []
     code = 0
     for cell in notebook["cells"]:
@@ -109,13 +109,13 @@ LOAD = "%load_ext tpunb"
 
 
 def text_of(cell: Mapping[str, Any]) -> str:
-    """A cell's source as one string (in files it is often a list of lines)."""
+    """Return a cell's source as one string (in files it is often a list of lines)."""
     source = cell.get("source", "")
     return source if isinstance(source, str) else "".join(source)
 
 
 def source_like(cell: Mapping[str, Any], text: str) -> str | list[str]:
-    """A text as a cell's source: a string or a list of lines, as the source of `cell` is."""
+    """Return a text as a string or a list of lines, like the source of `cell`."""
     if isinstance(cell["source"], str):
         return text
     lines = text.split("\n")

@@ -1,4 +1,4 @@
-"""Statements that become comments, under a line that says why."""
+"""Commenting out statements, with a comment that gives the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpunb.notebook.migrate.names import NotebookNames
 
 @dataclass
 class Removals:
-    """Statements to be commented out. Collected first: other rules leave them alone."""
+    """Statements to comment out. They are collected first, so that other rewriters skip them."""
 
     names: NotebookNames
     _advice: dict[cst.CSTNode, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Removals:
         self._advice.setdefault(statement, advice)
 
     def __contains__(self, node: cst.CSTNode) -> bool:
-        """Whether a node is part of a statement that will be commented out."""
+        """Whether a node is part of a statement that is to be commented out."""
         while node is not self.names.module:
             if node in self._advice:
                 return True
@@ -61,7 +61,7 @@ class Removals:
         return first, max(first, last)
 
     def _fill(self, cell: CodeCell, node: cst.CSTNode, last: int) -> None:
-        """Put `pass` into a block of which nothing is left."""
+        """Put `pass` into a block that has no statements left."""
         block = self.names.parents[node]
         if (
             isinstance(block, cst.IndentedBlock)

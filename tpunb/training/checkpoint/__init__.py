@@ -1,1 +1,1 @@
-"""`tpunb.save` and `tpunb.load`: the API, where files are stored, and their format."""
+"""`tpunb.save` and `tpunb.load`: the API, the stores of files, and the file format."""

@@ -1,6 +1,6 @@
-"""`tpunb.save` and `tpunb.load`: checkpoints that are whole or do not exist.
+"""`tpunb.save` and `tpunb.load`: checkpoints that are either whole or do not exist.
 
-Nothing here waits for another rank: a rank can save while the others are gone.
+Nothing in this module waits for another rank: a rank can save after the others have ended.
 """
 
 from __future__ import annotations
@@ -41,22 +41,24 @@ from tpunb.utils.text import name_ranks, size
 from tpunb.xla import tensors
 
 KEEP = 3
-"""Checkpoints that are kept, the newest included."""
+"""The number of checkpoints that are kept, including the newest."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded checkpoint. `checkpoint["model"]` is `checkpoint.state["model"]`.
+    """A loaded checkpoint.
 
-    It unpacks into the arguments of save: `state, step = checkpoint`.
+    `checkpoint["model"]` is `checkpoint.state["model"]`, and `state, step = checkpoint` unpacks
+    it into the arguments of `tpunb.save`.
     """
 
     state: Any = field(repr=False)
-    """What was saved, with tensors on the CPU."""
+    """The saved state, with tensors on the CPU."""
     step: int
+    """The step that it was saved with."""
     path: str
-    """The file, or its URL."""
+    """The path or URL of the file."""
 
     def __getitem__(self, key: Any) -> Any:
         return self.state[key]
@@ -67,13 +69,13 @@ class Checkpoint:
 
 @contextlib.contextmanager
 def _timed() -> Iterator[None]:
-    """Add the time of the call to the run's time for checkpoints; outside a run, nothing."""
+    """Add the duration of the call to the run's time for checkpoints; do nothing outside a run."""
     began = time.perf_counter()
     try:
         yield
     finally:
         if (this := rank_of_run()) is not None:
-            # On a full disk the error of save matters, not how long it took.
+            # On a full disk, the error of `save` matters and its duration does not.
             with contextlib.suppress(OSError):
                 path = this.run.saving(this.attempt, this.rank)
                 append_text(path, f"{time.perf_counter() - began:.3f}\n")
@@ -82,17 +84,19 @@ def _timed() -> Iterator[None]:
 @renamed_arguments(to="path")
 @_timed()
 def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | None = None) -> None:
-    """Write a checkpoint. `state`: anything that torch.save takes, usually a dict of state_dicts.
+    """Write a checkpoint: `tpunb.save({"model": model.state_dict()}, step)`.
 
-    Call it in every rank. Rank 0 writes its state, for all; with `per_rank` each rank writes its
-    own, and the checkpoint is whole when all have. No rank waits for another. When the call
-    returns, the checkpoint is on disk; the last KEEP are kept, and with several ranks also the
-    one that the attempt resumed from.
+    Call it on every rank. Rank 0 writes its state for all ranks; with `per_rank` each rank writes
+    its own, and the checkpoint is whole once all ranks have. No rank waits for another. When the
+    call returns, the checkpoint is on disk. The last 3 checkpoints are kept, and with several
+    ranks also the one that the attempt resumed from.
 
-    `path`: a folder, or a URL that fsspec supports. By default TPUNB_CHECKPOINTS, or in a run the
-    run's folder, otherwise `./checkpoints`.
+    `state`: anything that torch.save accepts, usually a dict of state_dicts. `step`: an int from
+    0 on. `path`: a folder, or a URL that fsspec supports; by default TPUNB_CHECKPOINTS, otherwise
+    the run's folder in a run and `./checkpoints` elsewhere.
 
-    Raises CheckpointError if it cannot be written; earlier checkpoints stay intact.
+    Raises CheckpointError if the checkpoint cannot be written (earlier checkpoints stay intact),
+    TypeError or ValueError for a step that is not an int or is negative.
     """
     step = _step(step)
     rank, ranks = launched_rank_and_world()
@@ -126,7 +130,7 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
     try:
         with heartbeat.storing():
             remove_old(store, KEEP, _group(), ranks == 1)
-    except Exception as error:  # a bucket may raise anything; not worth ending a training for
+    except Exception as error:  # a bucket may raise anything; it must not end a training
         _report("save", f"cannot remove old checkpoints from {store.location}: {_reason(error)}")
 
 
@@ -138,20 +142,25 @@ def load(
     rank: int | None = None,
     weights_only: bool = True,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, or None if there is none yet.
+    """Return the newest whole checkpoint, or None if there is none yet.
 
-    Looks where `save` writes, and if there is none, in TPUNB_RESUME (`--resume`).
-    `path`: another folder, a run's folder, or a URL. `step`: load the newest of this step.
-    `rank`: the part to load of a `per_rank` checkpoint; by default this rank's.
+        if (checkpoint := tpunb.load()) is not None:
+            model.load_state_dict(checkpoint["model"])
+            step = checkpoint.step + 1
+
+    It searches where `save` writes and then, if that has no checkpoint, in TPUNB_RESUME
+    (`--resume`). `path`: another folder, a run's folder, or a URL. `step`: return the newest
+    checkpoint of this step. `rank`: the part of a `per_rank` checkpoint to load; by default this
+    rank's.
 
     Until a rank has called `save`, it does not see the checkpoints of its own attempt: so all
-    ranks resume from the same step, even one that starts late.
+    ranks resume from the same step, even a rank that starts late.
 
-    `weights_only`, as in torch.load: accept only data. With False, objects of any class are
+    `weights_only`: accept only data, as in torch.load. With False, objects of any class are
     rebuilt, which can run code. In the run's own folder they always are.
 
-    Raises CheckpointError if there is no such step, if the checkpoint holds more than data, or
-    if it was saved by another number of ranks.
+    Raises CheckpointError if there is no such step, if files cannot be read, if the checkpoint
+    holds more than data, or if a different number of ranks saved it.
     """
     hidden = None
     if step is not None:
@@ -188,7 +197,7 @@ def load(
 def _newest(
     store: Store, step: int | None, hidden: str | None, rank: int | None, weights_only: bool
 ) -> Checkpoint | None:
-    """The newest whole checkpoint; a line on stderr names newer ones that are not whole."""
+    """Return the newest whole checkpoint; print newer ones that are not whole on stderr."""
     for _ in range(20):
         skipped: list[str] = []
         try:
@@ -206,7 +215,7 @@ def _newest(
                         _report("load", f"{'; '.join(skipped)}: using step {stored.step}")
                     return checkpoint
         except FileNotFoundError:
-            continue  # removed since it was listed, so there are newer ones
+            continue  # removed after it was listed, so there are newer checkpoints
         if skipped:
             _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is whole")
         return None
@@ -223,7 +232,7 @@ def _read(
     weights_only: bool,
     skipped: list[str],
 ) -> Checkpoint | None:
-    """The state of a checkpoint, if all its parts are whole: all ranks decide alike."""
+    """Read a checkpoint if all its parts are whole, so that all ranks come to the same decision."""
     part = _part(store, stored, rank)
     with contextlib.ExitStack() as stack:
         for owner, name in stored.names.items():
@@ -248,13 +257,13 @@ def _read(
         except (AttributeError, ImportError) as error:
             raise CheckpointError(
                 f"tpunb.load: {path} needs something this process does not have ({error}): define "
-                "or import it above the call, as where it was saved",
+                "or import it above the call, as in the notebook that saved it",
                 path,
             ) from error
 
 
 def _part(store: Store, stored: StoredCheckpoint, rank: int | None) -> int:
-    """The rank whose part this process loads."""
+    """Return the rank whose part this process loads."""
     if stored.ranks is None:
         return 0
     own, ranks = launched_rank_and_world()
@@ -312,12 +321,12 @@ def _step(step: int) -> int:
 
 @dataclass
 class _Process:
-    """What this process remembers; a fork of it starts anew."""
+    """State of this process that its forks do not inherit."""
 
     saves: bool = False
-    """Whether it has called `save`."""
+    """True if it has called `save`."""
     parts: dict[str, int] = field(default_factory=dict)
-    """The number of its last save with `per_rank`, by location."""
+    """The number of its last `per_rank` save, by location."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -329,17 +338,17 @@ def _this_process() -> _Process:
 
 
 def _knows_its_attempt() -> bool:
-    """Not under torchrun on several hosts, where a later run may look like the same."""
+    """False under torchrun on several hosts, where a later run may have the same variables."""
     env = os.environ
     return env_vars.RUN in env or env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE")
 
 
 def _group() -> str:
-    """A hash that all ranks of an attempt share, and no other attempt has.
+    """Return a hash that all ranks of an attempt share and no other attempt has.
 
-    Under torchrun the run's id is not enough: it is "none" unless it is given. On one host the
-    ranks' parent process identifies the attempt. Several hosts each have a folder of the run, at
-    paths of their own, but one store.
+    Under torchrun the run's id is not enough: it is "none" by default. On one host the ranks'
+    parent process identifies the attempt. Several hosts each have their own path of the run's
+    folder, but share one store.
     """
     env = os.environ
     if env_vars.RUN in env:
@@ -387,7 +396,7 @@ def _reason(error: Exception) -> str:
 
 
 def _intact(store: Store) -> str:
-    """'the checkpoints of steps 20, 10 are intact', for the message of a failed save."""
+    """Return 'the checkpoints of steps 20, 10 are intact', for the message of a failed save."""
     try:
         steps = [str(stored.step) for stored in _list(store) if not stored.missing]
     except Exception as error:  # the store is broken; earlier files in it are not touched
@@ -400,6 +409,6 @@ def _intact(store: Store) -> str:
 
 
 def _report(call: str, message: str) -> None:
-    # On a full disk, or with a closed stderr, the checkpoint matters and not this line.
+    # On a full disk, or with a closed stderr, the checkpoint matters more than this line.
     with contextlib.suppress(OSError, ValueError):
         print(f"tpunb.{call}: {message}", file=sys.stderr, flush=True)

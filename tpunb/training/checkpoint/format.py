@@ -1,8 +1,8 @@
-"""One checkpoint file: what torch.save writes, then a name and a checksum.
+"""The format of a checkpoint file: the output of torch.save, then a name and a checksum.
 
-These are the comment of the zip archive that torch.save writes, so plain `torch.load` reads the
-file as well. The comment is written last: a file that was cut off anywhere has none, and a byte
-that changed anywhere does not match the checksum.
+Name and checksum are the comment of the zip archive that torch.save writes, so plain `torch.load`
+reads the file as well. The comment is written last: a truncated file has none, and any changed
+byte makes the checksum fail.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tpunb.runs import heartbeat
 from tpunb.xla import tensors
 
 END = 256
-"""Bytes of the comment, in every file."""
+"""The length of the comment in bytes, in every file."""
 _EOCD = 22
-"""Bytes of a zip archive's last record, which ends with the length of the comment."""
+"""The length in bytes of a zip archive's last record, which ends with the comment's length."""
 _CHUNK = 1 << 22
 
 
 def label(name: str) -> bytes:
-    """The comment without its last eight digits: the format version (1) and the file's name.
+    """Return the comment without its last eight digits: the format version (1) and the file's name.
 
-    The digits are the CRC-32 of all bytes before them. It finds every change of up to 32 bits
-    in a row and costs next to nothing, even on processors without instructions for SHA.
+    The digits are the CRC-32 of all bytes before them. It detects every change of up to 32 bits
+    in a row and costs almost nothing, even on processors without instructions for SHA.
     """
     return f"tpunb checkpoint 1 {name} crc32 ".encode().rjust(END - 8)
 
 
 class Writer:
-    """The file that torch.save writes to: passes bytes on, checksums them, adds the end."""
+    """The file object that torch.save writes to: passes bytes on, adds the checksum at the end."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -47,10 +47,10 @@ class Writer:
         self._crc = zlib.crc32(data, self._crc)
 
     def write(self, data: bytes) -> int:
-        """Called by torch, with up to hundreds of megabytes at once. The last bytes are held back.
+        """Write bytes, but hold back the last ones. torch passes up to hundreds of megabytes.
 
-        It is called even on a closed file: if an interrupt kept torch from finishing its archive,
-        its destructor does that, where an error would abort the process.
+        torch calls this even on a closed file: if an interrupt kept it from finishing its archive,
+        its destructor finishes it, and an error in there would abort the process.
         """
         if self._file.closed:
             return len(data)
@@ -65,10 +65,10 @@ class Writer:
         return len(data)
 
     def flush(self) -> None:
-        """Called by torch; the store flushes when the file is complete."""
+        """Do nothing (torch calls this): the store flushes when the file is complete."""
 
     def finish(self) -> None:
-        """Add the end. Raises RuntimeError if the archive does not end as torch 2.9 writes it."""
+        """Write the comment. Raises RuntimeError if the archive does not end as torch 2.9's do."""
         if len(self._last) != _EOCD or self._last[:4] != b"PK\x05\x06" or any(self._last[-2:]):
             raise RuntimeError("torch.save did not write a zip archive without a comment")
         self._put(self._last[:-2] + END.to_bytes(2, "little"))
@@ -77,9 +77,9 @@ class Writer:
 
 
 def write_state(state: Any, file: IO[bytes], name: str, to_cpu: tensors.ToCpu) -> None:
-    """Write a state to a file, with its end.
+    """Write a state to a file, with the comment.
 
-    Raises what writing to the file raises, and what pickling raises.
+    Raises the errors of writing to the file and of pickling.
     """
     import torch
 
@@ -95,7 +95,7 @@ def write_state(state: Any, file: IO[bytes], name: str, to_cpu: tensors.ToCpu) -
 
 
 def pickler(to_cpu: tensors.ToCpu) -> ModuleType:
-    """The pickle module for torch.save: the standard one, which moves tensors to the CPU."""
+    """Return a pickle module for torch.save that moves tensors to the CPU."""
     import torch
 
     class ToCpu(pickle.Pickler):
@@ -110,7 +110,7 @@ def pickler(to_cpu: tensors.ToCpu) -> ModuleType:
 
 
 class _NullFile:
-    """A file that keeps nothing."""
+    """A file that discards all data."""
 
     def write(self, data: bytes) -> int:
         return len(data)
@@ -120,9 +120,9 @@ class _NullFile:
 
 
 def find_unpicklable(state: Any, to_cpu: tensors.ToCpu) -> tuple[str, Any] | None:
-    """The part of a state that cannot be pickled: its path, `['optimizer']['hook']`, and value.
+    """Find what cannot be pickled in a state: its path, such as `['optimizer']['hook']`, and value.
 
-    The innermost part inside dicts, lists and tuples. None if all of it can be pickled.
+    It is the innermost such part inside dicts, lists and tuples. None if all can be pickled.
     """
     import torch
 
@@ -152,12 +152,12 @@ def find_unpicklable(state: Any, to_cpu: tensors.ToCpu) -> tuple[str, Any] | Non
 
 
 def has_end(tail: bytes, name: str) -> bool:
-    """Whether a file's last END bytes are the comment of a complete file of this name."""
+    """True if a file's last END bytes are the comment of a complete file of this name."""
     return len(tail) == END and tail[:-8] == label(name)
 
 
 def is_whole(file: IO[bytes], name: str) -> bool:
-    """Whether every byte is as it was written. Reads the whole file."""
+    """True if no byte has changed since the file was written. Reads the whole file."""
     crc, last = 0, b""
     while data := file.read(_CHUNK):
         if len(data) < 8:
@@ -176,7 +176,7 @@ def _tail(file: IO[bytes], name: str) -> bool:
 
 
 def read_state(file: IO[bytes], weights_only: bool) -> Any:
-    """The state in a file, its tensors on the CPU.
+    """Return the state in a file, with tensors on the CPU.
 
     Raises pickle.UnpicklingError with `weights_only` if the file holds more than data.
     """
@@ -190,7 +190,7 @@ def read_state(file: IO[bytes], weights_only: bool) -> Any:
 
 
 def unsafe_names(file: IO[bytes]) -> list[str]:
-    """The classes and functions in a file that only unrestricted unpickling can rebuild."""
+    """Return the classes and functions in a file that need unrestricted unpickling."""
     import torch
 
     file.seek(0)
@@ -199,7 +199,7 @@ def unsafe_names(file: IO[bytes]) -> list[str]:
 
 
 def _numpy_globals() -> list[Any]:
-    """The parts of numpy's arrays and scalars: data too, which torch does not count as such."""
+    """Return the classes and functions of numpy arrays and scalars, which torch does not allow."""
     import numpy as np
 
     kinds = {type(np.dtype(code)) for code in [*np.typecodes["All"], "S1", "U1"]}

@@ -1,15 +1,15 @@
-"""Where checkpoints are stored, their file names, and which files form one checkpoint.
+"""Stores of checkpoints, the names of their files, and which files form a checkpoint.
 
     000007-step-300-3fa2b1c0.pt                      rank 0's state, for all ranks
     000007-step-300-3fa2b1c0.0-rank-1-of-4.pt        rank 1's part of a checkpoint of four
 
-The first number counts the saves in a folder: the newest checkpoint is the one saved last, not
-the one with the highest step, so that a training that starts anew is not resumed from the end of
-an older one. Each rank counts what it finds there, and ranks come there at different times, so
-the parts of one checkpoint have different numbers: rank 0's counts. It takes part in every save,
-so only its numbers are in the order of all saves. The hex digits are the same for all ranks of
-one attempt, and the number after them counts its saves with `per_rank`: parts of different saves
-never form one checkpoint.
+The first number counts the saves in a folder: the newest checkpoint is the one saved last, not the
+one with the highest step, so that a training that starts again from step 0 is not resumed from the
+end of an older one. Each rank counts the files that it finds, and ranks save at different times, so
+the parts of a checkpoint have different numbers. Rank 0's number decides: only rank 0 takes part in
+every save, so only its numbers are in the order of all saves. The hex digits are the same for all
+ranks of an attempt, and the number after them counts its `per_rank` saves, so that parts of
+different saves never form one checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tpunb.training.checkpoint.format import END, has_end
 _NAME = re.compile(r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-rank-(\d+)-of-(\d+))?\.pt")
 _TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.\d+\.tmp")
 _ABANDONED = 3600.0
-"""Seconds after which another machine's temporary file counts as abandoned."""
+"""Seconds after which a temporary file of another machine counts as abandoned."""
 _host = re.sub(r"[^\w-]", "-", socket.gethostname())
 _numbers = itertools.count()
 _writing: set[str] = set()
@@ -46,26 +46,26 @@ class StoredCheckpoint:
     step: int
     group: str
     ranks: int | None
-    """How many parts it has; None: one file, written by rank 0 for all."""
+    """The number of its parts; None for a single file, which rank 0 wrote for all ranks."""
     save: int | None = None
-    """Which save with `per_rank` of its attempt it is."""
+    """Its number among the `per_rank` saves of its attempt."""
     numbers: dict[int, int] = field(default_factory=dict)
-    """Those of the files that exist, by rank."""
+    """The numbers of the existing files, by rank."""
     names: dict[int, str] = field(default_factory=dict)
-    """The files that exist, by rank."""
+    """The names of the existing files, by rank."""
 
     @property
     def number(self) -> int:
-        """Its place in the order of saves: rank 0's; without that part, at the earliest."""
+        """Its place in the order of saves: rank 0's number, or the highest if that is missing."""
         return self.numbers[0] if 0 in self.numbers else max(self.numbers.values())
 
     @property
     def missing(self) -> list[int]:
-        """Ranks whose parts do not exist."""
+        """The ranks whose parts do not exist."""
         return sorted(set(range(self.ranks or 1)) - set(self.names))
 
     def may_become_whole(self, reached: Mapping[int, int]) -> bool:
-        """Whether ranks are still to add parts. `reached`: each one's latest save of this kind."""
+        """True if ranks may still add parts. `reached`: the latest `per_rank` save of each rank."""
         save = self.save
         return save is not None and any(reached.get(rank, -1) < save for rank in self.missing)
 
@@ -77,25 +77,25 @@ class Store(Protocol):
     """Its path or URL."""
 
     def list(self) -> list[str]:
-        """The names of its files; none if it does not exist."""
+        """Return the names of its files; [] if the folder does not exist."""
 
     def write(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """A file that appears, whole, when the block ends without an exception."""
+        """Open a file that appears, complete, when the block ends without an exception."""
 
     def open(self, name: str) -> IO[bytes]:
-        """Raises FileNotFoundError."""
+        """Open a file for reading. Raises FileNotFoundError."""
 
     def tail(self, name: str) -> bytes:
-        """The last END bytes of a file, or all of a shorter one."""
+        """Return the last END bytes of a file, or all of a shorter file."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those already gone are ignored."""
+        """Remove files; ignore files that are already gone."""
 
     def path_of(self, name: str) -> str:
-        """The path or URL of a file."""
+        """Return the path or URL of a file."""
 
     def free_bytes(self) -> int | None:
-        """Free space, or None if that is unknown."""
+        """Return the free space in bytes; None if it is unknown."""
 
 
 class LocalStore:
@@ -141,12 +141,12 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self) -> None:
-        """Remove temporary files of processes that ended in the middle of a save."""
+        """Remove temporary files of processes that ended during a save."""
         for name in self.list():
             match = _TEMPORARY.fullmatch(name)
             if match is None or name in _writing:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+            with contextlib.suppress(FileNotFoundError):  # another rank has removed it
                 old = time.time() - (self._path / name).stat().st_mtime > _ABANDONED
                 dead = match[1] == _host and not _alive(int(match[2]))
                 if old or dead:
@@ -175,7 +175,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """Any other place that fsspec supports. A file there is whole if it has its end."""
+    """A folder at a URL that fsspec supports. A file in it is complete if it has the comment."""
 
     def __init__(self, system: Any, path: str, location: str) -> None:
         self._system = system
@@ -198,10 +198,10 @@ class RemoteStore:
             try:
                 yield file
             finally:
-                with heartbeat.storing():  # most of an upload is here
+                with heartbeat.storing():  # most of an upload happens in close()
                     file.close()
         except BaseException:
-            # Closing the file has made an object of what was written.
+            # Closing the file has stored the part that was written.
             with contextlib.suppress(Exception):  # the first error is the one to report
                 self._system.rm_file(path)
             raise
@@ -234,10 +234,10 @@ class RemoteStore:
 
 
 def open_store(path: Path | str) -> Store:
-    """The store at a path, or at a URL that fsspec supports.
+    """Return the store at a path or at a URL that fsspec supports.
 
-    For a run's folder, the checkpoints in it. Raises ImportError if fsspec lacks a package for
-    this URL, ValueError if it does not know the protocol.
+    For a run's folder it is the folder of its checkpoints. Raises ImportError if fsspec lacks a
+    package for this URL, ValueError if it does not know the protocol.
     """
     text = os.fspath(path)
     if "://" not in text:
@@ -254,20 +254,20 @@ def open_store(path: Path | str) -> Store:
 
 
 def file_name(number: int, step: int, group: str, part: tuple[int, int, int] | None) -> str:
-    """The name of a checkpoint file; `part`: number of the `per_rank` save, rank, world size."""
+    """Return the name of a checkpoint file. `part`: number of the `per_rank` save, rank, ranks."""
     suffix = "" if part is None else ".{}-rank-{}-of-{}".format(*part)
     return f"{number:06d}-step-{step}-{group}{suffix}.pt"
 
 
 def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:
-    """The checkpoints that files belong to, newest first; some may lack parts."""
+    """Return the checkpoints that the files form, newest first; some may lack parts."""
     checkpoints: dict[tuple[str, ...], StoredCheckpoint] = {}
     for name in sorted(names):
         match = _NAME.fullmatch(name)
         if match is None:
             continue
         number, step, group, save, rank, ranks = match.groups()
-        # Rank 0 may save a step twice: those are two checkpoints.
+        # If rank 0 saves a step twice, these are two checkpoints.
         key = (step, group, save, ranks) if save else (step, group, number)
         checkpoint = checkpoints.setdefault(
             key,
@@ -281,18 +281,18 @@ def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:
 
 
 def next_number(names: Iterable[str]) -> int:
-    """The number of the next file in a folder with these: higher than that of any part."""
+    """Return the number of the next file in a folder: one more than the highest."""
     matches = (_NAME.fullmatch(name) for name in names)
     return max((int(match[1]) for match in matches if match is not None), default=0) + 1
 
 
 def remove_old(store: Store, keep: int, group: str, alone: bool) -> None:
-    """Keep the newest `keep` checkpoints that look whole, and remove all older ones.
+    """Keep the newest `keep` complete checkpoints and remove all older ones.
 
-    Whole means here that the files have their end: they are not read again. What may still
-    become whole stays: parts of this attempt that late ranks have yet to add to. Unless this
-    process is `alone`, the newest checkpoint of another `group` stays as well: the attempt
-    resumed from it, and a late rank has yet to load it.
+    A checkpoint counts as complete if all its files have their comment; they are not read again.
+    Checkpoints of this attempt to which late ranks may still add parts are kept. Unless this
+    process is `alone`, the newest checkpoint of another `group` is kept as well: the attempt
+    resumed from it, and a late rank may still have to load it.
     """
     whole, began = 0, alone
     checkpoints = group_files(store.list())
@@ -313,7 +313,7 @@ def remove_old(store: Store, keep: int, group: str, alone: bool) -> None:
         if whole >= keep and not needed:
             store.remove(checkpoint.names.values())
         whole += counts
-        # When all parts of one exist, all ranks have reached their first save.
+        # If all parts of a checkpoint exist, all ranks have reached their first save.
         began |= needed or (counts and checkpoint.ranks is not None)
 
 

@@ -1,4 +1,4 @@
-"""Starts and ends the process that reads what this host's chips do (tpunb.machine.chip_meter)."""
+"""Starts and ends the process that measures this host's chips (tpunb.machine.chip_meter)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpunb.utils.files import PACKAGE_ROOT
 from tpunb.utils.processes import Process
 
 PORTS = "TPU_RUNTIME_METRICS_PORTS"
-"""Of libtpu: where the processes of this host serve what their chips do."""
+"""libtpu's variable: the ports on which the processes of this host serve their chips' metrics."""
 LIBRARY = "tpu_info"
 _METER = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
@@ -24,10 +24,10 @@ _METER = (
 
 
 class MeterProcess:
-    """The meter of one run on this host."""
+    """The chip meter of one run on this host."""
 
     def __init__(self, run: RunDir, ports: str) -> None:
-        """Raises OSError if it cannot be started."""
+        """Start the process. Raises OSError if it cannot be started."""
         self._popen = subprocess.Popen(
             [sys.executable, "-c", _METER, PACKAGE_ROOT, str(run.path), ports, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -39,7 +39,7 @@ class MeterProcess:
         self.process: Process | None = processes.find_process(self._popen.pid)
 
     def close(self) -> None:
-        """It is to end, whatever it waits for: each look is written whole."""
+        """Kill the process. Nothing is lost: it writes each measurement whole."""
         self._popen.kill()
         self._popen.wait()
         if self._popen.stdin is not None:
@@ -47,11 +47,11 @@ class MeterProcess:
 
 
 def start_meter(run: RunDir, device: str, env: Mapping[str, str]) -> MeterProcess | None:
-    """A meter, where there are chips that may tell and the library that asks them; else None."""
+    """Start a meter; None without chips, or without the library that reads their metrics."""
     if device != "TPU" and PORTS not in env:
         return None
     if importlib.util.find_spec(LIBRARY) is None:
         return None
-    with contextlib.suppress(OSError):  # no memory for it: then nothing is shown
+    with contextlib.suppress(OSError):  # no memory for the process: nothing is shown
         return MeterProcess(run, env.get(PORTS, ""))
     return None

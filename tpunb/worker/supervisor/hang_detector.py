@@ -1,12 +1,15 @@
-"""Whether a run still goes on: how long its ranks have shown no activity.
+"""Detects hung runs: no activity from any rank for the whole time-out.
 
-activity: a line; anything that a heartbeat counts (a step, a collective, a metric, a batch of
-          tpunb.track); a compilation or a write that goes on; or, with a prelude of their own,
-          no train cell has begun
-silence for half of the time-out ──> measure the work of the ranks' processes
-silence longer than the time-out ──> measure again: a rank that has worked is taken to be
-          active, up to MOST_WORK time-outs in a row; else is_hung
-some ranks in a collective for LONG_WAIT, others not ──> long_wait, once for a collective
+    active ── quiet for half the time-out: ──> measured ── quiet for the time-out: ──> hung
+      ^  ^    measure the ranks' work          │  │        measure again, no work       │
+      │  ╰── some rank has worked (accepted ───╯  │                                     │
+      │      for MOST_WORK time-outs in a row)    │                                     │
+      ╰───────────────── activity ────────────────┴─────────────────────────────────────╯
+
+Activity is a line of output; anything that a heartbeat counts (a step, a collective, a metric, a
+batch of tpunb.track); a running compilation or write; or, if ranks run the prelude themselves, that
+no train cell has begun. Work is processor time, and bytes read or written.
+If some ranks are in a collective for LONG_WAIT and others are not, `long_wait` reports it once.
 """
 
 from __future__ import annotations
@@ -19,31 +22,32 @@ from tpunb.runs.heartbeat import Heartbeat, read_heartbeat
 from tpunb.utils.processes import Work
 
 INTERVAL = 0.5
-"""Seconds between two looks at the ranks' heartbeats."""
+"""Seconds between two reads of the ranks' heartbeats."""
 LONG_WAIT = 15.0
-"""Seconds in one collective after which it is told which ranks wait for which."""
+"""Seconds in one collective before the ranks that are waiting, and for whom, are reported."""
 MOST_NOTES = 3
-"""How often: where it is meant (rank 0 evaluates after each epoch) it is no news any more."""
+"""Reports of long waits in an attempt: waits may be intended (rank 0 evaluates every epoch)."""
 MISSED = 5.0
-"""Seconds without a look that are not counted: the supervisor was stopped, and perhaps all else."""
+"""A gap between two checks longer than this, in seconds, is not counted as silence: the supervisor
+was stopped, and perhaps everything else with it."""
 BUSY = 0.1
-"""Processors that a rank uses, on average, if it computes. One that waits uses none, or hundredths
-if it asks again and again whether something is there."""
+"""Processors that a computing rank uses on average, at least. A waiting rank uses none, or
+hundredths if it polls."""
 MOVED = 1_000_000
 """Bytes that a rank reads or writes, at least, while it copies files or sends them elsewhere."""
 MOST_WORK = 10
-"""Time-outs in a row in which work alone counts: a loop without an end works as well."""
+"""Time-outs in a row for which work counts without activity: an endless loop works as well."""
 
 
 class HangDetector:
     """Watches the ranks of one attempt.
 
-    While a rank compiles, which may take many minutes, all are taken to be active. With a
-    `prelude` of their own nothing is expected of ranks before a train cell has begun. Without
-    one it begins right after the fork, so a rank that does not come out of that (a library's
-    handler for forks waits for a lock) is missed like any other. `timeout` is in seconds of
-    `clock`; 0: no run is hung. `work` measures what each living rank has done so far; it is
-    asked at the earliest after half of the time-out.
+    While a rank compiles, which may take many minutes, all ranks count as active. If ranks run
+    the prelude themselves (`prelude`), nothing is expected of them before a train cell has begun.
+    Otherwise the train cell begins right after the fork, so a rank that hangs in the fork (a
+    library's fork handler waits for a lock) is noticed like any other. `timeout` is in seconds
+    of `clock`; 0 means that no run is hung. `work` measures what each living rank has done so
+    far; it is not called before half of the time-out has passed.
     """
 
     def __init__(
@@ -65,30 +69,30 @@ class HangDetector:
         self._clock = clock
         self._beats: dict[int, Heartbeat | None] = {}
         self._entered = dict.fromkeys(ranks, (0, clock()))
-        """The collective that each rank has come to last, and when that was seen."""
+        """The latest collective that each rank has begun, and when that was noticed."""
         self._noted: set[int] = set()
         self._hung = False
-        """What the last look has said."""
+        """The result of the last check."""
         self._next = clock()
         self._last_activity = self._last_work = clock()
         self._measured: tuple[float, Mapping[int, Work]] | None = None
-        """When the work was measured in this silence, and what it was."""
+        """When the work was measured during this silence, and the result."""
 
     def note_activity(self) -> None:
-        """A rank has written something."""
+        """Note that a rank has written something."""
         self._last_activity = self._last_work = self._clock()
         self._measured = None
         self._hung = False
 
     @property
     def silence(self) -> float:
-        """Seconds since the last activity; work alone is none."""
+        """Seconds since the last activity; work does not count."""
         return self._clock() - self._last_activity
 
     def is_hung(self) -> bool:
-        """Look, if it is time to; True once there was no activity for the whole time-out."""
+        """Check, if a check is due; True once there was no activity for the whole time-out."""
         now = self._clock()
-        if not self._timeout or now < self._next:
+        if now < self._next:
             return self._hung
         if (missed := now - self._next) > MISSED:
             self._last_activity += missed
@@ -108,8 +112,8 @@ class HangDetector:
         return self._hung
 
     def _is_idle(self, now: float) -> bool:
-        """Whether there was neither activity nor work for the whole time-out."""
-        if now - self._last_work < self._timeout / 2:
+        """True if there was neither activity nor work for the whole time-out."""
+        if not self._timeout or now - self._last_work < self._timeout / 2:
             return False
         if self._measured is None:
             self._measured = now, self._work()
@@ -132,9 +136,10 @@ class HangDetector:
         )
 
     def long_wait(self) -> tuple[list[int], list[int]] | None:
-        """Ranks that have waited long in a collective, and those that they wait for; once for it.
+        """Ranks that have waited long in a collective, and the ranks that they wait for.
 
-        Of rehearsals only: on a TPU no collective is counted. A rank that compiles will come.
+        None if there are none, or if this collective was reported before. Works in rehearsals
+        only: on a TPU no collective is counted. A rank that compiles is still on its way.
         """
         beats = self._beats
         inside = {r: b for r, b in beats.items() if b and b.collectives_begun > b.collectives_ended}

@@ -1,23 +1,28 @@
-"""The hosts of one run: what each says to host 0, and what host 0 decides for all of them.
+"""The hosts of one run: the messages that each sends to host 0, and host 0's decisions for all.
 
-A host, as host 0 sees it:
+The state of one host as host 0 sees it, with the messages that the host sends:
 
-    absent ── HostHere ──> here ── AttemptReady ──> ready ── all are: StartAttempt ──> running
-       │                    ^                         ^                                   │
-       │                    │                         ╰── AttemptReady ── failed <────────┤
-       │                    ╰─ facts differ: RefuseRun   (all of them)      AttemptFailed │
-       │                                                                                  │
-       │                    all have finished: AllFinished <── finished <─ AttemptFinished┤
-       │                                                                                  v
-       ├── patience ──> lost <── silence, connection closed ── any ── HostEnded ──>  ended
-       ╰── all are here and host 0's turn has come: AllHere
-    all are ended or lost: over. Host 0 writes the result, and says RunOver
+    absent ── HostHere ──> here ── AttemptReady ──> ready ── StartAttempt to all ──> running
+                                                      ^                                │ │
+                                                      ╰─ AttemptReady (next attempt) ──╯ │
+                                                                         AttemptFinished │
+                                                                                         v
+    any state ── HostEnded ──> ended                                                 finished
+    any state ── no heartbeat, connection closed, not here within the patience ──> lost
 
-AttemptFailed of one: AbandonAttempt to all. StopHosts of one: StopHosts to all. One lost:
-HostLost to all. A host that ends otherwise than all do: StopHosts to the others.
+Host 0's decisions, sent to all hosts:
 
-Host k has one state: whether it hears host 0. Without a heartbeat for too long host 0 is lost, and
-host k ends its ranks by itself. So every host ends, whatever is cut off from what.
+    all are here         AllHere; if their facts differ, RefuseRun
+    all are ready        StartAttempt
+    one AttemptFailed    AbandonAttempt, once for each attempt
+    all have finished    AllFinished
+    one StopHosts        StopHosts
+    one ended early      StopHosts
+    one is lost          HostLost
+    all ended or lost    the run is over: host 0 writes the result and sends RunOver
+
+Host k watches only whether host 0 is alive. Without a heartbeat for too long host 0 counts as lost,
+and host k ends its own ranks. So every host ends, whatever the network separates.
 Standard library only.
 """
 
@@ -55,9 +60,9 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 PAUSED = 1.0
-"""Seconds between two looks, after which it was this process that was stopped."""
+"""If two checks are further apart than this, in seconds, this process itself was stopped."""
 REPLACE = 0.25
-"""Part of the time after which a host is lost: so long nothing comes before another connection."""
+"""Part of the time after which a host is lost: after this silence the connection is replaced."""
 
 
 class Hosts(ABC):
@@ -66,45 +71,49 @@ class Hosts(ABC):
     def __init__(self, node_rank: int) -> None:
         self.node_rank = node_rank
         self.over = False
-        """No process of the run is left on any other host that is not lost."""
+        """True once no process of the run is left on any other host that is not lost."""
         self._decided: list[Message] = []
 
     def hear(self) -> list[Message]:
-        """What was decided for this host since the last call."""
+        """Return the decisions for this host since the last call."""
         decided, self._decided = self._decided, []
         return decided
 
     @abstractmethod
     def say(self, message: Message) -> None:
-        """Tell host 0 how this one stands, or that it asks for a stop."""
+        """Send host 0 the state of this host, or a request to stop."""
 
     @abstractmethod
     def step(self, *, idle: bool) -> None:
-        """Read, write and look at the clock. `idle`: no rank here does anything."""
+        """Read, write and check time limits. `idle`: no rank of this host shows activity."""
 
     @abstractmethod
     def all_idle(self) -> bool:
-        """On host 0: nothing goes on anywhere, though all hosts were asked of late."""
+        """On host 0: True if every other host has ended or was idle at its last heartbeat."""
 
     @abstractmethod
     def close(self, result: RunOver | None) -> None:
-        """It is over here; host 0 says to all how it ended."""
+        """Close the connections.
+
+        With a result, messages that are not sent yet are sent first, and host 0 sends the result.
+        """
 
 
 @dataclass
 class _Host:
-    """What host 0 knows of one."""
+    """Host 0's record of one host."""
 
     here: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
     heard: float = float("-inf")
     ready: int = -1
-    """The attempt that it can begin, and that it has finished; -1: none yet."""
+    """The latest attempt that the host is ready to begin; -1: none yet."""
     finished: int = -1
+    """The latest attempt that the host has finished; -1: none yet."""
     idle: bool = False
     lost: bool = False
     ended: HostEnded | None = None
-    """With the seconds by which its clock is ahead of host 0's in the place of its time."""
+    """The host's last message; its `now` is how far its clock is ahead of host 0's, in seconds."""
 
     @property
     def gone(self) -> bool:
@@ -112,10 +121,10 @@ class _Host:
 
 
 class Decisions:
-    """Host 0's part without the network: takes what hosts say, and says what follows.
+    """Host 0's state machine, without the network: takes messages and sends decisions.
 
-    `send` is called with a node rank and a message for that host, 0 for host 0's own supervisor.
-    Times are seconds of `clock`.
+    `send` is called with a node rank (0: host 0's own supervisor) and a message for that host.
+    Times are in seconds of `clock`.
     """
 
     def __init__(
@@ -137,7 +146,7 @@ class Decisions:
         self.hosts = [_Host() for _ in names]
         self._looked = clock()
         self._deadline: float | None = None
-        """Until when all must be here; None before host 0's turn has come."""
+        """Until when all must be here; None until it is host 0's turn on its device."""
         self._begun = False
         self._attempt = -1
         self._port = 0
@@ -146,7 +155,7 @@ class Decisions:
 
     @property
     def over(self) -> bool:
-        """No host but host 0 has anything left to end: it has ended, is lost, or never came."""
+        """True once every host but host 0 has ended, is lost, or never came."""
         return all(host.gone or not host.here for host in self.hosts[1:])
 
     def _to_all(self, message: Message) -> None:
@@ -155,11 +164,11 @@ class Decisions:
                 self._send(node, message)
 
     def hear_of(self, node: int) -> None:
-        """A host has said something, if only a heartbeat."""
+        """Note that something was received from a host, if only a heartbeat."""
         self.hosts[node].heard = self._clock()
 
     def take(self, node: int, message: Message) -> None:
-        """What a host has said."""
+        """Handle a message from a host."""
         host = self.hosts[node]
         self.hear_of(node)
         if host.lost:
@@ -183,7 +192,7 @@ class Decisions:
                     self._finished = True
                     self._to_all(AllFinished())
             case AttemptFailed(attempt, reason):
-                # One attempt is abandoned once, for the first rank that fails.
+                # An attempt is abandoned once, for the first rank that fails.
                 if attempt == self._attempt and not self._stopping:
                     self._attempt = -1
                     self._to_all(AbandonAttempt(attempt, reason))
@@ -192,7 +201,7 @@ class Decisions:
                     self._stopping = True
                     self._to_all(message)
             case HostEnded():
-                # Its clock may be ahead of this one: what came first is to stay first.
+                # The host's clock may be ahead of this one; failures must stay in order.
                 host.ended = replace(message, now=message.now - time.time())
                 if not self._stopping and not self._finished and len(self.hosts) > 1:
                     self._stopping = True
@@ -218,17 +227,17 @@ class Decisions:
         self._to_all(StartAttempt(attempt, self._address, self._port))
 
     def lose(self, node: int, why: str) -> None:
-        """A host is gone: everybody else ends."""
+        """Note that a host is gone, and have all others end."""
         host = self.hosts[node]
         if host.gone:
             return
         host.lost, self._stopping = True, True
-        # When it was heard last: what its ranks' peers say of it comes after.
+        # The time of its last sign of life: errors of its ranks' peers come later.
         silent = self._clock() - host.heard if host.here else 0.0
         self._to_all(HostLost(node, f"host {self._names[node]} {why}", time.time() - silent))
 
     def look(self) -> None:
-        """Notice who is silent, and who has not come."""
+        """Check for hosts that are silent, and for hosts that have not come in time."""
         now = self._clock()
         if (paused := now - self._looked) > PAUSED:
             for host in self.hosts:
@@ -242,17 +251,17 @@ class Decisions:
             silent = now - host.heard > self._lost_after
             if host.here and silent:
                 self.lose(node, f"was lost: no heartbeat for {self._lost_after:g} s")
-            # One that is heard waits for its turn on a device.
+            # A connected host that is not here yet waits for its turn on a device.
             elif silent and self._deadline is not None and now > self._deadline:
-                self.lose(node, f"has not come within {self._patience:g} s")
+                self.lose(node, f"has not connected within {self._patience:g} s")
 
     def all_idle(self) -> bool:
-        """No host has shown a sign of activity for long."""
+        """True if every other host is idle or has ended."""
         return all(host.idle or host.ended for host in self.hosts[1:])
 
 
 def describe_differences(names: Sequence[str], facts: Sequence[Mapping[str, str]]) -> str:
-    """In which facts hosts differ from most, by name: 'torch: 2.9.0, but 2.8.0 on h2'; or ''."""
+    """The facts in which hosts differ: 'torch: 2.9.0 on h0, h1, but 2.8.0 on h2'; '' if none."""
     lines = []
     for fact in dict.fromkeys(fact for one in facts for fact in one):
         groups: dict[str, list[str]] = {}
@@ -266,12 +275,12 @@ def describe_differences(names: Sequence[str], facts: Sequence[Mapping[str, str]
 
 
 class Leader(Hosts):
-    """The hosts for the supervisor of host 0, which listens for the others."""
+    """The hosts as the supervisor of host 0 sees them: it listens for the others and decides."""
 
     def __init__(
         self, run: str, names: Sequence[str], join: JoinHosts, clock: Clock = time.monotonic
     ) -> None:
-        """OSError if the port is taken, or the address is not this host's."""
+        """Listen. Raises OSError if the port is taken, or the address is not this host's."""
         super().__init__(0)
         self._clock = clock
         self._beat = join.beat
@@ -321,6 +330,7 @@ class Leader(Hosts):
                 self.decisions.take(node, message)
             if channel.ended:
                 self.decisions.lose(node, "was lost: its supervisor has ended")
+                channel.close()  # a host that sends its last messages waits for this
         self.decisions.look()
         if (now := self._clock()) - self._beaten >= self._beat:
             self._beaten = now
@@ -332,7 +342,7 @@ class Leader(Hosts):
         return self.decisions.all_idle()
 
     def results(self) -> list[HostEnded]:
-        """How the other hosts' parts have ended, of those that have said it."""
+        """The last messages of the other hosts that have sent one."""
         return [host.ended for host in self.decisions.hosts[1:] if host.ended is not None]
 
     def close(self, result: RunOver | None) -> None:
@@ -351,7 +361,7 @@ class Leader(Hosts):
 
 
 class Member(Hosts):
-    """The hosts for the supervisor of another one, which knows host 0 only."""
+    """The hosts as the supervisor of any other host sees them: it connects to host 0 only."""
 
     def __init__(
         self, run: str, names: Sequence[str], join: JoinHosts, clock: Clock = time.monotonic
@@ -374,11 +384,11 @@ class Member(Hosts):
         self._beaten = float("-inf")
         self._dialling = True
         self._replacing = False
-        """Host 0 has been given a proof, and may have closed the present connection for it."""
+        """Host 0 has got a proof, and may have closed the current connection for the new one."""
 
     def say(self, message: Message) -> None:
         if isinstance(message, HostEnded) and self._channel.connection is None:
-            self.over = True  # nobody knows of this host
+            self.over = True  # host 0 does not know of this host
         self._channel.send(message)
 
     def step(self, *, idle: bool) -> None:
@@ -404,7 +414,7 @@ class Member(Hosts):
                 f"was lost: no heartbeat for {self._join.lost_after:g} s"
                 if self._channel.connection
                 else f"could not be reached at {self._where} within {self._join.patience:g} s"
-                f" ({self._dialer.problem or 'nobody answers'})"
+                f" ({self._dialer.problem or 'no answer'})"
             )
         if now - self._beaten >= self._join.beat:
             self._beaten = now
@@ -415,7 +425,7 @@ class Member(Hosts):
         return self._join.lost_after if self._channel.connection else self._join.patience
 
     def _connect(self, now: float) -> None:
-        """The first connection, and another one where nothing comes over the last."""
+        """Connect; replace the connection if nothing is received over it."""
         quiet = REPLACE * self._join.lost_after
         heard = self._channel.connection is not None and now - self._heard < quiet
         if heard and not self._replacing:
@@ -424,7 +434,7 @@ class Member(Hosts):
             self._dialling = False
             return
         if not self._dialling:
-            log.warning("nothing is heard from host 0: another connection")
+            log.warning("nothing was received from host 0: opening another connection")
             self._dialling = True
         made = self._dialer.step(self._channel.have, quiet)
         self._replacing = self._replacing or self._dialer.proving
@@ -432,7 +442,7 @@ class Member(Hosts):
             log.info("connected to host 0")
             self._channel.attach(*made)
             self._heard, self._dialling, self._replacing = now, False, False
-            self._beaten = float("-inf")  # host 0 is to hear at once that this one is used
+            self._beaten = float("-inf")  # a heartbeat shows host 0 at once that this one is used
 
     def _lose(self, why: str) -> None:
         self.over = True
@@ -444,9 +454,10 @@ class Member(Hosts):
 
     def close(self, result: RunOver | None) -> None:
         self._dialer.close()
-        self._channel.close()
+        waits = result is not None and not self.over  # host 0 has yet to hear of a stop
+        self._channel.close(deadline=time.monotonic() + FAREWELL if waits else None)
 
 
 def join_hosts(run: str, names: Sequence[str], join: JoinHosts) -> Hosts:
-    """Take part in a run. OSError if host 0 cannot listen."""
+    """Join a run on several hosts. Raises OSError if host 0 cannot listen."""
     return Leader(run, names, join) if join.node_rank == 0 else Member(run, names, join)

@@ -1,10 +1,14 @@
-"""The preludes that were kept: processes that have run the first cells, for later runs to begin in.
+"""Kept preludes: processes that have run the first cells, in which later runs begin.
 
-    add ──> kept ──> begin(run): its first cells are the run's, and nothing else has changed
-              │         └─ the longest one becomes the runner, which leaves another like it;
-              │            those that are out of date end
-              └──> ended: memory is short, nobody needs it, or it has died. It costs time only.
+    add(): a runner has left a copy
+      │
+      v
+    kept ── begin(run): the longest one that fits the run ──> taken: it becomes the runner,
+      │                                                       and leaves a copy: add()
+      ├── begin(run): cells, surroundings or modules have changed ──────────> killed
+      ╰── memory is scarce, more than MOST, no run for long, process died ──> killed
 
+Losing one costs time only: the next run begins in a shorter one, or from the start.
 Standard library only.
 """
 
@@ -29,19 +33,19 @@ from tpunb.utils.text import size
 log = logging.getLogger(__name__)
 
 MOST = 24
-"""Kept at once. Each is a process with pages of its own (20 MB and what its cells changed)."""
+"""Preludes kept at once. Each has memory of its own (20 MB and what its cells changed)."""
 BIRTH = 2.0
-"""Seconds that a stop waits at most for a copy that is being left, which would end with the run."""
+"""Seconds that a stop waits at most for a copy that is being made, which would end with the run."""
 SCARCE = 0.1
-"""Of all memory: with less than this available, none is kept."""
+"""Part of the memory: with less than this available, no prelude is kept."""
 
 
 @dataclass(frozen=True)
 class PreludeCell:
-    """A cell of a prelude, as far as it decides whether it has to run again."""
+    """A cell of a prelude; it has to run again if any field has changed."""
 
     number: int | None
-    """Its execution count: a cell that was executed again in the kernel has another."""
+    """The execution count: it changes when the cell is executed again in the kernel."""
     source: str
 
     @property
@@ -52,13 +56,13 @@ class PreludeCell:
 
 @dataclass(frozen=True)
 class PreludeInputs:
-    """All that the state after a prelude follows from."""
+    """Everything that determines the state after a prelude."""
 
     surroundings: Mapping[str, object]
-    """By name: working directory, variables of the environment, and the like."""
+    """By name: working directory, environment variables, and the like."""
     cells: tuple[PreludeCell, ...]
     blocks: tuple[Block, ...]
-    """Of these cells, in the run's script."""
+    """The blocks of these cells in the run's script."""
     script: str
 
     @classmethod
@@ -69,11 +73,11 @@ class PreludeInputs:
         env: Mapping[str, str],
         set_by_imports: Mapping[str, Collection[str]],
     ) -> PreludeInputs:
-        """Those of a run, whose folder holds its script.
+        """The inputs of a run, whose folder holds its script.
 
-        `set_by_imports` are variables that torch and torch_xla set when they are imported, with
-        the values before and after: it makes no difference whether the kernel has done that
-        before the run.
+        `set_by_imports`: variables that torch and torch_xla set when they are imported, with the
+        values before and after. Whether the kernel imported them before the run makes no
+        difference.
         """
         lines = run.script.read_text(encoding="utf-8").split("\n")
         blocks = tuple(block for block in spec.blocks if block.role == "prelude")
@@ -95,7 +99,7 @@ class PreludeInputs:
         return cls(surroundings, cells, blocks, str(run.script))
 
     def origins(self) -> tuple[tuple[str, int], ...]:
-        """For each cell the file that it is compiled from, and its first line there."""
+        """For each cell, the file that it is compiled from and its first line in that file."""
         return tuple((self.script, block.first) for block in self.blocks)
 
 
@@ -107,15 +111,15 @@ class KeptPrelude:
     channel: OrderChannel
     inputs: PreludeInputs
     ran: int
-    """How many of its cells."""
+    """How many of the cells in `inputs` have run."""
     origins: tuple[tuple[str, int], ...]
     seconds: float
-    """How long it takes to make it anew from the one before."""
+    """How long it would take to make it again from the next shorter one."""
     modules: Mapping[str, Sequence[int]]
     folders: Sequence[str]
 
     def lost(self) -> str:
-        """Why it cannot be used any more, whatever the cells are; '' if it can."""
+        """Why it cannot be used any more, whatever the run's cells are; '' if it can."""
         for file, seen in self.modules.items():
             try:
                 status = os.stat(file)
@@ -130,26 +134,26 @@ class KeptPrelude:
 
 
 class KeptPreludes:
-    """Those of one supervisor. Only one run is made from them at a time."""
+    """The kept preludes of one supervisor. One run at a time begins in them."""
 
     def __init__(self) -> None:
         self.set_by_imports: Mapping[str, Collection[str]] = {}
         self._kept: list[KeptPrelude] = []
         self._sockets: dict[int, socket] = {}
-        """Our ends of the connections to the copies that the present runner may leave."""
+        """The supervisor's ends of the connections to copies that the current runner may leave."""
         self.next_copy = 0
         """The number of the first copy that the next runner may leave."""
         self._inputs: PreludeInputs | None = None
-        """Of the present run, or of the last."""
+        """The inputs of the current run, or of the last one."""
         self._origins: tuple[tuple[str, int], ...] = ()
         self._taken = 0
-        """How many cells had run when the present run began."""
+        """How many cells had run already when the current run began."""
         self._successor_until = 0.0
-        """Until when the one that was taken is expected to leave another like it; 0: it is not."""
+        """Until when the prelude that was taken is expected to leave a copy; 0: no copy is due."""
         self._added = False
-        """Whether the present run has left one that has run more."""
+        """True if the current run has left a copy in which more cells have run than before."""
         self._reason = ""
-        """Why later runs cannot begin in all of the present run's prelude."""
+        """Why later runs cannot begin after the whole prelude of the current run."""
 
     @property
     def processes(self) -> list[Process]:
@@ -158,10 +162,10 @@ class KeptPreludes:
     def begin(
         self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[str], None]
     ) -> KeptPrelude | None:
-        """Take out the longest beginning of a run's prelude that was kept; None if nothing was.
+        """Take the kept prelude with most of a run's first cells; None if none fits.
 
-        The run's spec.json then says from which files its cells were compiled. What is out of
-        date ends. `tell` gets the line for the user.
+        Records in the run's spec.json from which files its cells were compiled, and ends the kept
+        preludes that are out of date. `tell` gets the line for the user.
         """
         inputs, before = PreludeInputs.of_run(run, spec, env, self.set_by_imports), self._inputs
         reason = "" if before is None else _difference(before, inputs)
@@ -169,7 +173,7 @@ class KeptPreludes:
         self._drop_dead()
         fitting = [kept for kept in self._kept if _fits(kept, inputs)]
         if lost := next((words for kept in fitting if (words := kept.lost())), ""):
-            # The cells before the import may have used the file as well: from the start.
+            # Cells before the import may have used the file as well: begin from the start.
             reason, fitting = lost, []
         self._end([kept for kept in self._kept if lost or _is_stale(kept, inputs)])
         best = max(fitting, key=lambda kept: kept.ran, default=None)
@@ -185,11 +189,11 @@ class KeptPreludes:
         return best
 
     def awaits_successor(self) -> bool:
-        """Whether the one that was taken is about to leave another: no moment to end processes."""
+        """True while the prelude that was taken is about to leave a copy: end no process now."""
         return time.monotonic() < self._successor_until
 
     def make_sockets(self, most: int) -> list[socket]:
-        """The other ends for at most so many copies from now on; none while memory is scarce."""
+        """The runner's ends of sockets for at most `most` copies; none while memory is scarce."""
         self.close_sockets()
         if most and _memory_is_scarce():
             self._reason = "memory is scarce"
@@ -203,9 +207,9 @@ class KeptPreludes:
         return theirs
 
     def add(self, message: PreludeKept) -> None:
-        """A copy of the present runner is there.
+        """Add a copy that the current runner has left.
 
-        One of a runner before it comes too late: it ends, since its connection is closed.
+        A copy of an earlier runner comes too late: it ends, because its connection is closed.
         """
         self._successor_until = 0.0
         process = processes.find_process(message.pid)
@@ -226,25 +230,25 @@ class KeptPreludes:
             )
         )
         if len(self._kept) > MOST:
-            # Never the longest: the next run is most likely to begin there.
+            # Never the longest: the next run is most likely to begin in it.
             longest = max(kept.ran for kept in self._kept)
             shorter = [kept for kept in self._kept if kept.ran < longest]
             self._end([min(shorter or self._kept[:-1], key=lambda kept: kept.seconds)])
 
     def note_not_kept(self, reason: str) -> None:
-        """Later runs cannot begin behind some cell of the present run."""
+        """Note why later runs cannot begin after some cell of the current run."""
         self._reason = reason
 
     def close_sockets(self) -> None:
-        """The present runner leaves no other copy."""
+        """Close the sockets: the current runner leaves no further copy."""
         for end in self._sockets.values():
             end.close()
         self._sockets.clear()
 
     def describe(self, fork_server: int) -> str:
-        """What is kept after a run, and the memory that it takes; '' if it is what was before.
+        """The cells kept after a run, and their memory; '' if no more cells are kept than before.
 
-        `fork_server` is the pid of the process that all of them are forks of.
+        `fork_server` is the pid of the process that all kept preludes descend from.
         """
         self._drop_dead()
         if not self._added or not self._kept or self._inputs is None:
@@ -256,14 +260,14 @@ class KeptPreludes:
         return f"kept for the next run: {cells} ({size(used)})"
 
     def end_all(self, reason: str) -> None:
-        """End every one, for a reason that the next run says."""
+        """End all kept preludes, for a reason that the next run shows."""
         if self._kept:
             log.info("kept preludes end: %s", reason)
             self._reason = reason
         self._end(list(self._kept))
 
     def spare_memory(self) -> None:
-        """End them while memory is scarce."""
+        """End all kept preludes if memory is scarce."""
         if self._kept and _memory_is_scarce():
             self.end_all("memory was scarce")
 
@@ -285,7 +289,7 @@ def _fits(kept: KeptPrelude, inputs: PreludeInputs) -> bool:
 
 
 def _is_stale(kept: KeptPrelude, inputs: PreludeInputs) -> bool:
-    """Whether it can fit no later run: one that has run more cells may fit another train cell's."""
+    """True if it cannot fit a later run. With more cells than this run, it may fit another's."""
     common = min(kept.ran, len(inputs.cells))
     return (
         kept.inputs.surroundings != inputs.surroundings
@@ -294,18 +298,18 @@ def _is_stale(kept: KeptPrelude, inputs: PreludeInputs) -> bool:
 
 
 def _note_origins(run: RunDir, spec: RunSpec, origins: Sequence[tuple[str, int]]) -> None:
-    """Say in spec.json from which files the cells were compiled that do not run again."""
+    """Record in spec.json the files from which the cells that do not run again were compiled."""
     left = list(origins)
     blocks = tuple(
         replace(block, origin=left.pop(0)) if left and block.role == "prelude" else block
         for block in spec.blocks
     )
-    with contextlib.suppress(OSError):  # then tracebacks name the lines of another script
+    with contextlib.suppress(OSError):  # if it fails, tracebacks name lines of another script
         run.write_spec(replace(spec, blocks=blocks))
 
 
 def _difference(before: PreludeInputs, now: PreludeInputs) -> str:
-    """The first thing in which a prelude differs from that of the run before, in words."""
+    """A description of the first difference to the prelude of the previous run."""
     for name in (*before.surroundings, *now.surroundings):
         if before.surroundings.get(name) != now.surroundings.get(name):
             verb = "have" if name.endswith("s") else "has"

@@ -1,18 +1,24 @@
-"""Connections between the supervisors of a run's hosts: proved, and put back when one is lost.
+"""Connections between the supervisors of a run's hosts: authenticated, and replaced when lost.
 
-    host k  ──> host 0    connects, again and again until somebody answers
-    host 0  ──> host k    {"run", "nonce"}
-    host k  ──> host 0    {"node_rank", "nonce", "proof", "have"}
-    host 0  ──> host k    {"proof", "have"}
-    then, in both directions, messages (tpunb.runs.protocol), each with its number
+    host k (Dialer)                                  host 0 (Listener)
+    connect, every RETRY seconds until accepted  ──>
+                                                 <── {"run", "nonce"}
+      another run: close, connect again
+    {"node_rank", "nonce", "proof", "have"}      ──>
+                                                       wrong, or later than PROVE_WITHIN: close
+                                                 <── {"proof", "have"}
+      wrong: close, connect again
+    Channel <── numbered messages (tpunb.runs.protocol), first those that were missed ──> Channel
+      silence: Dialer connects again, and both Channels attach to the new connection
 
-A proof is an HMAC of both nonces with the run's key, so the key itself is never sent, and a proof
-that was overheard is of no use. `have` is the number of the last message that has come: what was
-sent after it is sent again, so none is lost or comes twice when a connection is replaced. Host k
-replaces a connection on which nothing comes: after a longer break TCP itself would try only after
-as long a time again. Heartbeats have the number 0, and are never sent again.
+A proof is an HMAC of both nonces with the run's key: the key itself is never sent, and an
+intercepted proof is useless. `have` is the number of the last message received; later ones are sent
+again, so no message is lost or handled twice when a connection is replaced. Host k replaces a
+silent connection because TCP itself, after a long break, waits as long again before it retries.
+Heartbeats have the number 0 and are never sent again.
 
-Nothing here waits: the supervisor calls it in its loop. Standard library only.
+The supervisor calls these classes in its loop; only `close` with a deadline waits.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -37,25 +43,25 @@ from tpunb.utils.files import LineBuffer
 log = logging.getLogger(__name__)
 
 MOST_UNKNOWN = 4096
-"""Bytes from somebody who has proved nothing yet."""
+"""Bytes read from a connection before it has proved anything."""
 MOST_WAITING = 256
-"""Connections of such: the oldest one makes way."""
+"""Connections that have proved nothing yet; the oldest one is closed for a new one."""
 PROVE_WITHIN = 10.0
-"""Seconds for it."""
+"""Seconds that a connection has for its proof."""
 RETRY = 0.5
-"""Seconds between two tries to connect."""
+"""Seconds between two attempts to connect."""
 FAREWELL = 2.0
-"""Seconds in which what was said last must have gone."""
+"""Seconds that the last messages have to be delivered before a connection is closed."""
 
 
 def proof(key: bytes, who: str, run: str, *parts: object) -> str:
-    """What shows that `who` ('host 0', or a node rank) has the key, in hexadecimal digits."""
+    """The proof that `who` ('host 0', or a node rank) has the key, in hexadecimal digits."""
     text = json.dumps([who, run, *parts]).encode()
     return hmac.new(key, text, "sha256").hexdigest()
 
 
 class Connection:
-    """A socket that does not block, cut into lines."""
+    """A non-blocking socket that sends and receives lines."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -66,17 +72,17 @@ class Connection:
         self._early: list[bytes] = []
         self.read_bytes = 0
         self.ended = False
-        """The process at the other end has closed it, or is no more."""
+        """The process at the other end has closed the connection, or is gone."""
         self.broken = ""
-        """Why nothing goes through any more; empty while something may."""
+        """Why nothing can be sent or received any more; empty while it can."""
 
     def send(self, line: bytes) -> None:
-        """Send a line as soon as there is room."""
+        """Send a line, as much as fits into the buffer; `flush` and `read` send the rest."""
         self._out += line
         self.flush()
 
     def flush(self) -> None:
-        """Send what has waited for room."""
+        """Send what did not fit into the buffer before."""
         while self._out and not self.broken:
             try:
                 sent = self._socket.send(self._out)
@@ -92,7 +98,7 @@ class Connection:
         return not self._out
 
     def read(self, most: float = math.inf) -> list[bytes]:
-        """The lines that have come; nothing is read beyond `most` bytes since the beginning."""
+        """Return the lines received; read at most `most` bytes (and one) over the whole life."""
         self.flush()
         lines, self._early = self._early, []
         while not self.broken and self.read_bytes <= most:
@@ -111,24 +117,24 @@ class Connection:
         return lines
 
     def give_back(self, lines: list[bytes]) -> None:
-        """These have been read too early: they come again."""
+        """Have the next `read` return these lines again."""
         self._early = lines + self._early
 
     def _fail(self, error: OSError) -> None:
-        # A reset comes from a machine that is there, on which this connection is not.
+        # A reset comes from a machine that is reachable and does not know this connection.
         self.ended = error.errno in (errno.ECONNRESET, errno.EPIPE)
         self.broken = error.strerror or str(error)
 
     def close(self) -> None:
         self._socket.close()
-        self.broken = self.broken or "it is closed here"
+        self.broken = self.broken or "closed by this host"
 
-    def close_after_last_words(self, deadline: float) -> None:
+    def close_after_sending(self, deadline: float) -> None:
         """Close once everything was sent and the other end has read it, or at the deadline."""
-        said = False
+        shut = False
         while not self.broken and (left := deadline - time.monotonic()) > 0:
-            if self.all_sent and not said:
-                said = True
+            if self.all_sent and not shut:
+                shut = True
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)
             _wait(self._socket, left, writing=not self.all_sent)
@@ -137,21 +143,21 @@ class Connection:
 
 
 class Channel:
-    """What one host says to another, over one connection after the other."""
+    """The messages between two hosts, over one connection after the other."""
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
         self._sent: list[bytes] = []
         self.have = 0
-        """The number of the last message that has come."""
-        self._spoken = False
-        """Something has come over the present connection: the other end goes on over it, too."""
+        """The number of the last message received."""
+        self._confirmed = False
+        """Something was received over the current connection: the other end uses it, too."""
 
     def attach(self, connection: Connection, have: int) -> None:
-        """Go on over another connection; the other end has the first `have` messages."""
+        """Switch to another connection; the other end has the first `have` messages."""
         if self.connection is not None:
             self.connection.close()
-        self.connection, self._spoken = connection, False
+        self.connection, self._confirmed = connection, False
         for line in self._sent[have:]:
             connection.send(line)
 
@@ -162,17 +168,17 @@ class Channel:
             self.connection.send(self._sent[-1])
 
     def beat(self, message: Message) -> None:
-        """Send a message that is of no use later."""
+        """Send a message that is useless later: it is never repeated."""
         if self.connection is not None and self.connection.all_sent:
             self.connection.send(b"0 " + protocol.encode_message(message))
 
     def read(self) -> list[Message]:
-        """The messages that have come since the last call."""
+        """Return the messages received since the last call."""
         if self.connection is None:
             return []
         messages = []
         for line in self.connection.read():
-            self._spoken = True
+            self._confirmed = True
             number, _, rest = line.partition(b" ")
             message = protocol.decode_message(rest) if number.isdigit() else None
             if message is None or 0 < int(number) <= self.have:
@@ -183,19 +189,19 @@ class Channel:
 
     @property
     def ended(self) -> bool:
-        """The process at the other end is no more: it has closed what it had spoken over."""
-        return self.connection is not None and self._spoken and self.connection.ended
+        """True if the process at the other end is gone: it has closed the connection it used."""
+        return self.connection is not None and self._confirmed and self.connection.ended
 
     def close(self, *, deadline: float | None = None) -> None:
-        """Close the connection; with a deadline (of `time.monotonic`) after what was said last."""
+        """Close the connection; with a deadline (of `time.monotonic`), send everything first."""
         if self.connection is not None:
             if deadline is not None:
-                self.connection.close_after_last_words(deadline)
+                self.connection.close_after_sending(deadline)
             self.connection.close()
 
 
 class Listener:
-    """Host 0's end: takes the connections of those that have the key."""
+    """Host 0's end: accepts the connections of hosts that have the run's key."""
 
     def __init__(
         self,
@@ -206,7 +212,7 @@ class Listener:
         nodes: range,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listens on this address alone. OSError if the port is taken."""
+        """Listen on this address alone. Raises OSError if the port is taken."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server(
             (address, port), family=family, backlog=min(len(nodes) + 16, socket.SOMAXCONN)
@@ -220,17 +226,17 @@ class Listener:
         self._unknown: list[tuple[Connection, str, float]] = []
 
     def accept(self) -> list[tuple[int, Connection, int, str]]:
-        """Those who have proved who they are: node rank, connection, what they have, a nonce.
+        """Return the newly proved connections: node rank, connection, messages received, nonce.
 
-        They wait for `welcome` with this nonce.
+        The hosts at their other ends wait for `welcome` with this nonce.
         """
         while True:
             try:
                 end, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError):
                 break
-            except OSError as error:  # too many files, or it was gone before it was taken
-                log.warning("a connection was not taken: %s", error)
+            except OSError as error:  # too many files, or it was closed before it was accepted
+                log.warning("a connection could not be accepted: %s", error)
                 break
             connection, nonce = Connection(end), os.urandom(16).hex()
             self._unknown.append((connection, nonce, self._clock()))
@@ -246,7 +252,7 @@ class Listener:
                 if (proved := self._prove(lines[0], nonce)) is not None:
                     known.append((proved[0], connection, proved[1], proved[2]))
                 else:
-                    log.warning("refused: somebody without the run's key")
+                    log.warning("refused a connection without the run's key")
                     connection.close()
             elif (
                 connection.broken
@@ -258,17 +264,17 @@ class Listener:
         return known
 
     def _prove(self, line: bytes, nonce: str) -> tuple[int, int, str] | None:
-        said = _parse(line)
-        node, have, own = said.get("node_rank"), said.get("have"), said.get("nonce")
+        values = _parse(line)
+        node, have, own = values.get("node_rank"), values.get("have"), values.get("nonce")
         if not isinstance(node, int) or not isinstance(have, int) or not isinstance(own, str):
             return None
         wanted = proof(self._key, str(node), self._run, nonce, own, have)
         if node not in self._nodes or have < 0:
             return None
-        return (node, have, own) if _same(said.get("proof"), wanted) else None
+        return (node, have, own) if _same(values.get("proof"), wanted) else None
 
     def welcome(self, connection: Connection, nonce: str, have: int) -> None:
-        """Prove to one of them that this is host 0, and say what has come from it."""
+        """Prove to an accepted host that this is host 0, and send which messages were received."""
         wanted = proof(self._key, "host 0", self._run, nonce, have)
         connection.send(_line({"proof": wanted, "have": have}))
 
@@ -280,7 +286,7 @@ class Listener:
 
 
 class Dialer:
-    """Host k's end: connects to host 0 until it has proved itself, and again when it is asked."""
+    """Host k's end: connects until host 0 has proved itself, and again on request."""
 
     def __init__(
         self,
@@ -291,7 +297,7 @@ class Dialer:
         leader: tuple[str, int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`own`: the address to connect from; `leader`: host 0's address and port."""
+        """Connect from the address `own` to `leader`, host 0's address and port."""
         self._run = run
         self._key = key
         self._node_rank = node_rank
@@ -305,17 +311,18 @@ class Dialer:
         self._have = 0
         self._since = float("-inf")
         self.problem = ""
-        """Why there is no connection, in the words of the system or of ours."""
+        """Why there is no connection: the system's error message, or one of this class."""
 
     @property
     def proving(self) -> bool:
-        """Host 0 may go on over this try at any moment."""
+        """True if host 0 may switch to this connection at any moment."""
         return self._proved and self._connection is not None
 
     def step(self, have: int, give_up_after: float) -> tuple[Connection, int] | None:
-        """Go on; a connection that is proved on both sides, with what host 0 has, if there is one.
+        """Make progress; return a connection proved on both sides and how many messages host 0 has.
 
-        A try that takes longer than `give_up_after` seconds is ended, and another one begun.
+        None while there is none. An attempt that takes longer than `give_up_after` seconds is
+        dropped, and another one begun.
         """
         now = self._clock()
         if self._socket is None and self._connection is None:
@@ -323,7 +330,7 @@ class Dialer:
                 self._connect()
             return None
         if now - self._since > give_up_after:
-            self._drop(self.problem or "nobody answers")
+            self._drop(self.problem or "no answer")
             return None
         if self._socket is not None:
             self._await_connection()
@@ -358,27 +365,27 @@ class Dialer:
         lines = self._connection.read()
         if not lines:
             if self._connection.broken:
-                words = "it ended the connection (is the key the same?)" if self._proved else ""
-                self._drop(words or self._connection.broken)
+                refused = "host 0 closed the connection (is the key the same?)"
+                self._drop(refused if self._proved else self._connection.broken)
             return None
-        said = _parse(lines[0])
+        values = _parse(lines[0])
         if not self._proved:
-            if said.get("run") != self._run:
-                self._drop(f"what listens there is not run {self._run}")
+            if values.get("run") != self._run:
+                self._drop(f"another program listens there, not run {self._run}")
                 return None
             self._proved, self._have = True, have
             self._nonce = os.urandom(16).hex()
             own = proof(
-                self._key, str(self._node_rank), self._run, said.get("nonce"), self._nonce, have
+                self._key, str(self._node_rank), self._run, values.get("nonce"), self._nonce, have
             )
             answer = {"node_rank": self._node_rank, "nonce": self._nonce, "proof": own}
             self._connection.send(_line({**answer, "have": have}))
             return None
-        theirs = said.get("have")
+        theirs = values.get("have")
         if not isinstance(theirs, int) or not _same(
-            said.get("proof"), proof(self._key, "host 0", self._run, self._nonce, theirs)
+            values.get("proof"), proof(self._key, "host 0", self._run, self._nonce, theirs)
         ):
-            self._drop("what listens there has not the run's key")
+            self._drop("the program that listens there does not have the run's key")
             return None
         connection, self._connection = self._connection, None
         connection.give_back(lines[1:])
@@ -397,7 +404,7 @@ class Dialer:
 
 
 def _wait(end: socket.socket, seconds: float, *, writing: bool) -> bool:
-    """Wait until there is something to read, or room to write. `select` has 1024 files at most."""
+    """Wait until there is data to read, or room to write. Not with `select`: 1024 files at most."""
     poll = select.poll()
     poll.register(end, select.POLLOUT if writing else select.POLLIN)
     return bool(poll.poll(1000 * seconds))
@@ -409,11 +416,11 @@ def _line(values: dict[str, Any]) -> bytes:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        values = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
-def _same(said: object, wanted: str) -> bool:
-    return isinstance(said, str) and hmac.compare_digest(said.encode(), wanted.encode())
+def _same(given: object, wanted: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())

@@ -1,22 +1,20 @@
 """The supervisor: starts, watches and ends every process of a run, and outlives none of them.
 
 Standard library only, and none of the user's code. Its standard input is the kernel's lifeline:
-messages (tpunb.runs.protocol) come from there, and when it closes, the supervisor ends everything
-below it and then itself. Only with a detached run it goes on until that has ended. What others
-than the kernel ask for comes through the run folder (tpunb.runs.state).
+the kernel's messages (tpunb.runs.protocol) arrive on it, and when it closes, the supervisor ends
+everything below it and then itself. With a detached run it continues until that run has ended.
+Requests of other processes arrive through the run folder (tpunb.runs.state).
 
-    Supervisor   a fork server, the preludes that were kept; one run at a time, the others queued
-      QueuedRun  from the order to the run's turn, its place in the queue for a device
-      Supervision  from its turn to the written result
+    Supervisor       the fork server, kept preludes; one run at a time, the others queued
+      QueuedRun      a run from the order to its turn, and its place in the queue for a device
+      Supervision    a run from its turn to the written result
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -35,6 +33,7 @@ from tpunb.runs.events import Ended, Event, Note, Phase
 from tpunb.runs.protocol import (
     Broken,
     ForkRunner,
+    HostEnded,
     ImportLibraries,
     JoinHosts,
     Leaving,
@@ -55,7 +54,8 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import Failure
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause, StopOrigin
-from tpunb.utils import processes
+from tpunb.utils import processes, records
+from tpunb.utils.descriptors import wait_readable
 from tpunb.utils.files import PACKAGE_ROOT, LineTail
 from tpunb.utils.processes import Process
 from tpunb.utils.text import duration
@@ -69,11 +69,15 @@ from tpunb.worker.supervisor.supervision import Supervision
 log = logging.getLogger(__name__)
 
 TICK = 0.02
-"""Seconds between two looks at a running run: logs are merged and waits checked."""
+"""Seconds between two steps of the current run: merging logs, checking waits."""
 MEMORY_CHECK = 1.0
-"""Seconds between two looks at whether memory is scarce, during a run."""
+"""Seconds between two checks whether memory is scarce, during a run."""
 DEVICE_CHECK = 0.2
-"""Seconds between two looks at whether a device is free."""
+"""Seconds between two checks whether a device is free."""
+BUSY_NOTE = 5.0
+"""Seconds for which another process keeps the queue for a device locked before it is reported."""
+BUSY = RunDescription("", "", 0.0)
+"""Stands for the run that has the device while the queue cannot be read."""
 
 FORK_SERVER = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
@@ -82,7 +86,7 @@ FORK_SERVER = (
 
 
 class QueuedRun:
-    """One run that the kernel has ordered: it waits for its turn, and may be stopped before."""
+    """A run that the kernel has ordered: it waits for its turn, and may be stopped before."""
 
     def __init__(self, order: StartRun) -> None:
         self.dir = RunDir(order.dir)
@@ -96,18 +100,19 @@ class QueuedRun:
         self._phase = ""
         self._checked = -DEVICE_CHECK
         self._holder: RunDescription | None = None
+        self._busy_since = float("inf")
         self._device_lock = self._queue_for(order.device)
         self.join: JoinHosts | None = None
-        """How it takes part in a run on several hosts."""
+        """How this host joins a run on several hosts; None on one host."""
         self.hosts: Hosts | None = None
 
     def take_part(self, join: JoinHosts) -> None:
-        """Be one host of several. OSError if host 0 cannot listen."""
+        """Join the other hosts of the run. Raises OSError if host 0 cannot listen."""
         self.join = join
         self.hosts = join_hosts(self.spec.id, self.spec.hosts, join)
 
     def emit(self, event: Event) -> None:
-        """Tell of an event in the run folder. A full disk or a deleted folder stops no run."""
+        """Write an event to the run folder. A full disk or a deleted folder stops no run."""
         with contextlib.suppress(OSError):
             self.dir.emit(event)
 
@@ -117,43 +122,65 @@ class QueuedRun:
         try:
             return DeviceLock(device, self.description)
         except OSError as error:
-            self.emit(Note(f"runs cannot wait for each other on this machine: {error}"))
+            self._note_no_queue(error)
             return None
+
+    def _note_no_queue(self, error: OSError) -> None:
+        self.emit(Note(f"runs cannot wait for each other on this machine: {error}"))
 
     @property
     def description(self) -> RunDescription:
-        """What runs that wait for this one say of it."""
+        """The description of this run that is shown by the runs waiting for it."""
         cores = f"{self.spec.spmd or self.spec.world_size} {self.spec.device} cores"
         return RunDescription(self.dir.id, cores, self._ordered)
 
     def device_holder(self) -> RunDescription | None:
-        """The run that has the device; None if it is this run's turn."""
+        """The run that has the device; None if it is this run's turn.
+
+        BUSY if another process, perhaps a stopped one, keeps the queue for the device locked.
+        """
         now = time.monotonic()
         if self._device_lock is not None and now - self._checked >= DEVICE_CHECK:
-            self._holder = self._device_lock.holder()
             self._checked = now
+            try:
+                self._holder = self._device_lock.holder()
+                self._busy_since = float("inf")
+            except BlockingIOError:
+                self._holder = BUSY
+                self._busy_since = min(self._busy_since, now)
+            except OSError as error:
+                self._note_no_queue(error)
+                self._device_lock.release()
+                self._device_lock = self._holder = None
         return self._holder
 
     def wait_for(self, other: RunDescription) -> None:
-        """Say which run this one waits for, and hold the lock of a run that goes on."""
+        """Report which run this one waits for, and hold the lock of a living run."""
         if self._lock is None:
             self._lock = self.dir.take_lock()
         since = time.strftime("%H:%M", time.localtime(other.since))
         text = f"waits for run {other.run} ({other.cores}, since {since})"
+        if other is BUSY:
+            if self._device_lock is None or time.monotonic() - self._busy_since < BUSY_NOTE:
+                return
+            text = (
+                f"waits for a process that keeps {self._device_lock.path} locked: end it, or "
+                "continue it if it is stopped"
+            )
         if text != self._phase:
             self._phase = text
-            log.info("%s waits for %s", self.dir.id, other.run)
+            log.info("%s %s", self.dir.id, text)
             self.emit(Phase(PhaseKind.QUEUED, text))
 
     def begin(self) -> None:
-        """It is this run's turn: its lock is let go for the Supervision, which takes it."""
+        """It is this run's turn: release its lock, which the Supervision takes."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
             self.emit(Phase(PhaseKind.STARTING, "starting"))
 
     def stop_requests(self) -> Iterator[StopRun]:
-        """The stops that others asked for since the last call."""
+        """The stops that other processes have requested since the last call."""
         for line in self._requests.read():
             request = _stop_request(line)
             if request is not None:
@@ -173,7 +200,7 @@ class QueuedRun:
         self._end(stop, reason)
 
     def refuse(self, reason: str) -> None:
-        """Write the result of a run that cannot be one of several hosts."""
+        """Write the result of a run that cannot join the other hosts."""
         now = time.time()
         refused = Failure(
             None, None, None, None, "Refused", reason, None, None, "", now,
@@ -192,20 +219,23 @@ class QueuedRun:
             replicate=self.spec.replicate,
             cell=None,
             ranks=range(0),
-            gone_hosts=failures,
+            host_failures=failures,
         )
         result = outcome.build_result(self.dir, self.spec, observation)
         with contextlib.suppress(OSError):
             self.dir.write_result(result)
         if self.hosts is not None:
+            self.hosts.say(HostEnded(result.to_json(), now))
             self.hosts.close(RunOver(result.to_json()))
         self.emit(Phase(PhaseKind.ENDED, result.state))
         self.emit(Ended(result.state))
         self.close()
 
     def close(self) -> None:
-        """It is over: the next run may have the device."""
+        """Close files and connections, and give the device to the next run."""
         self._requests.close()
+        if self.hosts is not None:
+            self.hosts.close(None)
         if self._lock is not None:
             self._lock.close()
         if self._device_lock is not None:
@@ -213,9 +243,9 @@ class QueuedRun:
 
 
 def _stop_request(line: str) -> dict[str, Any] | None:
-    """A request, or None for a line that is none: the file is the user's, who may edit it."""
+    """The stop request in a line; None if it is not one: the user may have edited the file."""
     try:
-        request = json.loads(line)
+        request = records.parse(line)
     except ValueError:
         return None
     is_stop = isinstance(request, dict) and request.get("do") == "stop"
@@ -225,12 +255,12 @@ def _stop_request(line: str) -> dict[str, Any] | None:
 def _origin(value: object) -> StopOrigin | None:
     try:
         return StopOrigin(value)
-    except ValueError:  # none is said, or the line was edited
+    except ValueError:  # no origin is given, or the line was edited
         return None
 
 
 class Supervisor:
-    """One fork server, and one run at a time; others wait."""
+    """One fork server, and one run at a time; the others wait."""
 
     def __init__(self) -> None:
         self.kernel = MessageReader(0)
@@ -239,41 +269,42 @@ class Supervisor:
         """From the fork server and the processes below it."""
         self.ready = False
         self.kept = KeptPreludes()
-        self._asked: KeptPrelude | None = None
-        self._asked_gone = False
-        """From which a runner is being forked."""
+        self._becoming: KeptPrelude | None = None
+        """The kept prelude that has been ordered to become the runner."""
+        self._becoming_gone = False
+        """It has ended; its last messages have yet to be read."""
         self._stop_later: list[tuple[QueuedRun, StopRun]] = []
         self._joins: dict[str, JoinHosts] = {}
-        """Of runs that are about to be ordered, by folder."""
+        """For runs that are about to be ordered, by folder."""
         self._orders: OrderChannel | None = None
         """To the fork server."""
         self._idle_since = time.monotonic()
-        self._looked_at_memory = 0.0
+        self._memory_checked = 0.0
         self.run: Supervision | None = None
         self.current: QueuedRun | None = None
         """The order that `run` carries out."""
         self.queue: list[QueuedRun] = []
         self.leaving = ""
-        """Why the supervisor is to end; empty while it stays."""
+        """Why the supervisor is going to end; empty while it stays."""
         self._preload: Preload | None = None
         self._log = SupervisorLog()
-        self._umask = os.umask(0o077)  # what the supervisor writes is its user's alone
+        self._umask = os.umask(0o077)  # only this user may read what the supervisor writes
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fork_server_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
-        # What its imports leave (torch makes a folder for code that it may generate): they remove
-        # it at a normal exit, and a fork server has none.
+        # For temporary files of its imports (torch makes a folder for code that it may generate):
+        # they are removed at a normal exit, which a fork server never has.
         self._import_files = tempfile.TemporaryDirectory(
             prefix=protocol.IMPORT_FILES.format(os.getpid()), ignore_cleanup_errors=True
         )
 
     def main_loop(self) -> None:
-        """Until the lifeline closes, and then until nothing is left."""
+        """Run until the lifeline closes, and then until nothing is left."""
         processes.adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGCHLD, self._on_signal)  # a runner's end is noticed at once
-        # A terminal that is closed is the lifeline's business. A handler, unlike SIG_IGN, is
-        # not inherited by the fork server.
+        # If a terminal is closed, the lifeline decides. A handler, unlike SIG_IGN, is not
+        # inherited by the fork server.
         signal.signal(signal.SIGHUP, _ignore)
         try:
             while not (self.leaving and self.run is None):
@@ -302,7 +333,7 @@ class Supervisor:
             self._stop(queued, StopRun(str(queued.dir.path), StopCause.KERNEL_GONE, reason))
 
     def _note_leaving(self, reason: str) -> None:
-        """From now on this supervisor takes no run, which the kernel is to know at once."""
+        """Take no more runs from now on, and tell the kernel so at once."""
         if not self.leaving:
             self.leaving = reason
             self._send(Leaving(reason))
@@ -315,7 +346,7 @@ class Supervisor:
         for reader in (self.kernel, self.reports):
             if reader is not None and not reader.closed:
                 sources.append(reader.fd)
-        readable, _, _ = select.select(sources, [], [], TICK if self._busy else self._patience())
+        readable = wait_readable(sources, TICK if self._busy else self._patience())
         if self._wake in readable and signal.SIGTERM in os.read(self._wake, 1 << 16):
             self._leave("the supervisor was terminated (SIGTERM)")
         if self.reports is not None and self.reports.fd in readable:
@@ -332,19 +363,19 @@ class Supervisor:
         return self.run is not None or bool(self.queue)
 
     def _patience(self) -> float | None:
-        """Seconds until something is to be done that nobody asks for."""
+        """Seconds until something is due without a message; None if nothing is."""
         if self._preload is None or not self.ready:
             return None
         due = self._preload.idle / (2 if self.kept.processes else 1)
         return max(self._idle_since + due - time.monotonic(), 0.0)
 
     def _look_after_kept(self) -> None:
-        """End what is kept where memory is needed, or where nobody has needed it for long."""
+        """End kept preludes if memory is scarce or no run needed them for long."""
         now = time.monotonic()
         if self._busy or not self.ready:
             self._idle_since = now
-        if now - self._looked_at_memory > MEMORY_CHECK:
-            self._looked_at_memory = now
+        if now - self._memory_checked > MEMORY_CHECK:
+            self._memory_checked = now
             self.kept.spare_memory()
         if self._preload is not None and not self._busy:
             idle, limit = now - self._idle_since, self._preload.idle
@@ -352,29 +383,29 @@ class Supervisor:
                 self.kept.end_all(f"nothing ran for {duration(limit / 2)}")
             if idle >= limit:
                 self._note_leaving("nothing ran for long")
-        if self._asked is None or processes.is_alive(self._asked.process):
+        if self._becoming is None or processes.is_alive(self._becoming.process):
             return
-        if not self._asked_gone:  # what it said last is still to be read
-            self._asked_gone = True
+        if not self._becoming_gone:  # its last messages have yet to be read
+            self._becoming_gone = True
         else:
             log.warning("a kept prelude has ended before it became the runner")
-            self._asked = None
+            self._becoming = None
             if self.run is not None:
                 self.run.begin()
 
     def _send(self, message: Message) -> None:
         log.info("to the kernel: %s", message)
-        # The kernel may be gone already; then nobody reads this.
+        # The kernel may be gone already.
         with contextlib.suppress(BrokenPipeError):
             os.write(1, protocol.encode_message(message))
 
     def _on_order(self, message: Message) -> None:
-        """A message of the kernel."""
+        """Handle a message of the kernel."""
         match message:
             case Preload():
                 log.info("preload, with %d processors", len(message.processors))
                 self._preload = message
-                # What the kernel's thread was pinned to is not what ranks are to share.
+                # Ranks share all of these processors, not those of a pinned kernel thread.
                 os.sched_setaffinity(0, message.processors)
                 self._start_fork_server()
             case JoinHosts():
@@ -382,7 +413,7 @@ class Supervisor:
             case StartRun():
                 try:
                     queued = QueuedRun(message)
-                except (OSError, ValueError) as error:  # its folder was deleted a moment ago
+                except (OSError, ValueError) as error:  # the folder was deleted a moment ago
                     log.error("%s cannot be read: %s", message.dir, error)
                     self._send(RunFinished(message.dir))
                     return
@@ -412,9 +443,10 @@ class Supervisor:
                 log.warning("not for a supervisor: %s", message)
 
     def _end_those_ahead(self, order: StartRun) -> None:
-        """A prelude that runs ahead makes way; what has run of it is kept.
+        """End preludes that run ahead, to make way for an order; the cells that have run are kept.
 
-        It does not for one that knows of more cells: that one begins where it ends.
+        The current one is not ended for another prelude that runs ahead, which has more cells: that
+        one begins where this one ends.
         """
         for queued in self._runs():
             if queued.ahead and not (order.ahead and queued is self.current):
@@ -436,7 +468,7 @@ class Supervisor:
 
     def _stop(self, queued: QueuedRun, order: StopRun) -> None:
         log.info("%s", order)
-        # A stopped one (SIGSTOP) would fork nothing, and there would be nobody to be told.
+        # A stopped one (SIGSTOP) would fork no runner, and there would be no process to signal.
         for process in self._waiting_processes():
             processes.send_signal(process, signal.SIGCONT)
         if queued is self.current and self.kept.awaits_successor():
@@ -449,7 +481,7 @@ class Supervisor:
             self._on_run_end(queued)
 
     def _start_next(self) -> None:
-        """Begin the run whose turn it is, if one's is; the others say for which one they wait."""
+        """Begin the run whose turn it is, if any; the others report which run they wait for."""
         before = self.current
         for queued in list(self.queue):
             if queued.hosts is not None:
@@ -487,17 +519,17 @@ class Supervisor:
             self.run.begin()
 
     def _waiting_processes(self) -> list[Process]:
-        """Those that runners are forked from."""
+        """The processes that runners come from: the fork server and kept preludes."""
         server = None if self.fork_server is None else processes.find_process(self.fork_server.pid)
         return [*([] if server is None else [server]), *self.kept.processes]
 
     def _describe_kept(self) -> str:
         if self.fork_server is None or self.current is None or self.current.ahead:
-            return ""  # a run that somebody sees says it
+            return ""  # the next visible run reports it
         return self.kept.describe(self.fork_server.pid)
 
     def _fork_runner(self, replicate: str | None) -> None:
-        """Have a runner forked for the present run, from the longest beginning of its prelude."""
+        """Have a runner made for the current run, from the kept prelude with most of its cells."""
         queued, run = self.current, self.run
         assert queued is not None and run is not None
         folder, env = queued.dir, queued.env
@@ -512,7 +544,7 @@ class Supervisor:
             with contextlib.suppress(OSError, ValueError):
                 run.spec = folder.read_spec()
             cells = sum(block.role == "prelude" for block in spec.blocks)
-            # One that becomes the runner leaves another like it.
+            # A kept prelude that becomes the runner first leaves a copy of itself.
             copies = self.kept.make_sockets(cells if kept is None else cells - kept.ran + 1)
         order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
         if queued.join is not None:
@@ -520,9 +552,9 @@ class Supervisor:
             order = replace(order, node_rank=join.node_rank, address=join.address, port=join.port)
         channel = self._orders if kept is None else kept.channel
         log.info("the runner: %s", "a new fork" if kept is None else kept.process)
-        self._asked, self._asked_gone = kept, False
+        self._becoming, self._becoming_gone = kept, False
         assert channel is not None
-        # One that is dead is noticed by the loop.
+        # The main loop notices a dead process.
         with contextlib.suppress(OSError):
             channel.send(order, copies)
         for each in copies:
@@ -531,7 +563,7 @@ class Supervisor:
             channel.close()
 
     def _on_report(self, message: Message) -> None:
-        """A message of the fork server or of a runner."""
+        """Handle a message of the fork server or of a runner."""
         log.info("%s", message)
         if isinstance(message, LibrariesImported):
             self.kept.set_by_imports = message.variables
@@ -543,14 +575,14 @@ class Supervisor:
             self.kept.add(message)
         elif self.run is not None:
             if isinstance(message, RunnerForked):
-                self._asked = None
+                self._becoming = None
             elif isinstance(message, PreludeNotKept):
                 self.kept.note_not_kept(message.reason)
             self.run.on_message(message)
 
     def _start_fork_server(self) -> None:
         assert self._preload is not None
-        self.kept.end_all("the fork server had ended")  # they report to nobody now
+        self.kept.end_all("the fork server had ended")  # their reports go to a closed pipe
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         ours, theirs = socketpair()
@@ -572,7 +604,7 @@ class Supervisor:
         if self.reports is not None:
             os.close(self.reports.fd)
         self.reports = MessageReader(reader)
-        with contextlib.suppress(OSError):  # one that is dead is noticed by the loop
+        with contextlib.suppress(OSError):  # the main loop notices a dead process
             self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files.name))
 
     def _finish_run(self) -> None:
@@ -593,7 +625,7 @@ class Supervisor:
 
     def _fork_server_ended(self, fork_server: subprocess.Popen[bytes]) -> bool:
         if self.reports is not None and self.reports.closed:
-            # Its pipe closes a moment before it can be reaped, and nothing would wake us then.
+            # Its pipe closes a moment before it can be reaped, and nothing would wake this loop.
             fork_server.wait()
         return fork_server.poll() is not None
 
@@ -606,12 +638,12 @@ class Supervisor:
         if self.run is not None:
             self.run.lose_fork_server(code, output)
         if self.queue and not self.leaving:
-            return  # those whose turn is still to come get another one
+            return  # the queued runs get another one
         self._send(Broken(code, output))
         self.leaving = self.leaving or "the fork server has ended"
 
     def _fork_server_tail(self) -> str:
-        """The end of what it wrote."""
+        """The end of the fork server's output."""
         size = self._fork_server_output.seek(0, os.SEEK_END)
         self._fork_server_output.seek(max(0, size - 3000))
         return self._fork_server_output.read().decode("utf-8", "replace").strip()
@@ -626,9 +658,9 @@ class Supervisor:
 
 
 class SupervisorLog(logging.Handler):
-    """Writes log lines to `supervisor.log` of each run that is ordered; to stderr without one.
+    """Writes log lines to `supervisor.log` of every open run; to stderr if there is none.
 
-    A line is one write, and one that cannot be written (a full disk) is left out.
+    Each line is a single write; a line that cannot be written (a full disk) is dropped.
     """
 
     def __init__(self) -> None:
@@ -640,26 +672,26 @@ class SupervisorLog(logging.Handler):
         root.setLevel(logging.INFO)
 
     def open_run(self, folder: Path) -> None:
-        """From now on, lines are written to the folder of this run too."""
+        """Write lines to the folder of this run, too, from now on."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with contextlib.suppress(OSError):
             self._files[folder] = os.open(folder / "supervisor.log", flags, 0o600)
 
     def close_run(self, folder: Path) -> None:
-        """The run has ended."""
+        """Stop writing to the folder of this run."""
         if folder in self._files:
             os.close(self._files.pop(folder))
 
     def emit(self, record: logging.LogRecord) -> None:
         line = (self.format(record) + "\n").encode("utf-8", "replace")
-        # Python itself writes to stderr what ends the process.
+        # Python itself writes an exception that ends the process to stderr.
         for fd in [*self._files.values()] or ([] if record.exc_info else [2]):
             with contextlib.suppress(OSError):
                 os.write(fd, line)
 
 
 def _ignore(number: int, frame: object) -> None:
-    """A signal that changes nothing."""
+    """Handle a signal by doing nothing."""
 
 
 def main() -> None:

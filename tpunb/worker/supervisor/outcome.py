@@ -1,14 +1,14 @@
-"""How a run ended, put together from exit codes and what its processes left in the run folder.
+"""Determines how a run ended, from exit codes and the files that its processes left.
 
-    exits, error.json, crash.txt ──> failures, earliest first, without what a stop has caused
+    exits, error.json, crash.txt ──> failures, earliest first, without those that a stop caused
 
-    state        the first that holds:
-    hung         it was called hung
+    state        the first that applies:
+    hung         a hang was detected
     failed       a failure is older than the stop, or the stop was for a failed rank
-    timed_out    it was stopped for its time-out
-    interrupted  it was stopped for any other cause
-    failed       with failures
-    succeeded    without
+    timed_out    the run was stopped for its time-out
+    interrupted  the run was stopped for any other cause
+    failed       there are failures
+    succeeded    there are none
 
 Standard library only.
 """
@@ -28,6 +28,7 @@ from tpunb.runs.protocol import HostEnded
 from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCause
 from tpunb.utils import memory, records
+from tpunb.utils.files import read_end
 from tpunb.utils.text import excerpt, size
 from tpunb.xla.rehearsal import stats
 
@@ -40,9 +41,11 @@ RETURNCODES: dict[RunState, int] = {
 }
 
 AROUND = 2
-"""Lines of the cell that are kept before and after the one that failed."""
+"""Lines of the cell that are kept before and after the line that failed."""
 LONGEST = 120
-"""Characters that are kept of such a line."""
+"""Characters that are kept of each such line."""
+LOG_END = 1_000_000
+"""Bytes of the end of a process's output that are searched. The whole may be gigabytes."""
 
 _CRASH_WORDS = {
     "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
@@ -50,39 +53,39 @@ _CRASH_WORDS = {
     "SIGBUS": "crashed with SIGBUS (a memory mapping could not be read; is /dev/shm full?)",
 }
 _WATCHER = "the process that watches the ranks"
-_NOT_SENT = "not sent by tpunb: it came from outside (kill -INT), or the code raised it"
+_NOT_SENT = "not sent by tpunb: another process sent SIGINT (kill -INT), or the code raised it"
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """A process of the run that has ended. `code` is negative for a signal."""
+    """The exit of one process of the run. `code` is negative for a signal."""
 
     rank: int | None
-    """None: the runner, or the fork server."""
+    """None for the runner or the fork server."""
     pid: int | None
     code: int
     time: float
     peak: int = 0
-    """The most memory that it held at once, in bytes."""
+    """The most memory that the process held at once, in bytes."""
     memory: str = ""
-    """How it is known that the kernel killed it for its memory; '' if nothing says so."""
+    """Evidence that the kernel killed the process because memory ran out; '' without evidence."""
     signals_sent: frozenset[str] = frozenset()
-    """The signals that the ranks had been sent by then, to stop them."""
+    """The signals that tpunb had sent to the ranks by then, to stop them."""
     fork_server: bool = False
     finished: bool = True
-    """Of a rank: its train cell has ended well. Of the runner: it has ended by itself."""
+    """For a rank: its train cell has ended well. For the runner: it has ended by itself."""
     ranks_forked: bool = False
-    """Of the runner: the prelude was over, and it watched the ranks."""
+    """For the runner: the prelude was over, and the runner watched the ranks."""
 
     @property
     def failed(self) -> bool:
-        """Whatever the exit code: os._exit(0) is no end of a train cell."""
+        """True for exit code 0, too, if the train cell did not end: os._exit(0)."""
         return self.code != 0 or not self.finished
 
 
 @dataclass(frozen=True)
 class StopRecord:
-    """The first stop of a run: why, when, and in words."""
+    """The first stop of a run: its cause, a description of it, and its time."""
 
     stop: Stop
     reason: str
@@ -96,7 +99,7 @@ class StopRecord:
 
 @dataclass
 class RunObservation:
-    """What the supervisor has seen of a run by its end."""
+    """Everything that the supervisor has observed of a run by its end."""
 
     started: float
     ended: float
@@ -104,25 +107,25 @@ class RunObservation:
     stop: StopRecord | None
     attempt: int
     replicate: str | None
-    """Why every rank ran the prelude itself; None if it did not."""
+    """Why every rank ran the prelude itself; None if they did not."""
     cell: int | None
     """The number of the prelude's cell that began last."""
     hang: Failure | None = None
-    """Who waited where, if the run was called hung."""
+    """Which ranks waited where, if the run was hung."""
     fork_server_output: str = ""
-    """The end of what the fork server wrote, if it has ended."""
+    """The end of the fork server's output, if it has ended."""
     ranks: range | None = None
     """The ranks of this host; None: all."""
     host: str | None = None
-    """The name of this host; None: there is no other."""
-    gone_hosts: tuple[Failure, ...] = ()
-    """Hosts that were lost, or why nothing was started on any."""
+    """The name of this host; None if it is the only one."""
+    host_failures: tuple[Failure, ...] = ()
+    """Failures of lost hosts, or the reason why nothing was started on any host."""
 
 
 def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
-    """How the run ended. Of returns it has the names; the kernel reads the values.
+    """The result of a run; of a run on several hosts, the part of this host.
 
-    Of a run on several hosts: how it ended on this one.
+    `returns` has the names only; the kernel reads the values.
     """
     ranks = range(spec.world_size) if seen.ranks is None else seen.ranks
     failures = [
@@ -131,7 +134,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         if (end.failed or run.error(seen.attempt, end.rank).exists())
         and (failure := _failure(run, spec, seen, end)) is not None
     ]
-    # What follows from a lost peer may be told before that peer's end is seen.
+    # Errors that follow from a lost peer may be reported before that peer's exit is seen.
     failures.sort(key=lambda failure: (failure.kind is FailureKind.PEER_LOST, failure.time))
     if seen.hang is not None:
         failures.insert(0, with_source(seen.hang, spec, run))
@@ -139,7 +142,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
     unexplained = seen.stop is None or (seen.stop.for_failed_peer and seen.host is None)
     if not failures and unexplained:
         failures = _without_end(ranks, seen)
-    failures = [*seen.gone_hosts, *(replace(failure, host=seen.host) for failure in failures)]
+    failures = [*seen.host_failures, *(replace(failure, host=seen.host) for failure in failures)]
     state = _state(seen, failures)
     return RunResult(
         state=state,
@@ -191,19 +194,19 @@ def _state_of(failures: list[Failure], stop: StopRecord | None) -> RunState:
 def merge_results(
     own: RunResult, stop: StopRecord | None, others: Sequence[HostEnded]
 ) -> RunResult:
-    """The result of a run from those of its hosts: host 0's, and what the others have told.
+    """The result of a whole run, from host 0's and those that the other hosts have sent.
 
-    Their times are put on host 0's clock. The earliest failure is the cause, whatever its host;
-    what follows from a lost peer comes last.
+    Times are converted to host 0's clock. The earliest failure is the cause, whatever its host;
+    failures that follow from a lost peer come last.
     """
     parts = [own]
     failures = list(own.failures)
-    for told in others:
-        part = RunResult.from_json(told.result, own.dir)
+    for ended in others:
+        part = RunResult.from_json(ended.result, own.dir)
         parts.append(part)
         known = {failure.host for failure in failures if failure.kind is FailureKind.HOST_LOST}
         failures += [
-            replace(failure, time=failure.time - told.now)
+            replace(failure, time=failure.time - ended.now)
             for failure in part.failures
             if failure.kind is not FailureKind.REFUSED
             and not (failure.kind is FailureKind.HOST_LOST and failure.host in known)
@@ -229,7 +232,7 @@ def merge_results(
 
 
 def _one_hang(failures: list[Failure]) -> list[Failure]:
-    """With one that says where the ranks of all hosts wait, first, if there are any."""
+    """The failures with all hosts' hangs merged into one, which comes first."""
     hangs = [failure for failure in failures if failure.kind is FailureKind.HANG]
     if not hangs:
         return failures
@@ -242,14 +245,14 @@ def _one_hang(failures: list[Failure]) -> list[Failure]:
 
 
 def _without_end(ranks: range, seen: RunObservation) -> list[Failure]:
-    """The first rank that has left nothing that says that it has come to its end, if there is one.
+    """A failure for the first rank that did not report the end of its train cell, if any.
 
-    However a run seems to have gone: only the ends of all its ranks make it a success.
+    Only if all ranks have reported their end is a run a success.
     """
     finished = {end.rank for end in seen.exits if not end.failed}
     for rank in ranks:
         if rank not in finished:
-            message = "has not reached the end of the train cell, and nothing says why"
+            message = "has not reached the end of the train cell, for an unknown reason"
             kind = FailureKind.EXIT
             return [
                 Failure(
@@ -260,7 +263,7 @@ def _without_end(ranks: range, seen: RunObservation) -> list[Failure]:
 
 
 def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit) -> Failure | None:
-    """The failure that an exit means; None where it only follows from the stop."""
+    """The failure behind an exit; None if the exit only follows from the stop."""
     signal = signal_name(-end.code) if end.code < 0 else None
     stop = seen.stop
     error = None if end.fork_server else run.read_error(seen.attempt, end.rank)
@@ -275,10 +278,11 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
         if end.ranks_forked:
             return _lost(failure, f"{_WATCHER} failed: {failure.type}: {failure.message}")
         if stop is not None and end.time >= stop.time and signal in end.signals_sent:
-            # By us, on its way out: it failed before.
+            # Killed by tpunb while it was ending: it had failed before.
             return replace(failure, exitcode=None, signal=None)
         return failure
-    # By that only: it may have been killed a moment before the stop, and seen after it.
+    # The stop explains only these signals: the process may have been killed a moment before the
+    # stop, and its exit seen after it.
     sent = end.signals_sent
     if stop is not None and end.time >= stop.time:
         by_itself = end.code in (0, 130)  # after its KeyboardInterrupt, by os._exit
@@ -293,7 +297,7 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
         message = f"was killed because memory ran out ({_held(end)}; {end.memory})"
     elif signal == "SIGKILL":
         held = f" ({_held(end)})" if end.peak else ""
-        message = f"was killed with SIGKILL, and nothing shows who sent it{held}"
+        message = f"was killed with SIGKILL by an unknown sender{held}"
     elif signal is not None:
         message = _CRASH_WORDS.get(signal, f"was ended by {signal}")
         if fatal := _fatal_line(run, seen, end.rank):
@@ -322,7 +326,7 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
 
 
 def _lost(failure: Failure, message: str) -> Failure:
-    """That a process of tpunb itself has ended, which is in no cell."""
+    """The failure of a process of tpunb itself, which belongs to no cell."""
     return replace(
         failure, type="Lost", kind=FailureKind.LOST, message=message, cell=None, line=None
     )
@@ -333,14 +337,14 @@ def _is_interrupt(failure: Failure) -> bool:
 
 
 def _kind(end: ProcessExit) -> FailureKind:
-    """Of a process that has left no exception. A guess at memory is no evidence."""
+    """The kind of failure of a process that has left no exception."""
     if end.memory:
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.SIGNAL if end.code < 0 else FailureKind.EXIT
 
 
 def _follows_from_stop(stop: StopRecord | None, failure: Failure) -> bool:
-    """Whether a rank lost the others to the stop: they had its signal, and ended, before it."""
+    """True if a rank lost its peers because of the stop: its signal ended them before this rank."""
     stopped = stop is not None and not stop.for_failed_peer and failure.time >= stop.time
     return stopped and failure.kind is FailureKind.PEER_LOST
 
@@ -367,7 +371,7 @@ _FATAL = re.compile(
 
 
 def _fatal_line(run: RunDir, seen: RunObservation, rank: int | None) -> str:
-    """The last line in which native code says why it gives up."""
+    """The last line in which native code prints why it aborts; '' if there is none."""
     lines = _FATAL.findall(_last_lines(run, seen, rank, most=200))
     lines = [line for line in lines if not line.startswith("terminate called")] or lines
     return lines[-1].strip()[:300] if lines else ""
@@ -379,9 +383,9 @@ def _returned_names(run: RunDir) -> list[str]:
 
 
 def _crash(path: Path, lines: CellLines) -> tuple[int | None, int | None, str]:
-    """Cell, line and stack of a crash from faulthandler's file.
+    """Cell, line and stack of a crash, from faulthandler's file.
 
-    Its frames are listed innermost first; those below the notebook's are tpunb's own.
+    The file lists the innermost frame first; frames below the notebook's are tpunb's own.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -404,23 +408,23 @@ def _crash(path: Path, lines: CellLines) -> tuple[int | None, int | None, str]:
 
 
 def _last_lines(run: RunDir, seen: RunObservation, rank: int | None, most: int = 20) -> str:
-    """The end of what a process wrote to its standard error, or of the fork server's output."""
+    """The end of a process's standard error, or of the fork server's output."""
     if rank is None and seen.fork_server_output:
         return seen.fork_server_output
     stream = "prelude.log" if rank is None else "stderr.log"
     try:
-        text = (run.attempt(seen.attempt, rank) / stream).read_text(errors="replace")
-    except FileNotFoundError:
+        end = read_end(run.attempt(seen.attempt, rank) / stream, LOG_END)
+    except OSError:
         return ""
-    return "\n".join(text.splitlines()[-most:])
+    return "\n".join(end.decode("utf-8", "replace").splitlines()[-most:])
 
 
 def with_source(failure: Failure, spec: RunSpec, run: RunDir) -> Failure:
-    """The same failure with the lines around it as they ran, and its cell's id, where known."""
+    """The failure with the source lines around it as they ran, and its cell's id, if known."""
     if failure.cell is None or failure.line is None or not run.script.exists():
         return failure
     for block in spec.blocks:
-        # A cell that calls tpunb.launch has two blocks: what stands above the call, and the call.
+        # A cell that calls tpunb.launch has two blocks: the lines above the call, and the call.
         if block.number == failure.cell and failure.line <= block.last - block.first + 1:
             source = _lines_around(block, failure, run)
             return replace(failure, source=source, cell_id=read_cell(run, block).get("id"))

@@ -1,35 +1,36 @@
-"""Notes on recompilations: the same news of several ranks becomes one line."""
+"""Notes on recompilations: the same note from several ranks becomes one line."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpunb.runs.directory import RunDir
+from tpunb.utils import records
 from tpunb.utils.files import LineTail
 from tpunb.utils.text import describe_ranks
 
 INTERVAL = 0.5
-"""Seconds between two looks into the ranks' files."""
+"""Seconds between two reads of the ranks' files."""
 WAIT = 3.0
-"""Seconds that other ranks have for the same news before it is shown without them."""
+"""Seconds that a note waits for the same note from other ranks before it is shown."""
 MOST = 6
-"""Lines for a run; then one that says that there is more."""
+"""Lines for one run; after them, one line says that there are more."""
 
 
 @dataclass
-class _News:
+class _Pending:
     ranks: list[int] = field(default_factory=list)
     seconds: float | None = None
-    """None: nothing was compiled, it is what the loop does at every step."""
+    """Compile time; None for a note on something that the loop does at every step."""
     since: float = 0.0
 
 
 class RecompileNotes:
-    """Reads what the ranks of one attempt write (tpunb.worker.recompiles)."""
+    """Reads and merges the notes that the ranks of one attempt write (tpunb.worker.recompiles)."""
 
     def __init__(
         self,
@@ -40,23 +41,24 @@ class RecompileNotes:
     ) -> None:
         self._clock = clock
         self._tails = {rank: LineTail(run.recompiled(attempt, rank)) for rank in ranks}
-        self._news: dict[tuple[int, str, str], _News] = {}
+        self._pending: dict[tuple[int, str, str], _Pending] = {}
         self._count = 0
         self._next = clock()
 
     def read(self, *, last: bool = False) -> list[str]:
-        """Lines to show now. `last`: the ranks have ended."""
+        """Return the lines to show now. `last`: the ranks have ended."""
         now = self._clock()
         if now < self._next and not last:
             return []
         self._next = now + INTERVAL
         for rank, tail in self._tails.items():
             for line in tail.read():
-                self._add(rank, json.loads(line), now)
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # cut by a full disk
+                    self._add(rank, records.parse(line), now)
         ready = [
             key
-            for key, news in self._news.items()
-            if last or len(news.ranks) == len(self._tails) or now - news.since > WAIT
+            for key, pending in self._pending.items()
+            if last or len(pending.ranks) == len(self._tails) or now - pending.since > WAIT
         ]
         return [line for key in ready if (line := self._line(key))]
 
@@ -66,21 +68,21 @@ class RecompileNotes:
             tail.close()
 
     def _add(self, rank: int, note: dict[str, Any], now: float) -> None:
-        key = (note["step"], note["place"], note["what"])
-        news = self._news.setdefault(key, _News(since=now))
-        news.ranks.append(rank)
-        if note["seconds"] is not None:
-            news.seconds = max(news.seconds or 0.0, note["seconds"])
+        key, seconds = (note["step"], note["place"], note["what"]), note["seconds"]
+        pending = self._pending.setdefault(key, _Pending(since=now))
+        pending.ranks.append(rank)
+        if seconds is not None:
+            pending.seconds = max(pending.seconds or 0.0, seconds)
 
     def _line(self, key: tuple[int, str, str]) -> str:
-        news = self._news.pop(key)
+        pending = self._pending.pop(key)
         self._count += 1
         if self._count > MOST:
-            more = "more programs were compiled again; %%tpu_debug names all, with their causes"
+            more = "more programs were recompiled; %%tpu_debug lists all of them with their causes"
             return more if self._count == MOST + 1 else ""
         step, place, what = key
-        everyone = len(news.ranks) == len(self._tails) > 1
-        who = "the ranks" if everyone else describe_ranks(news.ranks)
-        if news.seconds is None:
+        everyone = len(pending.ranks) == len(self._tails) > 1
+        who = "the ranks" if everyone else describe_ranks(pending.ranks)
+        if pending.seconds is None:
             return f"{who}: {what} ({place})"
-        return f"{who} recompiled at step {step} ({news.seconds:.1f} s): {what} ({place})"
+        return f"{who} recompiled at step {step} ({pending.seconds:.1f} s): {what} ({place})"

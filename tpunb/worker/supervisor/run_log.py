@@ -11,19 +11,19 @@ from tpunb.runs.directory import PRELUDE, RunDir
 from tpunb.runs.events import Output
 
 LONGEST = 1_000_000
-"""Characters of a line; what is longer without a newline is cut into several."""
+"""Characters of a line; longer text without a newline is split into several lines."""
 
 
 class RunLog:
     """Collects Output events into whole lines and appends them to `run.log`.
 
     A line gets a prefix: `[2] ` for rank 2, `[2 err] ` for its standard error, `[prelude] `
-    for the prelude. Of a progress bar drawn with carriage returns the last state is kept.
+    for the prelude. Only the last state of a progress bar drawn with carriage returns is kept.
     """
 
     def __init__(self, run: RunDir) -> None:
         self.problem = ""
-        """Why lines are missing; empty while none is."""
+        """Why lines are missing; empty while none are."""
         self._file = self._open(run.log)
         self._parts: dict[tuple[int | None, str], str] = {}
         """The beginnings of lines that have no newline yet."""
@@ -37,13 +37,13 @@ class RunLog:
 
     @staticmethod
     def prefix(rank: int | None, stream: str) -> str:
-        """What stands before each line of this source."""
+        """The prefix of each line of this source."""
         who = [] if rank is None else [str(rank)]
         what = {"stdout": [], "stderr": ["err"], PRELUDE: [PRELUDE]}[stream]
         return f"[{' '.join(who + what)}] "
 
     def say(self, text: str) -> None:
-        """Write a line of tpunb's own."""
+        """Write a line in tpunb's own name."""
         self._try(lambda: self._file.write(f"[tpunb] {text}\n"))
         self._try(self._file.flush)
 
@@ -54,7 +54,7 @@ class RunLog:
             head, newline, rest = (self._parts.pop(source, "") + output.text).rpartition("\n")
             if newline:
                 self._write(source, head)
-            if "\r" in rest:  # what is drawn over is never shown
+            if "\r" in rest:  # overwritten text is never shown
                 rest = _last_state(rest) + ("\r" if rest.endswith("\r") else "")
             while len(rest) > LONGEST:
                 self._write(source, rest[:LONGEST])
@@ -64,7 +64,7 @@ class RunLog:
         self._try(self._file.flush)
 
     def _try(self, act: Callable[[], object]) -> None:
-        """A log that cannot be written does not end the run: every rank has files of its own."""
+        """Call `act`. A log that cannot be written does not end the run: ranks have their own."""
         try:
             act()
         except OSError as error:
@@ -80,13 +80,13 @@ class RunLog:
         self._try(lambda: self._file.write(line))
 
     def close(self) -> None:
-        """Write what never got its newline."""
+        """Write the lines that never got their newline, and close the file."""
         for source, text in self._parts.items():
             self._write(source, text)
         self._try(self._file.close)
 
 
 def _last_state(line: str) -> str:
-    """What a terminal shows of a line that was drawn over with carriage returns."""
+    """The part of a line that a terminal shows after carriage returns."""
     states = [state for state in line.split("\r") if state]
     return states[-1] if states else ""

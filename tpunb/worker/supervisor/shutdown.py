@@ -1,13 +1,15 @@
 """The shutdown sequence: SIGINT once, a grace period, SIGTERM, SIGKILL.
 
-    SIGINT    to the ranks (or the runner, before there are any), once
-      │         grace period, cut short when all of them are gone
-    SIGTERM   to every process of the run but the runner, which ends after its ranks
-      │         TERM_WAIT
-    SIGKILL   to every process, again at each look until none is left
+    SIGINT    once, to the ranks (to the runner, if there are no ranks yet)
+      │         wait for the grace period, or until they and the runner are gone
+    SIGTERM   to every process left but the runner, which ends after its ranks
+      │         wait for TERM_WAIT
+    SIGKILL   to every process left, repeated at each `advance`
+      │
+    done      as soon as no process is left, after any step
 
-A state machine without waits of its own: the supervisor calls `advance` in its loop, so that
-logs go on being read while ranks save.
+A state machine that never waits itself: the supervisor calls `advance` in its loop, and keeps
+reading logs while ranks save.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from tpunb.utils.processes import Process
 log = logging.getLogger(__name__)
 
 TERM_WAIT = 0.4
-"""Seconds between SIGTERM and SIGKILL: enough to run a handler, not to save anew."""
+"""Seconds between SIGTERM and SIGKILL: enough to run a handler, not to save again."""
 
 
 class ShutdownSequence:
-    """Ends the processes of a run, one step after the other.
+    """Ends the processes of a run, step by step.
 
-    `first` run the user's code and get the one SIGINT. `parent`, if it is not one of them, ends
-    by itself after them, and is killed only if it does not: its children would go with it.
-    `all_processes` lists those that must be gone in the end (asked again at each step: children
-    may come late). `on_step` is called with the name of each signal when its step begins. `grace`
-    and `term_wait` are in seconds of `clock`.
+    The processes in `first` run the user's code and get the one SIGINT. `parent`, unless it is one
+    of them, ends by itself after them and is killed only if it does not, because its children
+    would die with it. `all_processes` lists the processes that must be gone in the end; it is
+    called at each step, because new children may appear. `on_step` is called with the name of each
+    signal when its step begins. `grace` and `term_wait` are in seconds of `clock`.
     """
 
     def __init__(
@@ -58,13 +60,13 @@ class ShutdownSequence:
         self._deadline = 0.0
 
     def skip_grace_period(self) -> None:
-        """Skip what is left of the grace period."""
+        """Skip the rest of the grace period."""
         self._grace = 0.0
         if self._next == "SIGTERM":
             self._deadline = float("-inf")
 
     def advance(self) -> bool:
-        """Take the step that is due, if one is. True once every process is gone."""
+        """Take the next step if it is due. True once every process is gone."""
         now = self._clock()
         if self._next == "SIGINT":
             if self._first:
@@ -87,7 +89,7 @@ class ShutdownSequence:
             if self._next == "SIGKILL":
                 self._on_step("SIGKILL")
                 self._next = "SIGKILL again"
-            # A process can be forked between the look and the kill: kill until none is left.
+            # A process can be forked between listing and killing: kill until none is left.
             self._signal(left, signal.SIGKILL)
         return False
 

@@ -1,4 +1,17 @@
-"""Supervises one run, from its turn on the device to the written result."""
+"""Supervises one run, from its turn on the device to the written result.
+
+                                    retry after a failure
+                                  ╭───────────────────────╮
+                                  v                       │
+    begin ──> runner forked ──> ranks forked ──> ranks exit ──> runner exits ──> over ──> finish
+               ^   │   │              │           ^               ^                (processes left
+               ╰───╯   │              v           │               │                behind are killed
+       not forkable:   ╰─────> ShutdownSequence ──┴───────────────╯                in between)
+       again, with replicate
+
+The shutdown sequence begins with `stop` (user, time-out, hang, preemption, kernel gone, another
+host), or when a rank has failed (StopRanks). A run that is stopped before `begin` is over at once.
+"""
 
 from __future__ import annotations
 
@@ -55,29 +68,21 @@ from tpunb.worker.supervisor.shutdown import ShutdownSequence
 
 log = logging.getLogger(__name__)
 MEMORY_EVERY = 1.0
-"""Seconds between two looks at ranks' memory, for those who are on another machine …"""
+"""Seconds between two measurements of ranks' memory, which are shown on another machine."""
 MEMORY_STEP = 10_000_000
-"""… and bytes that are worth telling."""
+"""Bytes by which memory has to change before it is written again."""
 
 
 class Supervision:
     """Follows the processes of one run, stops them, and writes the result.
 
-        begin ──> runner forked ──> ranks forked ──> each rank exits ──> runner exits ──┐
-                       │   ^             │    ^            │                            │
-          not forkable ╰───╯ replicate   │    ╰── retry ───┤                            v
-                                         │                 │ one failed             ┌─ over ─┐
-          stop(): user, time-out, hang,  v                 v                        │        │
-          kernel gone, preemption ──> ShutdownSequence <── StopRanks   processes left?  ──> finish
-                                                                       kill them
-
-    `fork_runner` has a runner forked (its argument: why every rank runs the prelude itself, or
-    None). `spared` are processes below this one that are none of this run's, `kept` says what is
-    kept of its prelude. Call `step` every few hundredths of a second, after the messages that have
-    come.
+    `fork_runner` has a runner forked; its argument is why every rank runs the prelude itself, or
+    None. `spared` returns descendants of this process that do not belong to the run; `kept`
+    describes what is kept of its prelude. Call `step` every few hundredths of a second, after
+    passing on the messages received.
 
     With `hosts` this is one host of several: nothing begins before all are there, each attempt
-    begins on all of them at once, a stop here is one everywhere, and host 0 writes the result when
+    begins on all of them at once, a stop on one stops all, and host 0 writes the result when
     the last host has ended (tpunb.worker.supervisor.hosts).
     """
 
@@ -122,9 +127,9 @@ class Supervision:
         self._replicate = self.spec.replicate
         self._runner: Process | None = None
         self._runner_code: int | None = None
-        """With which it has said that it ends."""
+        """The exit code that the runner has announced."""
         self._runner_gone = False
-        """It has ended; what it said last is still to be read."""
+        """The runner has ended; its last messages have yet to be read."""
         self._ranks: dict[int, Process | None] = {}
         self._pids: dict[int, int] = {}
         self._exits: list[ProcessExit] = []
@@ -134,40 +139,45 @@ class Supervision:
         self._stop: StopRecord | None = None
         self._shutdown: ShutdownSequence | None = None
         self._no_grace = False
-        """No shutdown sequence gives time any more."""
+        """No further shutdown sequence has a grace period."""
         self._signals_sent: set[str] = set()
         self._fork_server_output = ""
         self._hang_detector: HangDetector | None = None
         self._recompile_notes: RecompileNotes | None = None
         self._hang: Failure | None = None
+        self._hang_found = False
+        """The run is hung; it is stopped when the stacks have been collected, or before."""
+        self._stacks: stacks.StackCollection | None = None
+        self._report_stacks: Callable[[], None] = lambda: None
+        """Called once the stacks have been collected."""
         self._all_here = hosts is None
         """The prelude may begin."""
         self._decisions: OrderChannel | None = None
-        """To the runner: what all hosts do."""
+        """To the runner: the decisions for all hosts."""
         self._abandoned = ""
-        """Why the present attempt was given up, in another host's words."""
+        """Why the current attempt was abandoned, as another host gave the reason."""
         self._gone_hosts: list[Failure] = []
         self._numbers_said = False
         self._memory: dict[int, int] = {}
-        """What was told of the ranks' memory, in MEMORY_STEPs."""
+        """The ranks' memory as last written, in MEMORY_STEPs."""
         self._memory_due = clock()
         self._meter: MeterProcess | None = None
-        self._told_end = False
+        self._end_reported = False
         self._whole: RunResult | None = None
-        """Of all hosts, which host 0 has told."""
+        """The result of all hosts, received from host 0."""
         self._idle = False
-        """No rank here has shown any activity for as long as makes a run count as hung."""
+        """No rank of this host has shown any activity for the whole hang time-out."""
         if hosts is not None:
             hosts.say(HostHere(dict(facts)))
 
     def _emit(self, event: Event) -> None:
-        """Tell of an event in the run folder. A full disk or a deleted folder ends nothing here."""
+        """Write an event to the run folder. A full disk or a deleted folder ends no run."""
         log.info("%s", event)
         with contextlib.suppress(OSError):
             self.dir.emit(event)
 
     def begin(self) -> None:
-        """Have a runner forked; nothing if the run was stopped before."""
+        """Have a runner forked, unless the run was stopped before."""
         self._may_begin = True
         if self._over or not self._all_here:
             return
@@ -175,11 +185,11 @@ class Supervision:
         self._fork_runner(self._replicate)
 
     def take_decisions(self, channel: OrderChannel) -> None:
-        """Where the runner hears what all hosts do."""
+        """Send the decisions for all hosts to the runner over this channel from now on."""
         self._decisions = channel
 
     def on_message(self, message: Message) -> None:
-        """Take in a message of the fork server or the runner."""
+        """Handle a message of the fork server or the runner."""
         match message:
             case RunnerForked(pid):
                 self._on_runner_forked(pid)
@@ -205,7 +215,7 @@ class Supervision:
         self._runner = processes.find_process(pid) or Process(pid, 0)  # it has ended already
         self._runner_code, self._runner_gone = None, False
         if self._stop is not None and self._shutdown is None and not self._over:
-            # Stopped while it was being forked: there was nobody yet to be told.
+            # Stopped while the runner was being forked: there was no process to signal yet.
             self._shut_down([self._runner])
 
     def _on_ranks_forked(self, attempt: int, pids: list[int]) -> None:
@@ -230,21 +240,23 @@ class Supervision:
         self._recompile_notes = RecompileNotes(self.dir, attempt, self._own)
         self._emit(RanksStarted(attempt, tuple(pids)))
         if self._stop is not None:
-            # Stopped while they were being forked: the sequence that runs does not know them.
+            # Stopped while the ranks were being forked: the running sequence does not know them.
             self._shut_down(list(self._ranks.values()))
 
     def _on_retry(self, attempt: int) -> None:
-        """The ranks were started again: say why, and forget the attempt before."""
+        """The ranks were started again: report why, and forget the attempt before."""
         failure = self._result().failure
         headline = self._abandoned or "a rank failed"
         headline = headline if failure is None else failure.headline()
         self._abandoned = ""
+        self._drop_stacks()
+        self._hang_found = False
         self._emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
         self._exits.clear()
         if self._stop is not None and self._stop.for_failed_peer:
             self._stop, self._shutdown = None, None
             self._signals_sent.clear()
-        # What the user's code has left behind would take part in the next attempt.
+        # Processes that the user's code has left behind would take part in the next attempt.
         runner = [] if self._runner is None else processes.descendants(self._runner.pid)
         for process in self._all_processes():
             if process != self._runner and process not in runner:
@@ -280,12 +292,12 @@ class Supervision:
             self._shut_down(list(self._ranks.values()))
 
     def _first_failed(self) -> int | None:
-        """The rank of this host that has failed first: it may have left word and not ended yet."""
+        """The first rank of this host to fail: it may have written its error and not ended yet."""
         ended = next((end.rank for end in self._exits if end.failed), None)
         if ended is not None:
             return ended
-        told = [self.dir.read_error(self._attempt, rank) for rank in self._ranks]
-        failures = [failure for failure in told if failure is not None]
+        errors = [self.dir.read_error(self._attempt, rank) for rank in self._ranks]
+        failures = [failure for failure in errors if failure is not None]
         failures.sort(key=lambda failure: (failure.kind is FailureKind.PEER_LOST, failure.time))
         return failures[0].rank if failures else None
 
@@ -301,7 +313,7 @@ class Supervision:
             self._cell = None
             self.begin()
             return
-        # 1 is how it ends when a rank has failed, of which the rank itself has left word.
+        # The runner exits with 1 after a rank has failed, and the rank itself has left an error.
         follows = code == 1 and by_itself and self._ranks and not self.dir.error(0, None).exists()
         ended_well = code == 0 and by_itself
         if not ended_well and not follows and not any(end.failed for end in self._exits):
@@ -311,7 +323,7 @@ class Supervision:
     def _add_exit(
         self, code: int, pid: int | None, *, by_itself: bool = False, fork_server: bool = False
     ) -> None:
-        """That of the runner, or of the fork server."""
+        """Record the exit of the runner or of the fork server."""
         is_killed = code == -signal.SIGKILL and pid
         self._exits.append(
             ProcessExit(
@@ -328,14 +340,14 @@ class Supervision:
         )
 
     def lose_fork_server(self, code: int, output: str) -> None:
-        """The fork server has ended: a run that has no runner yet never gets one."""
+        """The fork server has ended: if the run has no runner yet, it is over."""
         if not self._over and self._runner is None:
             self._fork_server_output = output
             self._add_exit(code or 1, None, fork_server=True)
             self._over = True
 
     def _look_after_runner(self) -> None:
-        """Take note of the runner's end, once everything that it said has been read."""
+        """Handle the runner's end once all of its messages have been read."""
         if self._runner is None or processes.is_alive(self._runner):
             return
         if not self._runner_gone:
@@ -354,7 +366,7 @@ class Supervision:
         origin: StopOrigin | None = None,
         now: bool = False,
     ) -> None:
-        """End the run, with time to save; at once with `now`, or when asked again with it.
+        """End the run after the grace period; with `now`, at once, even if it is stopping already.
 
         On several hosts: on all of them.
         """
@@ -365,11 +377,13 @@ class Supervision:
     def _stop_here(
         self, cause: StopCause, reason: str, origin: StopOrigin | None, now: bool
     ) -> None:
+        if self._hang_found and self._stacks is not None:
+            self._finish_stacks()  # with the stacks that have arrived
         if self._stop is None or (
             self._stop.for_failed_peer and cause is not StopCause.PEER_FAILED
         ):
             self._stop = StopRecord(Stop(cause, origin), reason, time.time())
-        with contextlib.suppress(OSError):  # then there is one more attempt, which is stopped too
+        with contextlib.suppress(OSError):  # if it fails, a retry may begin, and is stopped too
             self.dir.stopping.touch()
         if not self._begun:
             self._over = True
@@ -395,19 +409,19 @@ class Supervision:
         )
 
     def _on_shutdown_step(self, step: str) -> None:
-        """Once a run: a sequence that is begun anew for ranks just forked is not news."""
+        """Report each step once in a run: a sequence restarted for ranks just forked is no news."""
         if step not in self._signals_sent:
             self._signals_sent.add(step)
             stop = self._stop
             self._emit(Stopping(step, stop.reason, stop=stop.stop) if stop else Stopping(step, ""))
 
     def _all_processes(self) -> list[Process]:
-        """Every process of the run: all below the supervisor but those that wait for others."""
+        """Every process of the run: all below the supervisor except the spared ones."""
         spared = [*self._spared(), None if self._meter is None else self._meter.process]
         return [p for p in processes.descendants(os.getpid()) if p not in spared]
 
     def step(self) -> bool:
-        """Merge logs, look at the clock, advance a shutdown. True when all is over."""
+        """Merge logs, check time limits, advance a shutdown. True once the run is finished."""
         self._hear_hosts()
         self._look_after_runner()
         outputs = self._outputs.read()
@@ -418,8 +432,9 @@ class Supervision:
             self._idle = self._hang_detector.is_hung()
             if self._idle and (self._hosts is None or self._hosts.all_idle()):
                 self._on_hang(self._hang_detector.silence)
-            elif ranks := self._hang_detector.long_wait():
-                self._note_wait(*ranks)
+            elif self._stacks is None and (ranks := self._hang_detector.long_wait()):
+                self._collect_wait(*ranks)
+        self._advance_stacks()
         self._note_recompiles()
         self._say_numbers()
         self._tell_memory()
@@ -435,9 +450,9 @@ class Supervision:
             return False
         if self._shutdown is None and (left := self._all_processes()):
             log.info("left behind: %s", [process.pid for process in left])
-            # Children that the user's code has left behind: no grace, nothing to save.
+            # Children that the user's code has left behind: no grace period, nothing to save.
             self._shutdown = ShutdownSequence(
-                [], self._all_processes, grace=0.0, on_step=_unsaid, clock=self._clock
+                [], self._all_processes, grace=0.0, on_step=_unreported, clock=self._clock
             )
             return False
         if self._shutdown is None and self._all_have_ended():
@@ -446,7 +461,7 @@ class Supervision:
         return False
 
     def _hear_hosts(self) -> None:
-        """Do what was decided for all hosts."""
+        """Carry out host 0's decisions."""
         if self._hosts is None:
             return
         self._hosts.step(idle=self._idle)
@@ -476,16 +491,16 @@ class Supervision:
                     self._stop_here(StopCause.HOST_LOST, reason, None, True)
                 case RunOver(result):
                     self._whole = RunResult.from_json(result, self.dir.path)
-                    if not self._told_end:  # stopped before it was host 0's turn
+                    if not self._end_reported:  # stopped before it was host 0's turn
                         self._stop_here(StopCause.HOST_LOST, "the run is over", None, True)
 
     def _tell_runner(self, decision: Message) -> None:
         if self._decisions is not None:
-            with contextlib.suppress(OSError):  # one that is dead is noticed by `step`
+            with contextlib.suppress(OSError):  # `step` notices a dead runner
                 self._decisions.send(decision)
 
     def _host_failure(self, kind: FailureKind, node_rank: int, reason: str) -> Failure:
-        """That of a whole host, or of all of them before anything began."""
+        """The failure of a whole host, or of all of them before anything began."""
         return Failure(
             rank=None,
             pid=None,
@@ -507,17 +522,17 @@ class Supervision:
         self._stop_here(StopCause.HOST_LOST, lost.reason, None, False)
 
     def _all_have_ended(self) -> bool:
-        """No process is left here; on several hosts: tell it, and wait until none is anywhere."""
+        """True on one host. On several: report this host's end once; True when all have ended."""
         if self._hosts is None:
             return True
-        if not self._told_end:
-            self._told_end = True
+        if not self._end_reported:
+            self._end_reported = True
             self._read_last_outputs()
             self._hosts.say(HostEnded(self._result().to_json(), time.time()))
         return self._hosts.over
 
     def _say_numbers(self) -> None:
-        """On several hosts, once: how each rank here is called by torchrun and by the backend."""
+        """On several hosts, once: log the numbers of each rank in torchrun and in the backend."""
         if self._hosts is None or self._numbers_said or not self._ranks:
             return
         paths = {rank: self.dir.numbers(self._attempt, rank) for rank in self._own}
@@ -533,7 +548,7 @@ class Supervision:
         self._log.say(f"{self.spec.hosts[self._node_rank]}: {', '.join(parts)}")
 
     def _tell_memory(self) -> None:
-        """On several hosts: how much memory each rank here has."""
+        """On several hosts: write how much memory each rank of this host uses."""
         if self._hosts is None or self._clock() < self._memory_due:
             return
         self._memory_due = self._clock() + MEMORY_EVERY
@@ -541,7 +556,7 @@ class Supervision:
             steps = processes.resident_bytes(process.pid) // MEMORY_STEP
             if steps != self._memory.get(rank):
                 self._memory[rank] = steps
-                with contextlib.suppress(OSError):  # a full disk: then it is not known
+                with contextlib.suppress(OSError):  # a full disk: the memory is not shown
                     files.write_json(self.dir.memory(self._attempt, rank), steps * MEMORY_STEP)
 
     def _note_recompiles(self, *, last: bool = False) -> None:
@@ -551,17 +566,48 @@ class Supervision:
             if last:
                 self._recompile_notes.close()
 
+    def _collect_wait(self, inside: list[int], outside: list[int]) -> None:
+        """Collect the stacks of a long wait, for a report.
+
+        The wait may be intended (one rank evaluates), so the run is not stopped. On a TPU the same
+        code could hang.
+        """
+        self._collect_stacks(lambda: self._note_wait(inside, outside), native=False)
+
     def _note_wait(self, inside: list[int], outside: list[int]) -> None:
-        """It may be meant (one rank evaluates), so the run goes on; on a TPU it could hang."""
-        stacks.collect_stacks(self.dir, self._attempt, self._living_ranks(), native=False)
         where, _ = stacks.describe_stacks(self.dir, self.spec, self._attempt, self._ranks)
         waiting, missing = (self.spec.name_ranks(ranks) for ranks in (inside, outside))
         self._emit(
             Note(
-                f"waiting in a collective for {LONG_WAIT:g} s: {waiting}; not there: {missing}\n"
+                f"waiting in a collective for {LONG_WAIT:g} s: {waiting}; not in it: {missing}\n"
                 f"{where}"
             )
         )
+
+    def _collect_stacks(self, report: Callable[[], None], *, native: bool) -> None:
+        self._drop_stacks()  # of a long wait: a hang's report includes them
+        self._report_stacks = report
+        self._stacks = stacks.StackCollection(
+            self.dir, self._attempt, self._living_ranks(), native=native, clock=self._clock
+        )
+
+    def _advance_stacks(self) -> None:
+        """Report collected stacks. A hang is reported early if something else stops the run."""
+        if self._stacks is None:
+            return
+        if self._over or (self._stop is not None and not self._hang_found):
+            self._drop_stacks()
+        elif self._stacks.advance() or self._stop is not None:
+            self._finish_stacks()
+
+    def _finish_stacks(self) -> None:
+        self._drop_stacks()
+        self._report_stacks()
+
+    def _drop_stacks(self) -> None:
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
 
     def _living_ranks(self) -> dict[int, Process]:
         return {r: p for r, p in self._ranks.items() if p is not None and processes.is_alive(p)}
@@ -571,17 +617,21 @@ class Supervision:
         return {rank: processes.work_done(process) for rank, process in living.items()}
 
     def _on_hang(self, silence: float, *, everywhere: bool = False) -> None:
-        """Say who waits where, while they still do, and stop them.
+        """Find out which ranks wait where, while they still do, and then stop them.
 
-        `everywhere`: host 0 has found that no host goes on.
+        `everywhere`: host 0 has found that no host is active.
         """
+        if self._hang_found:
+            return
         words = "no activity: collecting the stacks of all ranks"
-        if self._hosts is not None and not everywhere:  # all look at the same time
+        if self._hosts is not None and not everywhere:  # all hosts collect at the same time
             self._hosts.say(StopHosts(StopCause.HUNG, words))
         self._emit(Phase(PhaseKind.COLLECTING_STACKS, words))
-        stacks.collect_stacks(
-            self.dir, self._attempt, self._living_ranks(), meanwhile=self._stay_in_touch
-        )
+        self._hang_found = True
+        self._collect_stacks(lambda: self._stop_hung(silence), native=True)
+
+    def _stop_hung(self, silence: float) -> None:
+        """Report which ranks wait where, and stop them."""
         where, place = stacks.describe_stacks(self.dir, self.spec, self._attempt, self._ranks)
         timeout = self.spec.hang_timeout
         silent = f"no activity from any rank for {max(timeout, silence // timeout * timeout):g} s"
@@ -592,7 +642,7 @@ class Supervision:
             signal=None,
             type="Hang",
             message=f"{silent} (a line, a metric, a step or a collective):\n{where}\n"
-            "If nothing was wrong, give it more time with --hang-timeout.",
+            "If nothing was wrong, give the run more time with --hang-timeout.",
             cell=place.cell if place else None,
             line=place.line if place else None,
             traceback=where if self._hosts is not None else "",
@@ -601,13 +651,8 @@ class Supervision:
         )
         self._stop_here(StopCause.HUNG, silent, None, False)
 
-    def _stay_in_touch(self) -> None:
-        """In the middle of something that takes seconds: the other hosts wait for heartbeats."""
-        if self._hosts is not None:
-            self._hosts.step(idle=self._idle)
-
     def _read_last_outputs(self) -> None:
-        """What ranks wrote last is in the files by now: they are gone."""
+        """Read the rest of the ranks' output: they are gone, so it is complete."""
         while outputs := self._outputs.read():
             self._log.add(outputs)
         self._note_recompiles(last=True)
@@ -642,7 +687,7 @@ class Supervision:
         self._emit(Ended(result.state))
 
     def _result(self) -> RunResult:
-        """How it ended, or how the present attempt did."""
+        """The result of the run, or of the current attempt."""
         observation = RunObservation(
             started=self._started,
             ended=time.time(),
@@ -655,10 +700,10 @@ class Supervision:
             fork_server_output=self._fork_server_output,
             ranks=self._own,
             host=self.spec.hosts[self._node_rank] if self._hosts is not None else None,
-            gone_hosts=tuple(self._gone_hosts),
+            host_failures=tuple(self._gone_hosts),
         )
         return outcome.build_result(self.dir, self.spec, observation)
 
 
-def _unsaid(step: str) -> None:
-    """Steps against children left behind are not worth a line."""
+def _unreported(step: str) -> None:
+    """Ignore a step: steps against children left behind are not worth a line."""

@@ -1,1 +1,1 @@
-"""Rehearsal: several cores on CPU, for machines without a TPU. Nothing of it is active on one."""
+"""Rehearsal: several cores on CPU, for machines without a TPU. Never active on a TPU."""

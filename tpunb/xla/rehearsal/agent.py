@@ -1,4 +1,4 @@
-"""Torch elastic's agent as a rank sees it: who this rank is, and the store of the run."""
+"""torch elastic's agent as a rank sees it: the numbers of this rank, and the store of the run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tpunb.xla import hosts
 from tpunb.xla.rehearsal.board import Board
 
 _boards: list[Board] = []
-"""Kept: torch's own objects on a store do not keep its methods, which are Python's."""
+"""Keeps boards alive: torch's own objects for a store do not keep its Python methods alive."""
 
 
 @dataclass(frozen=True)
 class Agent:
-    """What the environment of a rank says about it and its run."""
+    """The facts about a rank and its run that are in its environment."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
-    """Ranks of this host."""
+    """The number of ranks on this host."""
     address: str
     port: int
-    """Where torch elastic serves its store."""
+    """The port on which torch elastic serves its store."""
     attempt: int
-    """Keeps the keys of a restarted run separate."""
+    """Part of the keys in the store, to keep those of a restarted run separate."""
 
     @classmethod
     def from_environment(
@@ -42,7 +42,7 @@ class Agent:
         local_rank: int,
         local_world_size: int,
     ) -> Agent:
-        """Reads MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT."""
+        """Read MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT."""
         return cls(
             rank,
             world_size,
@@ -55,7 +55,7 @@ class Agent:
 
     @property
     def one_host(self) -> bool:
-        """All ranks are on this host."""
+        """True if all ranks are on this host."""
         return self.local_world_size == self.world_size
 
     @property
@@ -65,14 +65,14 @@ class Agent:
         return range(first, first + self.local_world_size)
 
     def own_address(self) -> str:
-        """The address of this host at which the other ranks reach it."""
+        """The address at which the other ranks reach this host."""
         return "127.0.0.1" if self.one_host else hosts.own_address()
 
     def open_store(self, timeout: timedelta) -> Store:
-        """The store of this run.
+        """Open the store of this run.
 
-        On one host its board; torch elastic's store where torchrun is the agent, or where there
-        are several hosts.
+        On one host the run's board; torch elastic's store if torchrun is the agent, or if there are
+        several hosts.
         """
         board = os.environ.get(env_vars.BOARD)
         if board is not None and self.one_host:

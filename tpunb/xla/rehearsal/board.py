@@ -1,8 +1,8 @@
-"""A store for the ranks of one machine: memory that they share, to which each of them appends.
+"""A store for the ranks of one machine, in shared memory to which each rank appends.
 
-torch elastic's TCPStore listens, serves whoever connects, and looks up the name of each address
-that it connects to: where no DNS server answers, each rank waits 10 s for that (torch 2.8, 2.9).
-The memory is a file without a name: only processes that have inherited it can open it.
+torch elastic's TCPStore listens, serves any process that connects, and looks up the name of each
+address that it connects to: if no DNS server answers, each rank waits 10 s (torch 2.8, 2.9). The
+memory is a file without a name: only processes that have inherited it can open it.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 PAUSE = 0.002
-"""Seconds between two looks of a rank that waits for a key."""
+"""Seconds between two checks of a rank that waits for a key."""
 _RECORD = struct.Struct("<?II")
-"""Whether the key is deleted, and the lengths of key and value, which follow."""
+"""The head of a record: is the key deleted, and the lengths of key and value, which follow."""
 
 ROOM = 1 << 28
-"""Bytes of each half of the memory. Pages that nobody has written to take none."""
+"""Bytes of each half of the memory. Pages that were never written to take no memory."""
 _BEGIN = 8
 _GENERATION = 1 << 32
-"""The memory begins with one number: a count of these, and how many bytes of records there are."""
+"""The memory begins with one number: the generation times this, plus the bytes of its records."""
 _SLACK = 1 << 20
-"""Bytes of overwritten records that are not worth cleaning up."""
+"""Bytes of overwritten records that are not worth a clean-up."""
 
 _Change = Callable[[bytes | None], bytes | None]
-"""What becomes of a value; None where the key is not there."""
+"""Function from the old value of a key to the new one; None stands for no value."""
 
 
 class Board(Store):
     """A store on the memory file with descriptor `file`, inherited by all ranks.
 
-    A rank that changes something locks, reads what it has not read yet, and appends a record: all
-    read them in one order. Readers take no lock: 64 ranks that wait for each other with
-    FileStore, where they do, took 42 s. The memory is mapped, not read as a file: the system may
-    give zeros for a page that another process is just appending.
+    To change a value, a rank takes the lock, reads the records that are new to it, and appends a
+    record: all ranks read the records in the same order. Readers take no lock: with FileStore,
+    whose readers do, 64 ranks that waited for each other took 42 s. The memory is mapped, not read
+    as a file: the system may return zeros for a page to which another process is just appending.
 
-    When most records have been overwritten, the rank that appends next writes those that count to
-    the other half of the memory, and all go on there: so ranks may tell each other where they
-    wait for weeks.
+    When most records have been overwritten, the next rank that appends writes the current values to
+    the other half of the memory, and all ranks continue there: so ranks can publish their waits
+    for weeks.
     """
 
     def __init__(self, file: int, timeout: timedelta) -> None:
@@ -59,16 +59,16 @@ class Board(Store):
         self._lock = threading.RLock()
         self._generation = 0
         self._offset = 0
-        """How many bytes of this generation's records have been read."""
+        """Bytes of this generation's records that have been read."""
         self._most = _SLACK
-        """So many bytes of records, and it is time to clean up."""
+        """Bytes of records from which on it is time to clean up."""
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
         self._change(key, lambda before: _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value of a key. Waits for it; TimeoutError after the store's time-out."""
+        """The value of a key. Waits for it; raises TimeoutError after the store's time-out."""
         self.wait([key])
         with self._lock:
             return self._values[key]
@@ -93,7 +93,7 @@ class Board(Store):
             self._read()
             return len(self._values)
 
-    # By these names torch calls them from C++ (2.8, 2.9).
+    # torch calls these names from C++ (2.8, 2.9).
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
@@ -103,7 +103,7 @@ class Board(Store):
             return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there; TimeoutError after `timeout`, or the store's own."""
+        """Wait until all keys exist; raises TimeoutError after `timeout`, or the store's own."""
         timeout = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout.total_seconds()
         while not self.check(keys):
@@ -112,9 +112,9 @@ class Board(Store):
             time.sleep(PAUSE)
 
     def _change(self, key: str, change: _Change) -> tuple[bytes | None, bytes | None]:
-        """The value of a key before and after a change of it."""
+        """Change the value of a key; return the values before and after."""
         with self._lock:
-            fcntl.flock(self._file, fcntl.LOCK_EX)  # a rank that is killed leaves it
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # released by the system if a rank is killed
             try:
                 self._read()
                 before = self._values.get(key)
@@ -129,14 +129,14 @@ class Board(Store):
         if self._offset + len(record) > min(self._most + len(record), ROOM):
             self._clean_up()
         if self._offset + len(record) > ROOM:
-            raise OSError(f"the ranks have told each other more than {ROOM >> 20} MB")
+            raise OSError(f"the ranks have stored more than {ROOM >> 20} MB in their shared store")
         begin = self._begin() + self._offset
         self._memory[begin : begin + len(record)] = record
         self._head[0] += len(record)
         self._read()
 
     def _clean_up(self) -> None:
-        """Begin the next generation, with the records that count."""
+        """Begin the next generation, with one record for each value."""
         records = b"".join(_record(key, value) for key, value in self._values.items())
         begin = self._begin(self._generation + 1)
         self._memory[begin : begin + len(records)] = records
@@ -144,19 +144,19 @@ class Board(Store):
         self._read()
 
     def _begin(self, generation: int | None = None) -> int:
-        """Where the records of a generation are: each uses the half that the last one did not."""
+        """The offset of a generation's records: generations use the two halves in turn."""
         generation = self._generation if generation is None else generation
         return _BEGIN + generation % 2 * ROOM
 
     def _read(self) -> None:
-        """Read what all ranks have appended since."""
+        """Apply the records that ranks have appended since the last call."""
         with self._lock:
             while True:
                 generation, end = divmod(self._head[0], _GENERATION)
                 offset = self._offset if generation == self._generation else 0
                 begin = self._begin(generation)
                 records = self._memory[begin + offset : begin + end]
-                # Else the next but one may have begun to write over them.
+                # Otherwise the next generation but one may have begun to overwrite these records.
                 if self._head[0] // _GENERATION == generation:
                     break
             if generation != self._generation:
@@ -168,7 +168,7 @@ class Board(Store):
                 self._offset = offset + at
 
     def _apply(self, records: bytes, at: int) -> int:
-        """Apply one record; where the next one begins."""
+        """Apply one record; return where the next one begins."""
         deleted, key_length, length = _RECORD.unpack_from(records, at)
         at += _RECORD.size
         key = records[at : at + key_length].decode()

@@ -1,8 +1,8 @@
 """Moves values between XLA and torch's CPU tensors without copies, and reuses large buffers.
 
-On the CPU, XLA's memory is the host's. A copy of 100 MB into new memory takes longer than gloo
-takes to reduce it (measured, 2 ranks), because the kernel clears every page first. So memory for
-large messages is reused.
+On the CPU, XLA's memory is the host's. Copying 100 MB into new memory takes longer than reducing it
+with gloo (measured, 2 ranks), because the kernel clears every page first. So memory for large
+messages is reused.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 _XLAC = torch_xla._XLAC  # type: ignore[attr-defined]
 
 _get_cpu_tensors = _XLAC._xla_get_cpu_tensors
-"""torch_xla's own: what a rehearsal reads is not what the user's code reads."""
+"""torch_xla's own function: reads of the rehearsal do not count as reads of the user's code."""
 
 ALIGNMENT = 64
 """Bytes. XLA takes over aligned memory only (tsl's MinAlign; torch's allocator agrees)."""
 REUSED = 1 << 18
-"""Bytes from which on memory is kept here. Below, malloc keeps it."""
+"""Bytes from which on this module keeps memory for reuse. Smaller blocks are left to malloc."""
 KEPT = 1 << 28
-"""Most bytes of free memory that are kept."""
+"""Bytes of free memory that are kept, at most."""
 SPARE = 1 << 27
 """Bytes that malloc may keep free: reusing them is faster than asking the kernel."""
 INTERVAL = 2.0
@@ -38,7 +38,7 @@ def from_xla(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The values of computed tensors, in XLA's own memory: never write to them."""
     try:
         _XLAC._get_tensors_handle(tensors)  # _to_dlpack ends the process if one has no memory
-    except RuntimeError:  # it is on the CPU, or a number that XLA keeps in its programs
+    except RuntimeError:  # a tensor on the CPU, or a number that XLA keeps in its programs
         plain = [tensor.detach() for tensor in tensors]
         values: list[torch.Tensor] = _get_cpu_tensors(plain)
         return values
@@ -110,7 +110,7 @@ class Memory:
     def lend(self, tensor: torch.Tensor) -> None:
         """Keep a tensor until XLA, which took over its memory, has released it.
 
-        XLA releases it in a thread of its own. A Python object that died there would wait for
+        XLA releases it in a thread of its own. A Python object freed in that thread would wait for
         the GIL, which another thread may hold while it waits for XLA: seen as a hang.
         """
         self._lent.append(tensor)
@@ -147,7 +147,7 @@ class Memory:
 
 
 memory = Memory()
-"""Of this process."""
+"""The memory of this process."""
 
 
 def _is_free(storage: torch.UntypedStorage) -> bool:
@@ -170,8 +170,8 @@ class _MallocInfo(ctypes.Structure):
 class Heap:
     """malloc's free memory in this process.
 
-    XLA frees its buffers in threads of its own, and small blocks that stay keep malloc from using
-    the holes again: a rank that trains on batches of 10 MB grew by 4 MB a step (seen with glibc
+    XLA frees its buffers in threads of its own, and small blocks that remain keep malloc from
+    reusing the gaps: a rank that trained on batches of 10 MB grew by 4 MB a step (seen with glibc
     2.36).
     """
 
@@ -184,11 +184,11 @@ class Heap:
         self._next_trim = 0.0
 
     def free(self) -> int:
-        """Bytes that malloc keeps free; 0 if libc cannot tell."""
+        """Bytes that malloc keeps free; 0 if libc does not provide them."""
         return 0 if self._info is None else int(self._info().fordblks)
 
     def trim(self) -> None:
-        """Every INTERVAL, give the kernel back what is above SPARE (0.2 µs in between)."""
+        """Return free memory above SPARE to the kernel, once per INTERVAL (0.2 µs in between)."""
         now = time.monotonic()
         if now < self._next_trim:
             return
@@ -198,4 +198,4 @@ class Heap:
 
 
 heap = Heap()
-"""Of this process."""
+"""The heap of this process."""

@@ -1,4 +1,4 @@
-"""A collective call of one rank, in a form that ranks compare and people read."""
+"""Descriptions of collective calls that ranks compare and people read."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Call:
     tensors: tuple[str, ...] = ()
     """'float32[3, 4]' for each tensor."""
     detail: str = ""
-    """What else must be the same on all ranks: groups, scale."""
+    """Other arguments that must be the same on all ranks: groups, scale."""
     label: str = ""
-    """For people only, and not compared: the tag of a rendezvous."""
+    """For people only, not compared: the tag of a rendezvous."""
     place: str = ""
     """The line of the user's code; only set in calls received from other ranks."""
     first_divergence: str = ""
     """This rank's line at the first collective that the ranks called from different lines."""
     circumstances: str = ""
-    """What is special where it was called (`circumstances`); only set like `place`."""
+    """Unusual circumstances of the call (see `circumstances`); only set like `place`."""
 
     def __str__(self) -> str:
         """'all_reduce sum of 62 tensors (float32[10, 3], …)'."""
@@ -77,7 +77,7 @@ _lines: CellLines | None = None
 
 
 def name_cell_lines(lines: CellLines) -> None:
-    """In a rank of a run: name lines of its cells as such, 'cell [7], line 3'."""
+    """In a rank of a run: name lines of its cells in messages as 'cell [7], line 3'."""
     global _lines
     _lines = lines
 
@@ -104,9 +104,9 @@ class CodeLine(NamedTuple):
 def running_line() -> CodeLine | None:
     """The line of the user's code that is running, or None (a few µs).
 
-    A line of the run's script if one is running, else the innermost outside of the libraries.
-    torch calls hooks of a backward pass in a thread of its own: then the line of the main thread,
-    which waits in `backward()`.
+    A line of the run's script if one is running, otherwise the innermost line outside of the
+    libraries. torch calls hooks of a backward pass in a thread of its own; in it, the line of the
+    main thread, which waits in `backward()`.
     """
     line = _find_line(sys._getframe(1))
     if line is None and (ident := threading.main_thread().ident) != threading.get_ident():
@@ -158,9 +158,10 @@ def users_line() -> str:
 
 
 def is_other_thread() -> bool:
-    """Whether this is a thread that the user's code or a library has started in Python.
+    """True in a thread that the user's code or a library has started in Python.
 
-    torch's own, which run hooks of a backward pass, are not: the main thread waits for them.
+    False in torch's own threads, which run hooks of a backward pass: the main thread waits for
+    them.
     """
     if threading.get_ident() == threading.main_thread().ident:
         return False
@@ -168,16 +169,16 @@ def is_other_thread() -> bool:
 
 
 def circumstances() -> str:
-    """What may explain that a collective is called here, or ''.
+    """Circumstances that may explain an unexpected collective call, or ''.
 
-    An exception that is being handled, because a `finally` or an `except` that calls a collective
-    hides it; and another thread than the main one, because threads of several ranks may come in
-    another order.
+    They are an exception being handled, which a `finally` or `except` that calls a collective
+    hides; and a thread other than the main one, because threads may run in a different order on
+    each rank.
     """
     found = []
     error, line = sys.exc_info()[1], None
     while error is not None and (line := _raised_at(error)) is None:
-        error = error.__context__  # that one is handled in a library
+        error = error.__context__  # this error is being handled in a library
     if error is not None:
         text = traceback.format_exception_only(type(error), error)[-1].strip()
         found.append(f"after {text[:200]}\n      {line}")
@@ -187,7 +188,7 @@ def circumstances() -> str:
 
 
 def _raised_at(error: BaseException) -> CodeLine | None:
-    """The innermost line of the user's code that an exception has come through."""
+    """The innermost line of the user's code in an exception's traceback."""
     found, tb = None, error.__traceback__
     while tb is not None:
         if _is_users(tb.tb_frame):
@@ -198,7 +199,7 @@ def _raised_at(error: BaseException) -> CodeLine | None:
 
 
 def describe_mismatch(calls: Mapping[int, Call]) -> str:
-    """The message for ranks that met with different calls."""
+    """The error message when ranks have made different calls."""
     ranks_by_call: dict[str, list[int]] = {}
     for rank, call in calls.items():
         text = f"{call}{_first_difference(call, calls)}"
@@ -221,24 +222,26 @@ def describe_mismatch(calls: Mapping[int, Call]) -> str:
 def describe_first_divergence(first_divergences: Mapping[int, str]) -> list[str]:
     """The lines of a message about the first collective called from different lines, if any.
 
-    Ranks may make the same call from different lines (one in an `else`). But when calls do not
-    match later, it is most often where it began: a collective under a condition on the rank met
-    the next one of the others.
+    Ranks may make the same call from different lines (one of them in an `else`). But if calls do
+    not match later, the cause is most often there: a collective under a condition on the rank was
+    matched with the next one of the other ranks.
     """
     places: dict[str, list[int]] = {}
     for rank, place in sorted(first_divergences.items()):
         if place:
             places.setdefault(place, []).append(rank)
     lines = [f"  {describe_ranks(ranks)}: {place}" for place, ranks in places.items()]
-    return ["The ranks first met from different lines in collective", *lines] if lines else []
+    if not lines:
+        return []
+    return ["The first collective that the ranks called from different lines:", *lines]
 
 
 def _first_difference(call: Call, calls: Mapping[int, Call]) -> str:
-    """', number 17 is float32[3]' for the first difference in lists of one length, else ''."""
+    """', tensor 17 is float32[3]' for the first difference of lists of equal length, else ''."""
     others = [other.tensors for other in calls.values()]
     if len(call.tensors) < 2 or any(len(tensors) != len(call.tensors) for tensors in others):
         return ""
     for index, kinds in enumerate(zip(*others, strict=True)):
         if len(set(kinds)) > 1:
-            return f", number {index + 1} is {call.tensors[index]}"
+            return f", tensor {index + 1} is {call.tensors[index]}"
     return ""

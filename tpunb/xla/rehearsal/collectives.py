@@ -1,8 +1,8 @@
 """The collectives of a rehearsal: XLA tensor → CPU → gloo → XLA tensor.
 
 Each function has the signature of the torch_xla function that it replaces (2.8, 2.9), so that
-torch_xla's own Python code calls it unchanged. What XLA's compiler or torch_xla refuses on a TPU
-is refused here too.
+torch_xla's own Python code calls it unchanged. Calls that XLA's compiler or torch_xla refuses on a
+TPU are refused in a rehearsal, too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tpunb.xla.rehearsal.tensors import on_device, overwrite, read_values
 Token = Any
 """Keeps torch_xla's collectives in order within a program. A rehearsal only passes it on."""
 EMPTY = (
-    "torch_xla fails with an empty tensor here ('Slice size at index 0 in gather op is out of "
-    "range'), also on a TPU"
+    "torch_xla fails with an empty tensor in this call ('Slice size at index 0 in gather op is out "
+    "of range'), also on a TPU"
 )
-EMPTY_LIST = "torch_xla crashes with an empty list here, also on a TPU"
+EMPTY_LIST = "torch_xla crashes with an empty list in this call, also on a TPU"
 
 _all_gather_upstream: Callable[..., Any] = xm._all_gather_using_all_reduce
 """torch_xla's own all-gather for pinned layouts."""
@@ -172,9 +172,9 @@ class _Message:
     indexes: list[int]
     dtype: torch.dtype
     is_sum: bool
-    """True if gloo may reduce it; not bool, and not min or max, where gloo ignores NaN."""
+    """True if gloo may reduce it: not bool, and not min or max, for which gloo ignores NaN."""
     flat: torch.Tensor
-    """Numbers if `is_sum`, else bytes."""
+    """Numbers if `is_sum`, otherwise bytes."""
     sizes: list[int]
     """Elements of each value, and of the padding after it."""
 
@@ -304,7 +304,7 @@ def _shard_count_problem(shard_count: int, members: Sequence[int]) -> str:
     """Why XLA refuses this shard count, or ''."""
     if shard_count == len(members):
         return ""
-    return f"shard_count is {shard_count}, of {len(members)} ranks in the group"
+    return f"shard_count is {shard_count}, but the group has {len(members)} ranks"
 
 
 def _dim_problem(tensor: torch.Tensor, dim: int, name: str = "dim") -> str:
@@ -313,7 +313,7 @@ def _dim_problem(tensor: torch.Tensor, dim: int, name: str = "dim") -> str:
     The same on a TPU: torch_xla checks when it adds the operation to the program.
     """
     if not 0 <= dim < tensor.dim():
-        return f"{name} {dim} is not in 0 … {tensor.dim() - 1}, its dimensions"
+        return f"{name} {dim} is not in 0 … {tensor.dim() - 1}, the dimensions of the tensor"
     return ""
 
 
@@ -324,11 +324,11 @@ def _gather_problem(tensors: Sequence[torch.Tensor], dim: int) -> str:
     for index, tensor in enumerate(tensors):
         if problem := _dim_problem(tensor, dim):
             return problem
-        # torch_xla's BuildAllGatherCoalesced puts what is alone of its type first.
+        # torch_xla's BuildAllGatherCoalesced puts a single tensor of its type first.
         if index and counts[tensor.dtype] == 1:
             return (
-                f"torch_xla crashes where a list has one tensor only of a type ({tensor.dtype}), "
-                "also on a TPU: gather it by itself"
+                f"torch_xla crashes if a list has a single tensor of some type ({tensor.dtype}), "
+                "also on a TPU: gather that tensor separately"
             )
     return EMPTY if _first_is_empty(tensors) else ""
 
@@ -464,7 +464,8 @@ def _scatter_problem(tensors: Sequence[torch.Tensor], dim: int, shard_count: int
         if problem := _dim_problem(tensor, dim, "scatter_dim"):
             return problem
         if tensor.shape[dim] % shard_count:
-            return f"dimension {dim} of {list(tensor.shape)} has no {shard_count} equal shares"
+            shape = list(tensor.shape)
+            return f"dimension {dim} of {shape} cannot be split into {shard_count} equal shares"
     return EMPTY if _first_is_empty(tensors) else ""
 
 
@@ -501,9 +502,9 @@ class AllToAll(_Collective):
         problem = _dim_problem(tensor, split_dim, "split_dimension")
         problem = problem or _dim_problem(tensor, concat_dim, "concat_dimension")
         if not problem and split_count != len(members):
-            problem = f"split_count is {split_count}, of {len(members)} ranks in the group"
+            problem = f"split_count is {split_count}, but the group has {len(members)} ranks"
         if not problem and tensor.shape[split_dim] % split_count:
-            problem = f"dimension {split_dim} has no {split_count} equal shares"
+            problem = f"dimension {split_dim} cannot be split into {split_count} equal shares"
         if not problem and tensor.numel() == 0:
             problem = EMPTY
         if problem:
@@ -527,9 +528,9 @@ class CollectivePermute(_Collective):
     ) -> tuple[torch.Tensor, Token]:
         """`_XLAC._xla_collective_permute`: the tensor of this rank's source, or zeros.
 
-        All ranks take part, also those in no pair: on a TPU they run one program. Only for
-        torch.distributed's send and recv, which are one pair on two ranks, two do: see
-        `process_groups.warn_of_pairs`. A new leaf with the input's requires_grad.
+        All ranks take part, even those in no pair: on a TPU they run one program. Only for
+        torch.distributed's send and recv, which are one pair on two ranks, just these two take
+        part: see `process_groups.warn_of_pairs`. A new leaf with the input's requires_grad.
         """
         rank = self._peers.wire.rank
         pairwise = process_groups.is_pairwise()
@@ -541,9 +542,9 @@ class CollectivePermute(_Collective):
         call = describe_call("collective_permute", [tensor], detail)
         problem = ""
         if not len(targets) == len(sources) == len(pairs):
-            problem = "XLA takes each rank as a source once and as a target once"
+            problem = "XLA accepts each rank once as a source and once as a target"
         elif set(named) - set(self._peers.world):
-            problem = f"there are ranks 0 … {len(self._peers.world) - 1}"
+            problem = f"only ranks 0 … {len(self._peers.world) - 1} exist"
         elif tensor.numel() == 0:
             problem = EMPTY
         if problem:

@@ -1,16 +1,16 @@
-"""Compares the programs of the ranks at each collective, and warns where they differ.
+"""Compares the programs of the ranks at each collective, and warns if they differ.
 
 Each core of a TPU compiles its own program. Programs with a collective must be the same on all
 cores: torch_xla's own code takes care to "produce the exact same graph in each replica to prevent
 hanging" (xm.collective_broadcast), and different layouts around a collective may silently corrupt
-data (pytorch/xla#3511, #4359). What a rank does alone between two collectives (evaluate, save,
+data (pytorch/xla#3511, #4359). Work of one rank alone between two collectives (evaluate, save,
 print a loss) is not compared, because no other core takes part in it.
 
-Compared is the graph that leads to the tensors of a collective: operations, shapes and types, not
-data. torch_xla's hash tells which graphs were seen before. Numbers from Python are data too,
-except 0 and 1, which torch_xla writes into the program (XLA_NO_SPECIAL_SCALARS=1 turns that off).
-What follows the last collective of a step is in one program with it on a TPU; of that, the
-optimizer's step is compared, at the next collective.
+The comparison covers the graph that leads to the tensors of a collective: operations, shapes and
+types, not data. torch_xla's hash identifies graphs that were seen before. Numbers from Python are
+data too, except 0 and 1, which torch_xla writes into the program (XLA_NO_SPECIAL_SCALARS=1 turns
+that off). On a TPU, the operations after the last collective of a step are in one program with it;
+of these, the optimizer's step is compared, at the next collective.
 
 All-reduces between two torch_xla.sync() must also agree on `pin_layout`. torch_xla ties them to
 each other by a token, so that they are in one program, which XLA refuses otherwise ("HloModule has
@@ -42,9 +42,9 @@ from tpunb.xla.rehearsal.ranks import describe_ranks
 SHARE = 0.01
 """Largest share of a rank's time for hashing; above it only every 2nd, 4th, … is hashed."""
 ALWAYS = 32
-"""This many programs are hashed first, whatever it costs."""
+"""The first programs, which are always hashed."""
 ROOM = 65536
-"""Bytes in which a rank describes its program to the others."""
+"""Bytes of the description of a program that a rank sends to the others."""
 _MOST_KEPT = 1024
 _MOST_WARNINGS = 16
 
@@ -64,9 +64,9 @@ class Outline:
 
     operations: Mapping[str, int] = field(default_factory=dict)
     inputs: Mapping[str, int] = field(default_factory=dict)
-    """'f32[32,784]' and how many of that shape."""
+    """The number of inputs of each shape, 'f32[32,784]'."""
     results: Mapping[str, int] = field(default_factory=dict)
-    """'aten::mul f32[32,784]' and how many of these."""
+    """The number of results of each kind, 'aten::mul f32[32,784]'."""
 
     def __add__(self, other: Outline) -> Outline:
         """The outline of two programs in a row."""
@@ -77,7 +77,7 @@ class Outline:
 
     @classmethod
     def parse(cls, text: str) -> Outline:
-        """From torch_xla's text of a graph."""
+        """The outline of a graph, from torch_xla's text of the graph."""
         nodes = [
             (_LAYOUT.sub("", shape), kind)
             for shape, kind, rest in _NODE.findall(text)
@@ -97,9 +97,9 @@ class Outline:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2
 
     def difference(self, other: Outline) -> str:
-        """What this outline has in addition to another, and what it lacks."""
+        """A description of what this outline has in addition to another, and what it lacks."""
         if not self.operations and other.operations:
-            return "it had computed these tensors before (torch_xla.sync() or a value was read)"
+            return "it had computed these tensors before (torch_xla.sync(), or a value was read)"
         differences = []
         more, less = _beyond(self.inputs, other.inputs), _beyond(other.inputs, self.inputs)
         if more or less:
@@ -120,9 +120,9 @@ class Outline:
 
 
 def _beyond(counts: Mapping[str, int], others: Mapping[str, int], most: int = 4) -> str:
-    """'3 × aten::mul, aten::relu': what `counts` has beyond `others`."""
+    """The items of `counts` in excess of `others`: '3 × aten::mul, aten::relu'."""
     extra = Counter(counts) - Counter(others)
-    # torch's own operations first: casts and constants only come with them.
+    # torch's own operations first: casts and constants only accompany them.
     order = sorted(extra.items(), key=lambda item: (not item[0].startswith("aten"), item))
     named = [f"{count} × {name}" if count > 1 else name for name, count in order[:most]]
     left = len(extra) - len(named)
@@ -131,12 +131,12 @@ def _beyond(counts: Mapping[str, int], others: Mapping[str, int], most: int = 4)
 
 @dataclass(frozen=True)
 class Names:
-    """What the user's code calls the tensors of a program, where it has a name for them."""
+    """The names that the user's code has for the tensors of a program, if any."""
 
     computed: Sequence[str] = ()
-    """Those that the collective is about."""
+    """Tensors that the collective exchanges."""
     read: Sequence[str] = ()
-    """Those that it is computed from."""
+    """Tensors from which they are computed."""
 
     def difference(self, others: Names) -> str:
         """'takes b.grad, the others a.grad; reads b, the others a'; '' for the same names."""
@@ -158,20 +158,20 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 class ProgramHashes(NamedTuple):
-    """What ranks compare at a collective. 0: not hashed; 1: no operations."""
+    """Hashes that ranks compare at a collective. 0: not hashed; 1: no operations."""
 
     program: int
-    """The program that leads to it."""
+    """Hash of the program that leads to the collective."""
     step: int
-    """The optimizer steps after the previous collective, up to the end of its program."""
+    """Hash of the optimizer steps after the previous collective, up to the end of its program."""
 
 
 class ProgramComparison:
-    """The programs of one rank, and their differences from those of the others."""
+    """Compares the programs of one rank with those of the others."""
 
     def __init__(self) -> None:
         self.calls = 0
-        """Collectives so far."""
+        """The number of collectives so far."""
         self._is_open = False
         """True if on a TPU the next operations are in one program with the last collective."""
         self._step_graphs: list[bytes] = []
@@ -186,10 +186,10 @@ class ProgramComparison:
         self._hashes: dict[bytes, int] = {}
         self._outlines: dict[int, Outline] = {}
         self._names: dict[int, Names] = {}
-        """By the hash of an outline, like those."""
+        """By the hash of an outline, like `_outlines`."""
         self._same = ""
         self._warned: dict[tuple[int, ...], set[tuple[bytes, int, tuple[int, ...]]]] = {}
-        """By group of ranks, because only its members have met in the same collectives."""
+        """By group of ranks, because only its members have taken part in the same collectives."""
 
     def hash_program(self, tensors: Sequence[torch.Tensor]) -> None:
         """Hash the program that computes these tensors. Call it before they are computed."""
@@ -213,7 +213,7 @@ class ProgramComparison:
             self._outline_hash(self._step_graphs, tensors)
 
     def end_program(self) -> None:
-        """torch_xla.sync(): later operations are in another program."""
+        """Note a torch_xla.sync(): later operations are in another program."""
         self._is_open = False
 
     def _hash(self, tensors: Sequence[torch.Tensor]) -> bytes:
@@ -229,10 +229,10 @@ class ProgramComparison:
         return graph
 
     def _outline_hash(self, graphs: Sequence[bytes], tensors: Sequence[torch.Tensor]) -> int:
-        """Hash of the outline of some programs in a row; the last computes these tensors."""
+        """Hash of the outline of programs in a row, the last of which computes these tensors."""
         key = b"".join(graphs)
         if key not in self._hashes:
-            # New, so that XLA compiles it, which takes a hundred times as long as this.
+            # A new graph, which XLA compiles: that takes a hundred times as long as this.
             if len(self._hashes) == _MOST_KEPT:
                 self._hashes.clear()
                 self._outlines.clear()
@@ -246,7 +246,7 @@ class ProgramComparison:
         return self._hashes[key]
 
     def begin_collective(self) -> ProgramHashes:
-        """The hashes of the program that led to this collective, and of the steps before it."""
+        """Return the hashes of the program that led to this collective, and of steps before it."""
         hashed = self.calls % self._period == 0 and self.calls > 0
         step = (
             self._hashes.get(b"".join(self._step_graphs), 0) if self._step_graphs else int(hashed)
@@ -259,7 +259,7 @@ class ProgramComparison:
         return self._latest
 
     def differ(self, call: Call, members: Sequence[int], hashes: Sequence[ProgramHashes]) -> bool:
-        """True if the programs differ in a way not warned of yet. The same on all members."""
+        """True if the programs differ in a new way, without a warning yet. Equal on all members."""
         warned = self._warned.setdefault(tuple(members), set())
         for which, graphs in enumerate(zip(*hashes, strict=True)):
             hashed = [graph for graph in graphs if graph]
@@ -279,7 +279,7 @@ class ProgramComparison:
         return False
 
     def described(self) -> bytes:
-        """This rank's program and line for the others, in ROOM bytes."""
+        """A description of this rank's program and line for the others, in ROOM bytes."""
         latest = self._latest[self._differing]
         outline = self._outlines.get(latest, Outline())
         place = str(self._stepped or "") if self._differing else users_line()
@@ -293,12 +293,12 @@ class ProgramComparison:
         return text.ljust(ROOM)
 
     def describe_difference(self, call: Call, described: Mapping[int, bytes]) -> str:
-        """Which ranks differ from the others, where, in what, and why it matters."""
+        """The warning: which ranks differ from the others, where, how, and why it matters."""
         groups: dict[int, list[int]] = {}
         places, outlines, names = {}, {}, {}
         for rank, text in described.items():
             graph, places[rank], named, *parts = json.loads(text)
-            if graph:  # else that rank did not hash it
+            if graph:  # 0: that rank did not hash its program
                 groups.setdefault(graph, []).append(rank)
                 outlines[rank], names[rank] = Outline(*parts), Names(*named)
         most, *others = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
@@ -320,14 +320,14 @@ class ProgramComparison:
         elif self._same:
             since = f"the programs were the same at {self._same}"
         else:
-            since = "it is the first one compared"
+            since = "it is the first one that was compared"
         lines.append(f"  This is collective {self.calls} ({_steps()}); {since}.")
         lines.append(_WHY)
         return "\n".join(lines)
 
 
 def _names(tensors: Sequence[torch.Tensor]) -> Names:
-    """For a new graph, which XLA compiles: that takes longer by far."""
+    """The names of a new graph's tensors. XLA compiles such a graph, which takes far longer."""
     names = TensorNames()
     with counters.creating_own_tensors():
         read: Sequence[int] = _XLAC._get_tensors_xla_device_data_node(list(tensors))[0]
@@ -349,12 +349,12 @@ def _steps() -> str:
 
 
 def print_warning(text: str) -> None:
-    """Write to this rank's standard error. One rank does it for all."""
+    """Print a warning to this rank's standard error. One rank does it for all."""
     print(f"tpunb: {text}", file=sys.stderr, flush=True)
 
 
 programs = ProgramComparison()
-"""Of this process. A rank is forked from a process that takes part in no collectives."""
+"""The comparison of this process. A rank's parent process takes part in no collectives."""
 
 
 _set_token: Any = _XLAC._set_all_reduce_token
@@ -382,8 +382,8 @@ class PinLayoutCheck:
         if before != pinned:
             self._warned = True
             print_warning(
-                f"{call} at {users_line()} has pin_layout={pinned}, and in the same step "
-                f"pin_layout={before} has {place}. This works here, but on a TPU XLA refuses the "
+                f"{call} at {users_line()} has pin_layout={pinned}, but in the same step {place} "
+                f"has pin_layout={before}. This works in a rehearsal, but on a TPU XLA refuses the "
                 "program ('HloModule has a mix of layout constrained and unconstrained AllReduce "
                 "instructions'). The functions of xm pin by default, those of torch.distributed "
                 "do not: pass pin_layout=False to the former, or call torch_xla.sync() between "

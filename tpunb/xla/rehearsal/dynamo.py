@@ -5,9 +5,10 @@ inside would run while tracing, and its result would be a constant of the progra
 with collectives is run by torch_xla's lazy tensors, whose programs end at each collective. All
 other graphs are compiled as usual.
 
-The bridge can also cut a graph at what XLA cannot do, and compile the pieces. Tried, and not
-used: a piece that only passes tensors on (the copy_ behind an in-place all-reduce) gave zeros
-on the first call or an IndexError (torch_xla 2.9), which the whole graph does not on a TPU.
+The bridge can also cut a graph at operations that XLA does not support, and compile the pieces.
+This was tried and rejected: a piece that only passes tensors on (the copy_ behind an in-place
+all-reduce) gave zeros on the first call or an IndexError (torch_xla 2.9), unlike the whole graph on
+a TPU.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ def patch_dynamo_bridge() -> None:
 
 
 def opaque_to_dynamo(function: _Function) -> _Function:
-    """`function`, which dynamo does not trace, as it does not trace torch_xla's own."""
+    """Wrap a function so that dynamo does not trace it, as it does not trace torch_xla's own."""
     disabled: _Function = torch.compiler.disable(function)
     return disabled
 
 
 def _extract(xla_model: GraphModule, xla_args: Any) -> Any:
-    """`extract_compiled_graph_helper`: returns what runs the graph."""
+    """`extract_compiled_graph_helper`: returns a function that runs the graph."""
     if any(_is_collective(node.target) for node in xla_model.graph.nodes):
-        return _alone(xla_model)
+        return _own_program(xla_model)
     return _compile(xla_model, xla_args)
 
 
-def _alone(graph: Callable[..., Any]) -> Callable[..., Any]:
-    """`graph`, which on a TPU is a program of its own that every call runs."""
+def _own_program(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a graph that on a TPU is a program of its own, which every call runs."""
 
     def run(*args: Any) -> Any:
         before = launches.number

@@ -13,7 +13,7 @@ class CollectiveError(TpunbError):
 
 
 class MismatchError(CollectiveError):
-    """The ranks called different collectives, or the same with different tensors."""
+    """The ranks called different collectives, or the same one with different tensors."""
 
 
 class LaunchMismatchError(MismatchError):
@@ -21,7 +21,7 @@ class LaunchMismatchError(MismatchError):
 
 
 class DeadlockError(CollectiveError):
-    """Ranks wait for each other in collectives of different groups, forever."""
+    """Ranks wait forever for each other, in collectives of different groups."""
 
 
 class PeerLostError(CollectiveError):
@@ -29,11 +29,11 @@ class PeerLostError(CollectiveError):
 
 
 class WaitedTooLongError(CollectiveError):
-    """A rank that must take part did not come within the time-out."""
+    """A rank that must take part did not do so within the time-out."""
 
 
 def is_of_torch_distributed(error: BaseException) -> bool:
-    """Whether torch.distributed raised it: gloo does for a lost peer, and knows its port only."""
+    """True if torch.distributed raised the error: gloo does for a lost peer, naming only a port."""
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
@@ -41,11 +41,11 @@ def is_of_torch_distributed(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and module.startswith("torch.distributed.")
 
 
-# Not unfinished work: what it refuses has no meaning between CPU processes (SPMD's collectives),
-# or does not work in torch_xla either (xm.send and xm.recv, pytorch/xla#8074). The second base
-# is what torch raises for an operation that a backend lacks, and libraries catch.
+# Not unfinished work: the refused calls have no meaning between CPU processes (SPMD's collectives),
+# or do not work in torch_xla either (xm.send and xm.recv, pytorch/xla#8074). The second base class
+# is the one that torch raises for an operation that a backend lacks, and that libraries catch.
 class NotRehearsedError(TpunbError, NotImplementedError):
-    """A collective that exists on a TPU and not in a rehearsal."""
+    """A collective that exists on a TPU, but not in a rehearsal."""
 
     def __init__(self, what: str, why: str = "") -> None:
         super().__init__(what, why)

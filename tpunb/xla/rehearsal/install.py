@@ -1,8 +1,8 @@
 """Rehearsal: several ranks on CPU, for machines without a TPU.
 
 torch_xla has no collectives across processes on CPU. In a rehearsal each rank has an XLA client of
-its own with one device, and what torch_xla would send over the TPU's interconnect goes over gloo.
-Importing this module replaces nothing; on a TPU `install_rehearsal` is never called.
+its own with one device, and data that torch_xla would send over the TPU's interconnect goes through
+`transport`. Importing this module replaces nothing; on a TPU `install_rehearsal` is never called.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tpunb.xla.rehearsal.wire import TIMEOUT, Wire
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _library: torch.library.Library | None = None
-"""Kept, because its operators live as long as it does."""
+"""Kept alive, because its operators live only as long as it does."""
 _wire: Wire | None = None
 
 
@@ -62,7 +62,7 @@ def install_rehearsal(
     timeout: float = TIMEOUT,
     times: WaitTimes | None = None,
 ) -> None:
-    """Make this process rank `rank` of `world_size` for torch_xla, with collectives over gloo.
+    """Make this process rank `rank` of `world_size` for torch_xla, with rehearsed collectives.
 
     Call it once per process, after the import of torch_xla, before the user's code and before
     anything starts the XLA runtime. Reads MASTER_ADDR, MASTER_PORT and
@@ -75,7 +75,7 @@ def install_rehearsal(
     agent = Agent.from_environment(os.environ, rank, world_size, local_rank, local_world_size)
     global _wire
     _wire = wire = Wire(agent, timeout, times)
-    # As pjrt.initialize_multiprocess sets them: xr.local_ordinal() and its like read them.
+    # As pjrt.initialize_multiprocess sets them, for xr.local_ordinal() and similar functions.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
@@ -123,7 +123,7 @@ def _note_sync(marker: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leave_rehearsal() -> None:
-    """Call it after the train cell: ranks that still wait in a collective then fail."""
+    """Announce that this rank has left the train cell: ranks that wait for it then fail."""
     if _wire is not None:
         _wire.leave()
 
@@ -133,7 +133,7 @@ def name_departed(error: BaseException, world_size: int) -> None:
     if _wire is None or not is_of_torch_distributed(error):
         return
     departed: list[int] = []
-    with contextlib.suppress(OSError):  # the cell has closed what leads to the board
+    with contextlib.suppress(OSError):  # the cell has closed the board's descriptor
         departed = _wire.departed(range(world_size))
     if departed:
         have = "have" if len(departed) > 1 else "has"
@@ -144,16 +144,16 @@ def name_departed(error: BaseException, world_size: int) -> None:
 
 
 def end_rehearsal() -> None:
-    """Call it at the end of the process, after exit handlers: they may call collectives too.
+    """End the rehearsal. Call it after the exit handlers, which may call collectives, too.
 
-    Raises the first CollectiveError of this rank, also if the user's code has caught it.
+    Raises the first CollectiveError of this rank, even if the user's code has caught it.
     """
     if _wire is not None:
         _wire.end()
 
 
 def _identity(rank: int, world_size: int) -> dict[str, Callable[..., Any]]:
-    """What a process with one core of a TPU answers about itself."""
+    """Functions that describe this process as one with one core of a TPU."""
     devices = [f"CPU:{ordinal}" for ordinal in range(world_size)]
     return {
         "_xla_get_process_index": lambda: rank,
@@ -174,7 +174,7 @@ def _replace_operators(operators: dict[str, Callable[..., Any]]) -> None:
     global _library
     _library = torch.library.Library(OPS, "IMPL", "XLA")
     with warnings.catch_warnings():
-        # Intended. torch 2.8 lacks the parameter that says so, allow_override.
+        # The override is intended, but torch 2.8 lacks the parameter allow_override.
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name, function in operators.items():
             _library.impl(name, function)
@@ -184,15 +184,18 @@ def _check_versions() -> None:
     version = ".".join(__version__.split(".")[:2])
     if version not in private_names.VERSIONS:
         raise SetupError(
-            f"rehearsal on CPU cores needs torch_xla {' or '.join(private_names.VERSIONS)}, and "
-            f"this is {__version__}. Install one of these, or use one core (--cores 1) or a TPU"
+            f"rehearsal on CPU cores needs torch_xla {' or '.join(private_names.VERSIONS)}, but "
+            f"{__version__} is installed. Install one of these, or use one core (--cores 1) or a "
+            "TPU"
         )
     missing = [n.name for n in NAMES if n.owner == XLAC and not hasattr(_XLAC, n.name)]
     if missing:
-        raise SetupError(f"torch_xla {__version__} lacks what rehearsal replaces: {missing}")
+        raise SetupError(
+            f"torch_xla {__version__} lacks names that a rehearsal replaces: {', '.join(missing)}"
+        )
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise SetupError(
-            "rehearsal ranks need torch elastic's store, which is not shared here "
+            "rehearsal ranks need torch elastic's store, which is not shared with this process "
             "(TORCHELASTIC_USE_AGENT_STORE is not True): unset "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or start with plain "
             "`torchrun --nproc-per-node=N`"
@@ -206,13 +209,13 @@ class Collectives:
     xlac: dict[str, Callable[..., Any]]
     """Attributes of torch_xla._XLAC."""
     operators: dict[str, Callable[..., Any]]
-    """Of torch.ops._c10d_functional, for XLA tensors."""
+    """Operators of torch.ops._c10d_functional, for XLA tensors."""
     model: dict[str, Callable[..., Any]]
     """Attributes of torch_xla.core.xla_model."""
 
 
 def make_collectives(wire: Wire, world_size: int) -> Collectives:
-    """The collectives of the wire's rank."""
+    """Make the collectives of the wire's rank."""
     peers = Peers(wire, world_size)
     reduce, gather, scatter = AllReduce(peers), AllGather(peers), ReduceScatter(peers)
     all_to_all = AllToAll(peers)
@@ -245,9 +248,9 @@ threads, or of one thread per processor (torch_xla 2.8 and 2.9)."""
 
 
 def share_processors(env: MutableMapping[str, str], local_world_size: int) -> None:
-    """Give XLA in this process its share of the processors, unless the user has set a number.
+    """Limit XLA in this process to its share of the processors, unless the user has set a number.
 
-    torch's own operations get theirs from OMP_NUM_THREADS, as in torchrun's workers.
+    torch's own operations read OMP_NUM_THREADS, as in torchrun's workers.
     """
     if not any(name in env for name in THREADS):
         share = len(os.sched_getaffinity(0)) // local_world_size
@@ -255,9 +258,9 @@ def share_processors(env: MutableMapping[str, str], local_world_size: int) -> No
 
 
 def memory_info(local_world_size: int) -> Mapping[str, int]:
-    """Bytes for xm.get_memory_info(): those of this process, and its share of the machine.
+    """Bytes for xm.get_memory_info(): memory of this process, and its share of the machine's.
 
-    XLA's CPU client has no such numbers (GetAllocatorStats is not supported).
+    XLA's CPU client does not have these numbers (GetAllocatorStats is not supported).
     """
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[1]) * resource.getpagesize()
@@ -270,7 +273,7 @@ def memory_info(local_world_size: int) -> Mapping[str, int]:
 
 
 class Rendezvous:
-    """All ranks get the payloads of all.
+    """Sends the payloads of all ranks to all ranks.
 
     xm.rendezvous, xm.mesh_reduce and xm.do_on_ordinals are built on it.
     """
@@ -285,7 +288,7 @@ class Rendezvous:
         ordinals: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> list[bytes]:
-        """`xm.xla_rendezvous`: run what is pending, wait for all ranks, return their payloads."""
+        """`xm.xla_rendezvous`: run pending work, wait for all ranks, return their payloads."""
         if ordinals and len(ordinals) != xr.global_device_count():
             raise ValueError("Only global rendezvous is supported")
         if not isinstance(payload, bytes):

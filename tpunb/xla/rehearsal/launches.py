@@ -1,17 +1,17 @@
-"""Compares which programs with collectives the ranks run, and in which order.
+"""Compares the programs with collectives that the ranks run, and their order.
 
 On a TPU a collective is part of a program. The program runs when torch_xla.sync() is called, or
 when a value is read that depends on the collective (`loss.item()`, `print(loss)`, a copy to the
-CPU), and all cores must run it: a rank that reads such a value alone waits for ever, or takes
-part with another program than the others. In a rehearsal each collective is done where it is
-called, so every rank notes what it would run on a TPU, and the ranks compare their notes.
+CPU), and all cores must run it: a rank that reads such a value alone waits forever, or takes part
+with a program that differs from the others'. In a rehearsal each collective runs when it is called,
+so every rank notes the programs that it would launch on a TPU, and the ranks compare their notes.
 
 A note names the last collective in the program: torch_xla's token ties each collective to the one
-before, so the program has all of them since the last torch_xla.sync(). Which collective a value
-depends on is seen in its graph: the inputs of a graph are tensors, and have numbers. A graph
-that a later collective has computed in between shows nothing any more; of these, weights are known
-to depend by their optimizer's step, and losses by the backward pass. What is not known is not
-compared.
+before, so the program has all collectives since the last torch_xla.sync(). The graph of a value
+shows which collective the value depends on: the inputs of the graph are tensors with numbers. A
+graph that was computed in between, for a later collective, no longer shows this; then it is known
+only for weights, from their optimizer's step, and for losses, from the backward pass. Launches that
+are not known are not compared.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tpunb.xla.rehearsal.call import running_line
 from tpunb.xla.rehearsal.ranks import describe_ranks
 
 ROOM = 8192
-"""Bytes in which a rank describes its last launches to the others."""
+"""Bytes of the description of a rank's last launches for the others."""
 _KEPT = 24
 _MOST_RESULTS = 1 << 16
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 
 class Kind(Enum):
-    """What makes a program run."""
+    """The cause of a launch, as messages describe it."""
 
-    READ = "reads a value that depends on it"
+    READ = "reads a value"
     SYNC = "calls torch_xla.sync()"
 
 
@@ -54,22 +54,22 @@ class Launch(NamedTuple):
     last: int
     """The number of the last collective in it, from 1 on."""
     more: bool
-    """It certainly computes more than values that were read."""
+    """True if it certainly computes more than values that were read."""
     line: str
 
 
 class Launches:
-    """Those of one rank."""
+    """The launches of one rank."""
 
     def __init__(self) -> None:
         self.count = 0
         self.hash = 0
-        """Of all since the ranks last compared them one by one."""
+        """Hash of all launches since the ranks last compared them one by one."""
         self._recent: deque[Launch] = deque(maxlen=_KEPT)
         self._number = 0
-        """Collectives so far; the same on all ranks that have met."""
+        """The number of collectives so far; equal on all ranks that took part in the same ones."""
         self._results: dict[int, int] = {}
-        """By the number of a tensor, the collective whose result it is. Since the last sync."""
+        """The collective whose result a tensor is, by the tensor's number, since the last sync."""
         self._alive: list[Callable[[], object]] = []
         self._more = False
 
@@ -79,19 +79,19 @@ class Launches:
         return bool(self._results)
 
     def add_results(self, tensors: Sequence[torch.Tensor], *, in_place: bool = False) -> None:
-        """These hold what a collective has made. `in_place`: in tensors that the user has."""
-        if _XLAC._get_use_eager_mode():  # it runs at once, as here
+        """Note the results of a collective. `in_place`: they are in tensors that the user has."""
+        if _XLAC._get_use_eager_mode():  # on a TPU it runs at once as well
             return
         self._number += 1
         if len(self._results) > _MOST_RESULTS:
-            self._results.clear()  # a loop that never syncs: say less
+            self._results.clear()  # a loop that never syncs: compare less
             self._alive.clear()
         for tensor in tensors:
             self._results[_XLAC._xla_get_tensor_id(tensor)] = self._number
         self._alive += [lambda: True] if in_place else map(weakref.ref, tensors)
 
     def forget_results(self, since: int) -> None:
-        """The collectives after number `since` have run in a program of their own."""
+        """Forget collectives after number `since`: they have run in a program of their own."""
         for result in [key for key, number in self._results.items() if number > since]:
             del self._results[result]
 
@@ -102,7 +102,7 @@ class Launches:
     def note_optimizer_step(
         self, optimizer: torch.optim.Optimizer, args: object, options: object
     ) -> None:
-        """A torch.optim hook: weights depend on what their gradients depend on."""
+        """A torch.optim hook: weights depend on the same collective as their gradients."""
         if not self._results or torch.compiler.is_compiling():
             return
         weights = [
@@ -116,28 +116,28 @@ class Launches:
                 self._results[_XLAC._xla_get_tensor_id(weight)] = number
 
     def note_backward(self, loss: torch.Tensor) -> None:
-        """A backward pass begins at this one: the collective behind it will compute it."""
+        """Note that a backward pass begins at a loss: a later collective will compute the loss."""
         if number := self._depends_on(loss):
             self._results[_XLAC._xla_get_tensor_id(loss)] = number
 
     def note_computed(self, outputs: int, needed: int) -> None:
-        """A part of a step was computed, with so many outputs; a collective needed some of it."""
+        """Note that part of a step was computed for a collective, which needed some outputs."""
         self._more = self._more or outputs > needed
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The values of these are read."""
+        """Note that the values of tensors are read."""
         numbers = [self._depends_on(tensor) for tensor in tensors]
         if number := max(numbers, default=0):
             self._add(Kind.READ, number, more=False)
-            for tensor in tensors:  # what was a result is a value from now on, on a TPU as well
+            for tensor in tensors:  # computed from now on, on a TPU as well
                 self._results.pop(_XLAC._xla_get_tensor_id(tensor), None)
                 if not any(_XLAC._check_tensor_need_materialization([tensor])):
                     for result in _inputs(tensor):
                         self._results.pop(result, None)
 
     def note_sync(self, outputs: int) -> None:
-        """torch_xla.sync() has computed what was pending, with so many outputs."""
-        # What nobody has any more is in no program.
+        """Note that torch_xla.sync() has computed pending work, with so many outputs."""
+        # Results that no variable holds any more are in no program.
         if self._results and any(result() is not None for result in self._alive):
             self._add(Kind.SYNC, self._number, more=self._more or outputs > 0)
         self._results.clear()
@@ -154,14 +154,14 @@ class Launches:
         self._recent.append(Launch(kind, last, more, str(running_line() or "")))
 
     def described(self) -> str:
-        """For the other ranks, in ROOM bytes."""
+        """A description of the last launches for the other ranks, in ROOM bytes."""
         rows = [(each.kind.name, each.last, each.more, each.line[:160]) for each in self._recent]
         while len(text := json.dumps([self.count, rows])) > ROOM:
             del rows[0]
         return text
 
     def agree(self) -> None:
-        """The ranks have compared their launches, and have the same number of them."""
+        """Note that the ranks have compared their launches, and have equally many."""
         self.hash = 0
 
 
@@ -169,15 +169,15 @@ class Difference(NamedTuple):
     """The first launches that differ between ranks."""
 
     certain: bool
-    """The programs are certainly not the same."""
+    """True if the programs certainly differ."""
     text: str
 
 
 def find_difference(described: Mapping[int, str], *, final: bool) -> Difference | None:
-    """Where the launches of ranks differ, if they do. `final`: there will be no more of them.
+    """The first difference between the launches of ranks, if any. `final`: none will follow.
 
-    Before the end, a rank may still run what others have run before: it may read the same value
-    after the next call of a collective. So only what all have done is compared.
+    Before the end, a rank may still run a program that others have run: it may read the same value
+    after the next collective call. So only launches that all ranks have made are compared.
     """
     counts: dict[int, int] = {}
     launches: dict[int, dict[int, Launch]] = {}
@@ -211,33 +211,32 @@ def _difference(here: Mapping[int, Launch | None]) -> str:
         by_launch.setdefault(_described(launch), []).append(rank)
     return "\n".join(
         [
-            "the ranks run different programs with a collective in them:",
+            "the ranks run different programs that contain a collective:",
             *(f"  {describe_ranks(ranks)}: {text}" for text, ranks in by_launch.items()),
             "On a TPU a collective is part of a program. It runs at torch_xla.sync(), or when a "
             "value that depends on it is read, and every rank must run it: a rank that reads the "
-            "value alone, or calls torch_xla.sync() alone, waits there for ever. Read the value "
-            "on every rank, before any condition on the rank (value = loss.item()), or read it "
-            "after all ranks have called torch_xla.sync().",
+            "value alone, or calls torch_xla.sync() alone, waits forever. Read the value on every "
+            "rank, before any condition on the rank (value = loss.item()), or after all ranks have "
+            "called torch_xla.sync().",
         ]
     )
 
 
 def _described(launch: Launch | None) -> str:
     if launch is None:
-        return "nothing any more, until its end"
-    what = f"{launch.kind.value}" if launch.kind is Kind.SYNC else "reads a value"
+        return "runs no further program before its end"
     at = f", at {launch.line}" if launch.line else ""
-    return f"{what}, which runs everything up to collective {launch.last}{at}"
+    return f"{launch.kind.value}, which runs everything up to collective {launch.last}{at}"
 
 
 def _inputs(tensor: torch.Tensor) -> Sequence[int]:
-    """The numbers of the tensors from which this one is computed; its own if it is computed."""
+    """The numbers of the tensors from which a tensor will be computed; its own if it has been."""
     numbers: Sequence[int] = _XLAC._get_tensors_xla_device_data_node([tensor])[0]
     return numbers
 
 
 launches = Launches()
-"""Of this process. A rank is forked from a process that takes part in no collectives."""
+"""The launches of this process. A rank's parent process takes part in no collectives."""
 
 
 # -- where values are read, and where programs run
@@ -246,7 +245,7 @@ _READS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index_
 
 
 def watch_launches() -> None:
-    """For the rest of this process, note what would run a program on a TPU."""
+    """Note every call that would run a program on a TPU, for the rest of this process."""
     for name in _READS:
         _watch(torch.Tensor, name, lambda tensor, *args, **options: [tensor])
     _watch(torch.Tensor, "to", _moved)
@@ -271,7 +270,7 @@ def _watch(
     find: Callable[..., Iterable[torch.Tensor]],
     note: Callable[[Sequence[torch.Tensor]], None] = _note_read,
 ) -> None:
-    """Before each call of a function, note the XLA tensors that it is about."""
+    """Note the XLA tensors that `find` returns before each call of a function."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -286,7 +285,7 @@ def _watch(
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **options: Any) -> Iterator[torch.Tensor]:
-    """Of `tensor.to(…)`: the tensor, if its copy is not on the device."""
+    """For `tensor.to(…)`: the tensor, if its copy is not on the device."""
     for target in (*args[:1], options.get("device"), options.get("other")):
         if isinstance(target, torch.Tensor):
             target = target.device
@@ -302,5 +301,5 @@ def _copied(
 
 
 def count_outputs() -> int:
-    """How many tensors XLA's programs have computed, and how many were moved to the device."""
+    """The number of tensors computed by XLA's programs, plus those moved to the device."""
     return int(met.counter_value(private_names.CREATE_HANDLE) or 0)

@@ -1,4 +1,4 @@
-"""What the user's code calls a tensor: the name of a module's parameter, or of a variable."""
+"""Names of tensors in the user's code: of a module's parameter, or of a variable."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tpunb.xla.rehearsal.call import users_frames
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _MOST_ITEMS = 64
-"""Of a list or dict, in which tensors are looked for."""
+"""Items of a list or dict that is searched for tensors, at most."""
 
 
 class TensorNames:
-    """Those that the running code of the user can see now. Takes milliseconds for large models."""
+    """The tensors that are visible to the user's running code. Takes ms for large models."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         scopes = list(_scopes())
-        for scope in scopes:  # a parameter's own name says more than `p` in a loop over all
+        for scope in scopes:  # a parameter's own name is clearer than `p` in a loop over all
             for name, value in scope.items():
                 if isinstance(value, torch.nn.Module):
                     self._add(f"{name}.", value.named_parameters())
@@ -40,7 +40,7 @@ class TensorNames:
                 self._names.setdefault(number, f"{prefix}{name}.grad")
 
     def of(self, numbers: Iterable[int]) -> list[str]:
-        """The names of those of these tensors that have one."""
+        """The names of the tensors with these numbers, without those that have no name."""
         return list(dict.fromkeys(self._names[each] for each in numbers if each in self._names))
 
 

@@ -38,10 +38,10 @@ class Peers:
         named = [rank for group in groups for rank in group]
         if sorted(named) != list(self.world) or not all(groups):
             raise ValueError(
-                f"{call}: XLA takes only groups that name each of the {len(self.world)} ranks "
-                "once, and are not empty, and every rank makes the call. With torch.distributed, "
-                "`dist.new_group(ranks, pg_options={'xla_pg_options': {'spmd': True}})` names the "
-                "others as well"
+                f"{call}: XLA accepts only non-empty groups that name each of the "
+                f"{len(self.world)} ranks once, and every rank must make the call. With "
+                "torch.distributed, `dist.new_group(ranks, pg_options={'xla_pg_options': {'spmd': "
+                "True}})` names the other ranks as well"
             )
         for group in groups:
             if self.wire.rank in group:
@@ -69,10 +69,11 @@ def describe_call(
     for tensor in tensors:
         if not tensor.is_xla:  # type: ignore[attr-defined]
             raise RuntimeError(
-                f"Expected XLA tensor. Got: {tensor.type()}. torch_xla's collectives take tensors "
-                "of the device only, and so does a torch.distributed group 'xla' or "
-                "'cpu:gloo,xla:xla', which also sends objects as CPU tensors. For these make a "
-                "group beside it, `cpu = dist.new_group(backend='gloo')`, and pass group=cpu"
+                f"Expected XLA tensor. Got: {tensor.type()}. torch_xla's collectives accept only "
+                "tensors on the device, and so do torch.distributed's groups 'xla' and "
+                "'cpu:gloo,xla:xla', which also send objects as CPU tensors. For CPU tensors and "
+                "objects make a second group, `cpu = dist.new_group(backend='gloo')`, and pass "
+                "group=cpu"
             )
     if groups:
         named = f"groups {[list(group) for group in groups]}"
@@ -82,7 +83,7 @@ def describe_call(
 
 @functools.lru_cache(maxsize=512)
 def _call(operation: str, kinds: Sequence[tuple[torch.dtype, torch.Size]], detail: str) -> Call:
-    """Cached: each training step repeats its calls, with as many tensors as the model has."""
+    """Build a call. Cached: each step repeats its calls, with as many tensors as the model has."""
     named = (f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in kinds)
     return Call(operation, tuple(named), detail)
 

@@ -1,12 +1,12 @@
 """The stores of torch.distributed's process groups in a rehearsal.
 
-Upstream, neither way is right for every script. If torch elastic shares its store
+Upstream, neither way works for every script. If torch elastic shares its store
 (TORCHELASTIC_USE_AGENT_STORE), ranks only connect to MASTER_PORT: a script that sets another
 port waits for a server that does not exist, and a second init_process_group, or one after a
 retry, finds the keys of the first. If it does not, `xla://` keeps MASTER_PORT until the process
 ends, so that a later `env://` cannot use it. So both are replaced: at torch elastic's port each
-init_process_group gets keys of its own in its store, and at any other port rank 0 serves a store,
-as after `xmp.spawn` on a TPU.
+init_process_group gets keys of its own in torch elastic's store, and at any other port rank 0
+serves a store, as after `xmp.spawn` on a TPU.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ProcessGroupStores:
         self._world_size = agent.world_size
         self._pid = os.getpid()
         self._count: Counter[int] = Counter()
-        """By world size, how many groups there have been; the same on all ranks."""
+        """The number of groups made so far, by world size; equal on all ranks."""
 
     def install(self) -> None:
-        """Replace torch_xla's `xla://`, and what makes the store of `env://` and `tcp://`."""
+        """Replace torch_xla's `xla://`, and the function for the store of `env://` and `tcp://`."""
         # By its module name, because the package's attribute of that name is a function.
         rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
         rendezvous._rendezvous_handlers["xla"] = self.xla_handler
@@ -86,7 +86,7 @@ class ProcessGroupStores:
         )
 
     def _meet(self, where: str) -> None:
-        """Meet on the wire first, which names a missing rank and its line; a store does not."""
+        """Meet on the wire first: unlike a store, it names a missing rank and its line."""
         with self._wire.exchange(Call("init_process_group", detail=where), range(self._world_size)):
             pass
 
@@ -98,9 +98,9 @@ class ProcessGroupStores:
 
 
 def _listen_here(hostname: str, port: int) -> int | None:
-    """A socket on the address that the script names, if it is an address of this host.
+    """Open a listening socket on the address that the script names; None if that fails.
 
-    TCPStore itself listens on all interfaces, whatever the name. None: as TCPStore does it.
+    TCPStore itself, which then opens the socket, listens on all interfaces, whatever the name.
     """
     address = "127.0.0.1" if hostname == "localhost" else hostname
     try:
@@ -109,25 +109,25 @@ def _listen_here(hostname: str, port: int) -> int | None:
         return None
     try:
         server = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
-    except OSError:  # TCPStore shares a port that this process serves already, or says why not
+    except OSError:  # TCPStore shares a port that this process serves already, or reports why not
         return None
     return server.detach()
 
 
 _pairs = 0
-"""How many of torch.distributed's sends and receives are running."""
+"""The number of running sends and receives of torch.distributed."""
 
 
 def is_pairwise() -> bool:
-    """Whether torch.distributed sends or receives, which only two ranks call."""
+    """True while torch.distributed sends or receives, which only two ranks do."""
     return _pairs > 0
 
 
 def warn_of_pairs(world_size: int) -> None:
-    """Warn of torch.distributed's send and recv where there are more ranks than two.
+    """Warn of torch.distributed's send and recv if there are more than two ranks.
 
-    torch_xla makes each a collective_permute and runs its program at once, on two ranks, and
-    XLA compiles it for all.
+    torch_xla turns each into a collective_permute and runs its program at once, on two ranks, but
+    XLA compiles the program for all.
     """
     warned = world_size == 2
 
@@ -141,9 +141,9 @@ def warn_of_pairs(world_size: int) -> None:
             if not warned:
                 warned = True
                 warnings.warn(
-                    f"torch.distributed's {name} makes a program that two ranks run, and XLA "
-                    f"compiles it for all {world_size}: on a TPU it may wait for the others. "
-                    "xm.collective_permute with all pairs, called on every rank, does not",
+                    f"torch.distributed's {name} runs a program on two ranks, but XLA compiles it "
+                    f"for all {world_size}: on a TPU it may wait for the others. Use "
+                    "xm.collective_permute with all pairs, called on every rank",
                     stacklevel=2,
                 )
             _pairs += 1
@@ -173,7 +173,7 @@ def warn_of_bucket_views() -> None:
             warnings.warn(
                 "DistributedDataParallel(gradient_as_bucket_view=True) with torch_xla 2.9 does "
                 "not reduce one gradient of each bucket: on a TPU the ranks' weights drift "
-                "apart, here they do not. Remove gradient_as_bucket_view",
+                "apart (in a rehearsal they do not). Remove gradient_as_bucket_view",
                 stacklevel=2,
             )
 

@@ -1,4 +1,4 @@
-"""How messages name ranks: by number, in a run over several hosts with the name of the host."""
+"""Names of ranks in messages: the number, with the host's name in a run over several hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _ranks_per_host = 1
 
 
 def name_hosts(hosts: Sequence[str], world_size: int) -> None:
-    """In a rank of a run over hosts with as many ranks each: name them, in order of node rank."""
+    """In a rank of a run over several hosts with equally many ranks: set the hosts' names.
+
+    `hosts` is in order of node rank.
+    """
     global _hosts, _ranks_per_host
     _hosts, _ranks_per_host = hosts, world_size // max(1, len(hosts))
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tpunb.runs.result import Collective
+from tpunb.utils import records
 
 _KIND = re.compile(r"([a-z]+)(\d*)\w*\[([\d, ]*)\]")
 
@@ -28,7 +29,7 @@ class CollectiveStats:
     def add(self, operation: str, size: int, waited: float, took: float) -> None:
         """Add one call (0.3 µs, measured): bytes that this rank sent, and seconds.
 
-        `waited` until all ranks had come, then `took` to exchange.
+        `waited`: until all ranks took part; `took`: for the exchange after that.
         """
         row = self._rows.get(operation)
         if row is None:
@@ -39,7 +40,7 @@ class CollectiveStats:
         row[3] += took
 
     def seconds(self) -> float:
-        """Of all of them: what this rank waited for the others, and the exchange."""
+        """Seconds in all collectives: waiting for the other ranks, and exchanging."""
         return sum(waited + took for _, _, waited, took in self._rows.values())
 
     def collectives(self, rank: int) -> list[Collective]:
@@ -64,20 +65,19 @@ def size_of(tensors: Sequence[str]) -> int:
 
 
 collective_stats = CollectiveStats()
-"""Of this process. A rank is forked from a process that takes part in no collectives."""
+"""The statistics of this process. A rank's parent process takes part in no collectives."""
 
 
 def save_collectives(path: Path, rank: int) -> None:
     """Write this rank's collectives to its run folder, if there were any."""
     if rows := collective_stats.collectives(rank):
-        with contextlib.suppress(OSError):  # a full disk: a hint is not worth a failed run
+        with contextlib.suppress(OSError):  # a full disk: statistics are not worth a failed run
             path.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
 
 
 def read_collectives(path: Path) -> list[Collective]:
-    """What `save_collectives` wrote; [] if nothing, or if a full disk or a kill cut it off."""
+    """The rows that `save_collectives` wrote; [] if there are none, or if the file is damaged."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        return list(records.convert(tuple[Collective, ...], records.read(path)))
+    except (OSError, ValueError):
         return []
-    return [Collective(**row) for row in rows]

@@ -16,16 +16,16 @@ _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 def read_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The values on the CPU, in XLA's own memory: never write to them.
 
-    Computes what is pending. This comes before waiting for the others, so that an interrupt or
-    an error in a long computation finds this rank outside the collective. `torch_xla.sync()`
-    would run step closures in the middle of a step, so it is not used.
-    `torch_xla.compile(full_graph=True)` forbids programs that end within its block, as this one
-    does. On a TPU the program continues after the collective, so here it is allowed.
+    Computes pending work, before waiting for the others, so that an interrupt or an error in a
+    long computation finds this rank outside the collective. `torch_xla.sync()` is not used, because
+    it would run step closures in the middle of a step. `torch_xla.compile(full_graph=True)` forbids
+    programs that end within its block, as this one does. On a TPU the program continues after the
+    collective, so in a rehearsal it is allowed.
     """
     divergence.programs.hash_program(tensors)
     if call.is_other_thread():
-        # Computing all live tensors would compute those too that another thread just makes: there
-        # "Check failed: tensor_data" follows (torch_xla 2.9).
+        # Computing all live tensors would include those that another thread is just making, which
+        # then fails with "Check failed: tensor_data" (torch_xla 2.9).
         values: list[torch.Tensor] = _XLAC._xla_get_cpu_tensors(list(tensors))
         return values
     allowed = _XLAC._get_allow_execution()
@@ -47,8 +47,8 @@ def on_device(
 ) -> torch.Tensor:
     """A new XLA tensor that takes over the memory of `value`: do not use `value` again.
 
-    With `gradient`, it is a leaf with the requires_grad of `like`. Without `of_all`, it was not
-    made by all ranks.
+    With `gradient`, it is a leaf with the requires_grad of `like`. `of_all` is False if not all
+    ranks took part in the collective.
     """
     tensor = buffers.to_xla(value)
     if of_all:
@@ -76,8 +76,8 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
             torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
             torch._from_functional_tensor(tensor).copy_(new)
         else:
-            # Not as above: an accumulated gradient is no view, but torch's functional wrapper of
-            # it has a base of its own, whose old value would return with the next change.
+            # Not as above: an accumulated gradient is not a view, but torch's functional wrapper
+            # of it has a base of its own, whose old value would return with the next change.
             targets.append(tensor.data)
             sources.append(new)
     launches.launches.add_results(news, in_place=True)

@@ -1,4 +1,4 @@
-"""Messages between ranks: on one host small ones by sockets, larger ones in shared memory.
+"""Messages between ranks: on one host, small ones over sockets and larger ones in shared memory.
 
 A gloo message passes through two extra threads in each process, and where ranks share processors,
 each hand-over waits for the scheduler. Here a rank sends and receives by itself (100 all-reduces
@@ -27,10 +27,10 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 from tpunb.xla.rehearsal.buffers import ALIGNMENT, memory
 
 INLINE = 1 << 12
-"""Most bytes of a socket message. A rank may be one message ahead: both fit into a socket."""
+"""Bytes of a socket message, at most. A rank may be one message ahead: both fit into a socket."""
 SHARED = 1 << 23
-"""Bytes of shared memory per group. Each rank reads the payloads of all; from about here on gloo,
-where each rank reduces a share, is faster."""
+"""Bytes of shared memory per group. Each rank reads the payloads of all; above about this size,
+gloo is faster, because each rank reduces a share."""
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred: pid, uid, gid."""
 
@@ -44,9 +44,9 @@ class Mesh:
 
     def __init__(self, rank: int, members: Sequence[int]) -> None:
         self.address = f"tpunb-{uuid.uuid4().hex}"
-        """An abstract socket address: it is no file, and ends with the process."""
+        """An abstract socket address: it is not a file, and ends with the process."""
         self.room = _room(len(members))
-        """Most bytes of a rank's payload."""
+        """Bytes of a rank's payload, at most."""
         self._rank = rank
         self._members = members
         self._turn = 0
@@ -61,9 +61,9 @@ class Mesh:
     def connect(
         self, addresses: Mapping[int, str], pids: Mapping[int, int], timeout: float
     ) -> None:
-        """Connect, when all ranks have a Mesh. RuntimeError if one does not answer in time.
+        """Connect, once all ranks have a Mesh. Raises RuntimeError if one does not answer in time.
 
-        `pids`: the ranks' processes. No other gets this rank's memory.
+        `pids`: the ranks' processes. No other process gets this rank's memory.
         """
         own = os.memfd_create("tpunb")
         os.truncate(own, 2 * self.room)
@@ -77,9 +77,9 @@ class Mesh:
                     if not _is_own(peer, pids.values()):
                         peer.close()
                         raise ConnectionError(f"another process answers for rank {member}")
-                    self._greet(peer, own)
+                    self._greet(peer, own, f"rank {member}")
                 elif member > self._rank:
-                    self._greet(self._accept(pids.values(), timeout), own)
+                    self._greet(self._accept(pids.values(), timeout), own, "another rank")
         except (ConnectionError, TimeoutError) as error:
             raise RuntimeError(str(error)) from error
         finally:
@@ -87,7 +87,7 @@ class Mesh:
             self._listener.close()
 
     def _accept(self, pids: Collection[int], timeout: float) -> socket.socket:
-        """The next rank that connects. Anybody can: /proc/net/unix has the addresses."""
+        """Accept the next rank. Any process can connect: /proc/net/unix has the address."""
         deadline = time.monotonic() + timeout
         while True:
             self._listener.settimeout(max(0.001, deadline - time.monotonic()))
@@ -97,19 +97,22 @@ class Mesh:
                 return peer
             peer.close()
 
-    def _greet(self, peer: socket.socket, own: int) -> None:
+    def _greet(self, peer: socket.socket, own: int, who: str) -> None:
         socket.send_fds(peer, [str(self._rank).encode()], [own])
-        name, (theirs, *_), *_ = socket.recv_fds(peer, 16, 1)
+        name, files, *_ = socket.recv_fds(peer, 16, 1)
+        if not files:
+            peer.close()
+            raise ConnectionError(f"{who} has closed the connection")
         self._sockets[int(name)] = peer
-        self._share(int(name), theirs)
-        os.close(theirs)
+        self._share(int(name), files[0])
+        os.close(files[0])
 
     def _share(self, member: int, file: int) -> None:
         memory = mmap.mmap(file, 2 * self.room)
         self._memory[member] = torch.frombuffer(memory, dtype=torch.uint8)
 
     def send(self, header: bytes, payload: torch.Tensor | None, timeout: float) -> Arrival:
-        """Send to all, and receive theirs. `payload`: a flat tensor, sent if there is room."""
+        """Send to all ranks, and receive from them. `payload`: a flat tensor, sent if it fits."""
         self._turn ^= 1
         own = self._received[self._rank]
         own.numpy().data[: len(header)] = header
@@ -141,14 +144,14 @@ class Mesh:
 
 
 def _is_own(peer: socket.socket, pids: Collection[int]) -> bool:
-    """Whether the other end is one of these processes: the kernel says which it is."""
+    """True if the other end is one of these processes, by the credentials that the kernel gives."""
     size = _CREDENTIALS.size
     pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return pid in pids and uid == os.getuid()
 
 
 class Arrival:
-    """A message on its way to the others, and theirs. Like torch.distributed's `Work`."""
+    """A message on its way to the others, and theirs to this rank. Like torch.distributed.Work."""
 
     def __init__(
         self,
@@ -169,10 +172,10 @@ class Arrival:
                 self._error = str(error)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait for all. RuntimeError if one does not come within the time-out, or has ended.
+        """Wait for all. Raises RuntimeError if one does not arrive in time, or its rank has ended.
 
-        Exceptions raised by a signal handler of the user pass through, of any type. So this waits
-        by poll, which reports a time-out without an exception.
+        Exceptions of any type that the user's signal handlers raise pass through. So this waits
+        with poll, which reports a time-out without an exception.
         """
         milliseconds = None if timeout is None else timeout.total_seconds() * 1000
         for member, peer in list(self._missing.items()):
@@ -195,34 +198,34 @@ class Arrival:
             raise RuntimeError(self._error)
 
     def is_completed(self) -> bool:
-        """True if it has failed or all messages have come."""
+        """True if it has failed or all messages have arrived."""
         return bool(self._error) or not self._missing
 
 
 _GLOO: Any = ProcessGroupGloo
-"""Untyped, because the type stubs lack what is used here (torch 2.9)."""
+"""Untyped, because the type stubs lack members that this module uses (torch 2.9)."""
 
 
 class GlooMesh:
-    """What a Mesh does, between hosts: gloo gathers the headers, then the payloads if all fit."""
+    """A Mesh between hosts: gloo gathers the headers, then the payloads if all of them fit."""
 
     def __init__(self, backend: Any, members: Sequence[int]) -> None:
         self.room = _room(len(members))
-        """Most bytes of a rank's payload. As on one host, where sums are then the same, bit for
-        bit: which payloads are added in the order of the ranks depends on it."""
+        """Bytes of a rank's payload, at most. As on one host, so that sums are equal bit for bit:
+        only payloads up to this size are added in the order of the ranks."""
         self._backend = backend
         self._members = {member: index for index, member in enumerate(members)}
         self._frames: list[torch.Tensor] = []
         self._payloads: list[torch.Tensor] = []
 
     def send(self, header: bytes, payload: torch.Tensor | None, timeout: float) -> GlooArrival:
-        """Send to all, and receive theirs. The group has its time-out already."""
+        """Send to all, and receive from them. The group's own time-out applies."""
         size = 0 if payload is None else payload.numel() * payload.itemsize
         frame = torch.frombuffer(bytearray(_SIZE.pack(size) + header), dtype=torch.uint8)
         return GlooArrival(self._gather(frame, self._frames), lambda: self._send(payload))
 
     def _send(self, payload: torch.Tensor | None) -> Any:
-        """Once the sizes have come: the work of gathering the payloads, or None."""
+        """Start gathering the payloads, once the sizes have arrived; None if nothing is sent."""
         most = max(_SIZE.unpack_from(frame.numpy().data)[0] for frame in self._frames)
         if not 0 < most <= self.room:
             self._payloads = [_NOTHING] * len(self._members)
@@ -248,12 +251,12 @@ class GlooMesh:
 
 
 _SIZE = struct.Struct("<q")
-"""Before a header between hosts: bytes of the payload."""
+"""Precedes a header between hosts: bytes of the payload."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class GlooArrival:
-    """Like Arrival: the headers, and the payloads that are sent when all headers have come."""
+    """An Arrival over gloo: the headers, then the payloads, sent once all headers have arrived."""
 
     def __init__(self, headers: Any, then: Callable[[], Any]) -> None:
         self._work = headers
@@ -261,7 +264,7 @@ class GlooArrival:
         self._failed = False
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait for all. RuntimeError if one does not come within the time-out, or has ended."""
+        """Wait for all. Raises RuntimeError if one does not arrive in time, or a rank has ended."""
         while self._work is not None:
             try:
                 self._work.wait(*(() if timeout is None else (timeout,)))
@@ -275,12 +278,12 @@ class GlooArrival:
             self._then = None
 
     def is_completed(self) -> bool:
-        """True if it has failed or all messages have come."""
+        """True if it has failed or all messages have arrived."""
         return self._failed or self._work is None
 
 
 class Group:
-    """Ranks that are connected with each other: by a mesh, and by gloo once it is needed."""
+    """Ranks that are connected with each other: by a mesh, and by gloo as soon as it is needed."""
 
     def __init__(
         self,
@@ -294,16 +297,16 @@ class Group:
         self.pids = pids
         self.store = store
         self.mesh: Mesh | GlooMesh
-        """Once the ranks are connected."""
+        """Only set once the ranks are connected."""
         self.backend: Any = None
         """The ProcessGroupGloo, or None before `connect_gloo`."""
         self.exchanges = 0
-        """How many exchanges there have been; the same number on all ranks."""
+        """The number of exchanges so far; equal on all ranks."""
 
     def connect_gloo(self, rank: int, address: str, timeout: float) -> None:
-        """Connect by gloo, as all members must: milliseconds. RuntimeError after `timeout` s.
+        """Connect by gloo, as all members must, in milliseconds. RuntimeError after `timeout` s.
 
-        `address`: this host's, for the other members.
+        `address`: the address of this host for the other members.
         """
         options = _GLOO._Options()
         options._devices = [_GLOO.create_device(hostname=address)]
@@ -322,8 +325,8 @@ class Group:
 def _without_gloo_lines() -> Iterator[None]:
     """Keep "[Gloo] Rank 0 is connected to …" out of a rank's output.
 
-    gloo writes it to the C++ stdout, and has no option against it (torch 2.8, 2.9). Other
-    output passes.
+    gloo writes this line to the C++ stdout, and has no option against it (torch 2.8, 2.9). Other
+    output is passed on.
     """
     kept = os.dup(1)
     caught = os.memfd_create("stdout")

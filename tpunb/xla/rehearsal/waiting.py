@@ -1,15 +1,15 @@
-"""Waiting for the other ranks, and saying why they do not come.
+"""Waits for the other ranks, and finds out why they do not take part.
 
-A rank that waits for more than a moment says so in the run's store, where the others look it
-up. The store is not used while the ranks come in time. How one wait goes:
+A rank that waits for more than a moment publishes that in the run's store, where the others read
+it. The store is not used while the ranks are in time. One wait:
 
-    call ─ exchange ─ all came ──────────────────────────────── return
+    call ─ exchange ─ all took part ─────────────────────────── return
               │
-              ├─ `step` has passed: publish a Wait, then look
+              ├─ `step` has passed: publish a Wait, then check
               │     ├─ a member left a Departure ────────────── PeerLostError
               │     ├─ waiting ranks wait for each other ────── DeadlockError
               │     └─ neither: wait for another `step`
-              └─ it failed (time-out, broken connection): ask who is in it
+              └─ it failed (time-out, broken connection): find out who is in it
                     ├─ a member's process has ended ─────────── PeerLostError
                     ├─ a member lives and is elsewhere ──────── WaitedTooLongError
                     └─ all are in it ────────────────────────── CollectiveError
@@ -51,26 +51,26 @@ from tpunb.xla.rehearsal.transport import Arrival, GlooArrival, GlooMesh, Group,
 
 @dataclass(frozen=True)
 class WaitTimes:
-    """Seconds that waiting ranks spend on finding out why others do not come."""
+    """Seconds that waiting ranks spend on finding out why others do not take part."""
 
     step: float = 0.2
     """How long a wait stays in C++, where KeyboardInterrupt cannot reach it."""
     departures: float = 1.0
-    """After one rank has left the train cell, wait this long for others that leave with it."""
+    """How long to wait, after one rank has left the train cell, for others that leave with it."""
     inquiry: float = 2.0
-    """How long the ranks of a failed collective have to say that they are in it."""
+    """How long the ranks of a failed collective have to publish that they are in it."""
 
 
 @dataclass(frozen=True)
 class Departure:
-    """What a rank publishes when it will make no more collective calls."""
+    """Published by a rank that will make no more collective calls."""
 
     calls: int
     last: str
     """The line of its last collective; '' if it took part in none."""
     first_divergence: str
     exchanges: Mapping[str, int]
-    """By group of ranks, how many exchanges it took part in."""
+    """The number of exchanges that it took part in, by group of ranks."""
     launches: str
     """The programs that it would have run on a TPU, as `Launches.described`."""
 
@@ -85,13 +85,13 @@ class Departure:
 
 @dataclass(frozen=True)
 class Wait:
-    """What a waiting rank publishes."""
+    """Published by a rank that waits."""
 
     group: str
     members: Sequence[int]
     """The ranks of the group."""
     exchanges: Mapping[str, int]
-    """By group, how many exchanges it began, including the one in which it waits."""
+    """The number of exchanges that it began, by group, including the one in which it waits."""
     call: str
     """The call, as `Call.described`."""
 
@@ -104,26 +104,26 @@ class Wait:
         return cls(**json.loads(text))
 
     def lacks(self, other: Wait) -> bool:
-        """True if it waits for the rank that published `other`."""
+        """True if this rank waits for the one that published `other`."""
         return other.exchanges.get(self.group, 0) < self.exchanges[self.group]
 
 
 class CallHistory:
-    """Where one rank made its collectives, as far as error messages need it."""
+    """The lines at which one rank made its collectives, as far as error messages need them."""
 
     def __init__(self) -> None:
         self.calls = 0
         self._last: CodeLine | None = None
         self.first_divergence = ""
-        """'number 4, at cell [1], line 6: …', the first collective that the ranks made from
-        different lines; '' if there was none."""
+        """The first collective that the ranks called from different lines: 'collective 4, at
+        cell [1], line 6: …'; '' if there was none."""
 
     def add(self, line: CodeLine | None, line_hashes: Sequence[int]) -> None:
         """Add a collective that all ranks agreed on, with the hashes of all ranks' lines."""
         self.calls += 1
         self._last = line
         if not self.first_divergence and len(set(line_hashes)) > 1:
-            self.first_divergence = f"number {self.calls}, at {line}"
+            self.first_divergence = f"collective {self.calls}, at {line}"
 
     @property
     def last(self) -> str:
@@ -132,14 +132,14 @@ class CallHistory:
 
 
 def find_cycle(rank: int, wait: Wait, find_wait: Callable[[int], Wait | None]) -> dict[int, Wait]:
-    """The waits that this rank depends on if some of them form a cycle, else {}.
+    """The waits that this rank depends on, if some of them form a cycle; otherwise {}.
 
-    Ranks of one group compare their calls before each exchange. But where ranks name different
-    groups (pairs of xm.collective_permute that are not the same everywhere), each may wait in a
-    group of its own for one that waits elsewhere.
+    Ranks of one group compare their calls before each exchange. But if ranks name different
+    groups (pairs of xm.collective_permute that are not the same on all ranks), each may wait in a
+    group of its own for a rank that waits in another.
 
-    `find_wait` returns what a rank has published, None if it does not wait. It may ask one rank
-    after the other: in a cycle no wait can end before that of the rank that it waits for.
+    `find_wait` returns the wait that a rank has published, or None. It may read one rank after the
+    other: in a cycle, no wait can end before the wait of the rank that it is for.
     """
     waits: dict[int, Wait | None] = {rank: wait}
     needs: dict[int, list[int]] = {}
@@ -162,7 +162,7 @@ def find_cycle(rank: int, wait: Wait, find_wait: Callable[[int], Wait | None]) -
 
 
 def _has_cycle(needs: Mapping[int, Sequence[int]]) -> bool:
-    """True if something is left after removing, again and again, the ranks that need nobody."""
+    """True if some ranks remain after repeatedly removing the ranks that need no other."""
     left = dict(needs)
     while free := [rank for rank, others in left.items() if not left.keys() & set(others)]:
         for rank in free:
@@ -185,7 +185,8 @@ class Connections:
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Store | None = None
         self._leaving = "left"
-        """What says that another rank will not come: 'gone' once this one has left the cell."""
+        """Key under which ranks that will not come have published it: 'left', or 'gone' once this
+        rank has left the train cell itself."""
 
     def group(self, members: Sequence[int], call: Call) -> Group:
         """The group of these ranks, connected. Waits for all of them the first time."""
@@ -216,7 +217,7 @@ class Connections:
         return group.mesh
 
     def wait(self, work: Work | Arrival | GlooArrival, group: Group, call: Call) -> None:
-        """Wait until an exchange has taken place. Can be interrupted."""
+        """Wait for the end of an exchange. Can be interrupted."""
         with self._needing_store(call):
             self._wait(work, group, call)
 
@@ -233,7 +234,7 @@ class Connections:
             except RuntimeError:
                 if work.is_completed():
                     break
-            # Not within `except`: that a look has timed out is no reason of what is raised here.
+            # Not within `except`: the time-out of one step does not cause the errors raised below.
             if not published:
                 self._publish_arrival(group)
                 self._publish_wait(group.name, group.members, call)
@@ -248,18 +249,18 @@ class Connections:
             self._raise_cause(group, call, began, error)
 
     def leave(self, launches: str, *, final: bool) -> dict[int, str]:
-        """Publish that this rank has left the train cell: nobody there need wait for it.
+        """Publish that this rank has left the train cell, so that no rank in the cell waits for it.
 
-        In what follows (exit handlers) it waits for all that do not say `final`, the end of their
-        process. Then it returns the launches of the ranks that have said so before, of those it is
-        connected to.
+        Afterwards (in exit handlers) it waits for all ranks that have not published `final`, the
+        end of their process. With `final`, return the launches of connected ranks that have
+        published it before.
         """
         history = self.history
         departure = Departure(
             history.calls, history.last, history.first_divergence, self._exchanges(), launches
         )
         known = {member for group in self._groups for member in group} - {self.rank}
-        with contextlib.suppress(RuntimeError):  # no store any more: the run is over as well
+        with contextlib.suppress(RuntimeError):  # the store is gone: the run is over as well
             store = self._open_store()
             store.set(f"left/{self.rank}", departure.to_json())
             self._leaving = "gone"
@@ -273,7 +274,7 @@ class Connections:
         return {}
 
     def departed(self, ranks: Sequence[int]) -> list[int]:
-        """Those of these ranks that have said that they have left the train cell."""
+        """The ranks among these that have published that they have left the train cell."""
         store = self._open_store()
         return [rank for rank in ranks if rank != self.rank and store.check([f"left/{rank}"])]
 
@@ -283,7 +284,7 @@ class Connections:
     def _connect(self, members: tuple[int, ...], call: Call) -> Group:
         """Wait until all members are here, then connect them, which takes milliseconds.
 
-        Waiting here and not in gloo can be interrupted, and knows which ranks have not come.
+        This wait, unlike gloo's own, can be interrupted, and knows which ranks are missing.
         """
         name = "-".join(str(member) for member in members)
         store = PrefixStore(name, self._open_store())
@@ -351,7 +352,7 @@ class Connections:
     def _check_departures(
         self, group: str, exchange: int, absent: Sequence[int], call: Call
     ) -> None:
-        """Raise PeerLostError if a rank that is waited for has said that it will not come."""
+        """Raise PeerLostError if a rank that this one waits for has published its departure."""
         left = self._departures(group, exchange, absent)
         if left:
             deadline = time.monotonic() + self._times.departures
@@ -390,7 +391,7 @@ class Connections:
         return Wait.from_json(text) if text else None
 
     def _check_deadlock(self) -> None:
-        """Raise DeadlockError if this rank's wait, which it has published, can never end."""
+        """Raise DeadlockError if this rank's published wait can never end."""
         own = self._find_wait(self.rank)
         waits = find_cycle(self.rank, own, self._find_wait) if own else {}
         if waits:
@@ -406,13 +407,13 @@ class Connections:
     # -- exchanges that failed
 
     def _publish_arrival(self, group: Group) -> None:
-        """For ranks that come out of a failed exchange earlier than this one."""
+        """Publish that this rank is in an exchange, for ranks in which it fails earlier."""
         group.store.set(f"here/{self.rank}", str(group.exchanges))
 
     def _raise_cause(
         self, group: Group, call: Call, began: float, error: RuntimeError | None = None
     ) -> NoReturn:
-        """Raise the error that says which rank is missing from an exchange that failed.
+        """Raise an error that names the rank that is missing from a failed exchange.
 
         `began`: when this rank began to wait, by time.monotonic.
         """
@@ -422,28 +423,28 @@ class Connections:
             if self._departures(group.name, group.exchanges, ended):
                 self._check_departures(group.name, group.exchanges, absent, call)
             raise PeerLostError(
-                f"{describe_ranks(ended)} ended while {own} waited in {call}. Either it failed, "
-                "and its own error says why, or it makes fewer collective calls than the others "
-                "(one batch less?)"
+                f"{describe_ranks(ended)} ended while {own} waited in {call}. Either a rank "
+                "failed, and its own error shows the cause, or it makes fewer collective calls "
+                "than the others (one batch less?)"
             ) from error
         remote = set(absent) - set(self._agent.neighbours)
         if remote and time.monotonic() < began + self._timeout:
             self._tell_ended(group, remote)
             raise PeerLostError(
                 f"{describe_ranks(remote)} ended while {own} waited in {call}, or the connection "
-                "to that host was lost: if a rank failed, its own error says why"
+                "to that host was lost: if a rank failed, its own error shows the cause"
             ) from error
         if absent:
             raise WaitedTooLongError(self._timed_out(call, absent)) from error
         raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
 
     def _missing(self, group: Group) -> tuple[list[int], list[int]]:
-        """The members that ended, and those that live but are not in this exchange."""
+        """The members that have ended, and those not in this exchange, which include them."""
         self._publish_arrival(group)
         absent = [member for member in group.members if member != self.rank]
         deadline = time.monotonic() + self._times.inquiry
         while True:
-            # In this order: a rank that was here as well says so before it ends.
+            # In this order: a rank that was in the exchange publishes that before it ends.
             ended = [member for member in absent if self._has_ended(group, member)]
             absent = [member for member in absent if not self._has_arrived(group, member)]
             ended = [member for member in ended if member in absent]
@@ -453,7 +454,7 @@ class Connections:
             time.sleep(0.02)
 
     def _has_ended(self, group: Group, member: int) -> bool:
-        """Whether a rank's process has ended. Of another host, ranks that are there say so."""
+        """True if a rank's process has ended; for another host, if its ranks have published so."""
         if member in self._agent.neighbours:
             return _has_ended(group.pids[member])
         return group.store.check([f"ended/{member}"])
@@ -465,14 +466,14 @@ class Connections:
             group.store.set("ended", "")
 
     def _check_ended(self, group: Group, call: Call, began: float) -> None:
-        """Raise PeerLostError if a rank of this host has ended, or one of another is said to.
+        """Raise PeerLostError if a rank of this host has ended, or one is published as ended.
 
-        Between hosts a closed connection is noticed by some of the ranks only.
+        Between hosts, only some ranks notice that a connection was closed.
         """
         ended = any(
             _has_ended(group.pids[member])
             for member in set(group.members) & set(self._agent.neighbours)
-            # One that has left took part in this exchange, see `_check_departures`.
+            # A rank that has left took part in this exchange, see `_check_departures`.
             if not self._open_store().check([f"{self._leaving}/{member}"])
             and not self._has_arrived(group, member)
         )
@@ -487,15 +488,15 @@ class Connections:
     def _timed_out(self, call: Call, absent: Sequence[int]) -> str:
         return (
             f"{describe_ranks([self.rank])} waited {self._timeout:.0f} s in {call}, but "
-            f"{describe_ranks(absent)} did not come. Every rank must make the same collective "
-            "calls in the same order"
+            f"{describe_ranks(absent)} did not take part. Every rank must make the same "
+            "collective calls in the same order"
         )
 
 
 def describe_departures(
     rank: int, history: CallHistory, call: Call, left: Mapping[int, Departure]
 ) -> str:
-    """The message of a rank that waits for others that have returned from the train cell."""
+    """The error message of a rank that waits for others that have left the train cell."""
     names, own = describe_ranks(left), describe_ranks([rank])
     have = "have" if len(left) > 1 else "has"
     first = left[min(left)]
@@ -505,10 +506,10 @@ def describe_departures(
         **{member: departure.first_divergence for member, departure in left.items()},
     }
     lines = [
-        f"{names} {have} returned from the train cell while {own} waited in {call}: it is "
-        f"the {_ordinal(history.calls + 1)} collective of {own}, and {names} took part in "
+        f"{names} {have} returned from the train cell while {own} waited in {call}: this is "
+        f"the {_ordinal(history.calls + 1)} collective of {own}, but {names} took part in "
         f"{first.calls or 'none'}{last}.",
-        "Every rank must make the same collective calls. Does one rank have a batch less, leave "
+        "Every rank must make the same collective calls. Does one rank have fewer batches, leave "
         "its loop early, or skip a call under a condition on the rank? On a TPU this would hang.",
         *describe_first_divergence(divergences),
     ]

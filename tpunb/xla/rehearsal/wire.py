@@ -1,8 +1,8 @@
 """The wire between rehearsal ranks, on which they agree on a call and exchange tensors.
 
-Large tensors go over a private gloo group, built directly on torch elastic's store, so that the
-user's own process groups are undisturbed; everything else goes by `transport.Mesh`, or between
-hosts by gloo as well.
+Large tensors go over a private gloo group, built directly on the run's store, so that the user's
+own process groups are undisturbed; everything else goes over `transport.Mesh`, or, between hosts,
+over gloo as well.
 
 Before each exchange the ranks compare their calls, because gloo ends the process with an uncaught
 C++ exception when two messages differ in size (measured, torch 2.9).
@@ -53,15 +53,15 @@ class Wire:
         self._connections = Connections(agent, timeout, times)
         self._pid = os.getpid()
         self._broken: str | None = None
-        self._told: CollectiveError | None = None
-        """The first error, whatever became of it: on a TPU nothing would have gone on."""
+        self._error: CollectiveError | None = None
+        """The first error, even if the user's code caught it: a TPU would not have continued."""
         self._one_at_a_time = threading.RLock()
         self._inside: set[int] = set()
         """Threads that are in a collective."""
         self._sent: torch.Tensor | None = None
-        """This rank's payload of the current collective, if it went with the agreement."""
+        """This rank's payload of the current collective, if it was sent with the agreement."""
         self._payloads: dict[int, torch.Tensor] = {}
-        """Then, the bytes of each rank's payload."""
+        """In this case, the bytes of each rank's payload."""
 
     @contextlib.contextmanager
     def exchange(
@@ -74,11 +74,12 @@ class Wire:
 
         Waits for all members. `payload` is a flat tensor that will be exchanged in the block: up
         to a few megabytes it is sent with the agreement, so that the exchange takes no time.
-        Yields the payload sizes of all members in bytes. A rank that leaves the block by an
+        Yields the payload sizes of all members in bytes. A rank that leaves the block with an
         exception takes part in no later collective, because the ranks no longer agree.
 
         Raises MismatchError on every rank if the calls differ, PeerLostError or
-        WaitedTooLongError if a rank does not come, DeadlockError if ranks wait for each other.
+        WaitedTooLongError if a rank does not take part, DeadlockError if ranks wait for each
+        other.
         """
         if os.getpid() != self._pid:
             raise CollectiveError(
@@ -99,43 +100,43 @@ class Wire:
                 collective_stats.add(call.operation, size, met - begun, time.perf_counter() - met)
             heap.trim()
         except MismatchError as error:
-            self._told = self._told or error
-            raise  # on every rank: they still agree on what comes next
+            self._error = self._error or error
+            raise  # on every rank: they still agree on the next call
         except CollectiveError as error:
             if special := circumstances():
                 error.args = (f"{error}\nIt was called {special}",)
-            self._told = self._told or error
+            self._error = self._error or error
             self._broken = f"an earlier collective failed: {error}"
             raise
         except BaseException as error:
             self._broken = (
-                f"{describe_ranks([self.rank])} left {call} by {type(error).__name__} while the "
-                "others waited in it. `xm.save` still works, it needs no other rank"
+                f"{describe_ranks([self.rank])} left {call} with {type(error).__name__} while the "
+                "others waited in it. `xm.save` still works, because it needs no other rank"
             )
             raise
         finally:
             self._inside.discard(threading.get_ident())
 
     def leave(self) -> None:
-        """Publish that this rank has left the train cell: nobody there need wait for it."""
+        """Publish that this rank has left the train cell, so that no rank in it waits for it."""
         self._connections.leave(launches.described(), final=False)
 
     def departed(self, ranks: Sequence[int]) -> list[int]:
-        """Those of these ranks that have left the train cell."""
+        """The ranks among these that have left the train cell."""
         return self._connections.departed(ranks)
 
     def end(self) -> None:
         """At the end of the process: publish that this rank makes no more collective calls.
 
-        Waits for threads that are in one: it may still take place. Raises the first error of
-        this rank, even if the user's code caught it, and LaunchMismatchError if this rank and one
-        that has left before ran different programs.
+        Waits for threads that are in a collective, which may still take place. Raises the first
+        error of this rank, even if the user's code caught it, and LaunchMismatchError if this rank
+        and one that has left before ran different programs.
         """
         while self._inside - {threading.get_ident()}:
             time.sleep(0.01)
         described = self._connections.leave(launches.described(), final=True)
-        if self._told is not None:
-            raise self._told
+        if self._error is not None:
+            raise self._error
         for rank, other in described.items():
             difference = find_difference({self.rank: launches.described(), rank: other}, final=True)
             if difference is not None and difference.certain:
@@ -202,7 +203,7 @@ class Wire:
             texts = dict(zip(members, map(_bytes, described), strict=True))
             divergence.print_warning(programs.describe_difference(call, texts))
 
-    # The following are called in a block of `exchange`.
+    # The following methods are called in a block of `exchange`.
 
     def all_reduce(self, flat: torch.Tensor, members: Sequence[int], call: Call) -> None:
         """Sum a flat tensor over `members`, in place."""

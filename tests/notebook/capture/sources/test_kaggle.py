@@ -73,7 +73,7 @@ def test_a_service_that_does_not_give_it(
     service.source = "not json"
     refused("Kaggle sent no notebook: ")
     service.source = '{"cells": 3}'
-    refused("Kaggle sent no notebook: cells are no list")
+    refused("Kaggle sent no notebook: cells are not a list")
     service.source = draft(tmp_path, "a = 1")
     assert Kaggle().locate(session) is not None
     monkeypatch.setattr(kaggle, "WAIT", 0.2)

@@ -1,7 +1,8 @@
-"""Locate the notebook of this kernel: each way to do so is one class in `SOURCES`.
+"""Locate the notebook of this kernel; each class in `SOURCES` is one way to do so.
 
-They are asked in order and the first that knows wins. A new front end is one more module here,
-with a class that has an `origin` and a `locate`, and its place in the table.
+They are tried in order, and the first that finds the notebook wins. To support a new front end,
+add a module to this package, with a class that has `origin` and `locate`, and an entry in the
+table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SOURCES: tuple[Source, ...] = (
     Colab(),
     Kaggle(),
     VSCode(),
-    Server(),  # right at once after a rename, which the variable of the next one is not
+    Server(),  # correct right after a rename, unlike the variable that the next source reads
     SessionName(),
     CommandLine(),
     PapermillParameters(),
@@ -36,10 +37,10 @@ SOURCES: tuple[Source, ...] = (
 
 
 def locate_notebook(kernel: Kernel) -> tuple[LocatedNotebook | None, tuple[str, ...]]:
-    """The notebook of this kernel, or None if no source knows it.
+    """Return the notebook of this kernel, or None if no source finds it.
 
-    With it, one line for each source that should have known and did not answer. Raises
-    NotebookNotFoundError if the user named a file that does not exist.
+    The second value has one line for each source that should have found it but did not answer.
+    Raises NotebookNotFoundError if the user named a file that does not exist.
     """
     missed: list[str] = []
     for source in SOURCES:

@@ -1,4 +1,4 @@
-"""The interface of sources, and the two sources by which the user names the notebook."""
+"""Interface of the sources, and the two sources with which the user names the notebook."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class Source(Protocol):
 
     @property
     def origin(self) -> str:
-        """Its name in words, such as 'VS Code'."""
+        """Its name as shown to users, such as 'VS Code'."""
 
     def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        """The notebook, or None if this source does not know one.
+        """Return the notebook, or None if this source does not find one.
 
-        Raises UnavailableError if it should and cannot tell, where a person can do something
-        about it; the next source is asked then.
+        Raises UnavailableError if the source should find it but cannot, and the user can do
+        something about that; the next source is tried then.
         """
 
 
 class UnavailableError(Exception):
-    """A source should know the notebook and did not answer. The text is one line."""
+    """A source should know the notebook but did not answer. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The kernel's state that a source may use."""
+    """State of the kernel that sources may use."""
 
     notebook: str | None
     """The path that the user gave with `%tpu_setup --notebook`."""
     environ: Mapping[str, str]
     user_ns: Mapping[str, object]
     executed: tuple[Execution, ...]
-    """All that was executed, in order; the last is the cell that is running."""
+    """All executions in order; the last is the running cell."""
     shell: object = None
     connection_file: str | None = None
-    """Absolute, where there is one. Its name holds the kernel's id, if a server made it."""
+    """Absolute path, if there is one. Its name contains the kernel's id if a server made it."""
 
     @cached_property
     def parent(self) -> Parent | None:
@@ -55,13 +55,13 @@ class Kernel:
         return Parent(int(pid)) if pid.isdecimal() else None
 
     def texts(self) -> set[str]:
-        """The sources that were executed, without white space at their ends."""
+        """The executed texts, without trailing white space."""
         return {run.source.rstrip() for run in self.executed}
 
 
 class Parent:
-    """The process that started a kernel, as far as /proc shows it: nothing if it has ended,
-    is another user's, or this is not Linux.
+    """The process that started a kernel, as shown by /proc: empty if the process has ended,
+    belongs to another user, or this is not Linux.
     """
 
     def __init__(self, pid: int) -> None:
@@ -87,7 +87,7 @@ class Parent:
             return None
 
     def in_a_kernel(self) -> bool:
-        """Whether it was started inside a kernel: the notebook of that one is not ours."""
+        """True if it was itself started in a kernel, whose notebook is not this kernel's."""
         return "JPY_PARENT_PID" in self.environ
 
     def _read(self, name: str) -> list[str]:
@@ -100,23 +100,23 @@ class Parent:
 
 @dataclass(frozen=True)
 class LocatedNotebook:
-    """A notebook and the source that located it: an existing file, or content from a front end."""
+    """A located notebook: an existing file, or content sent by a front end."""
 
     origin: str
     path: Path | None = None
     content: Mapping[str, Any] | None = None
-    """The front end's current notebook, decoded from JSON, where there is no file."""
+    """The front end's current notebook, decoded from JSON, if there is no file."""
     title: str | None = None
-    """The front end's name for it; None: the file's name."""
+    """The front end's name for it; None to use the file's name."""
 
     @property
     def name(self) -> str:
-        """A name for runs of it."""
+        """Name for runs of the notebook."""
         return self.title or (self.path.stem if self.path is not None else "notebook")
 
 
 def overlap(path: Path, kernel: Kernel) -> int:
-    """How many code cells of a notebook file were executed in this kernel."""
+    """Number of code cells of a notebook file that were executed in this kernel."""
     texts = kernel.texts()
     try:
         cells = load_cells(path)

@@ -1,4 +1,4 @@
-"""Colab: the page in the browser holds the notebook, and is asked for it.
+"""Colab: request the notebook from the page in the browser, which holds it.
 
 The protocol, read in googlecolab/colabtools 3c07d77 (google/colab/_message.py): the kernel sends
 a `colab_request` of type `get_ipynb` to the page, which answers on the stdin channel. The answer
@@ -14,25 +14,25 @@ from collections.abc import Mapping
 from tpunb.notebook.capture.sources.base import Kernel, LocatedNotebook, UnavailableError
 
 WAIT = 30.0
-"""Seconds that the page gets. Colab's own default, 5 s, is too short for a notebook with large
+"""Seconds to wait for the page. Colab's own default, 5 s, is too short for a notebook with large
 outputs, and so was 20 s (DagsHub/client#468)."""
 
 
 class Colab:
-    """The page's copy, in a kernel of Colab's own."""
+    """The page's copy of the notebook, in a kernel started by Colab itself."""
 
     origin = "the page of Colab"
 
     def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        # Not by whether google.colab can be imported: it can in kernels that papermill starts.
+        # google.colab can also be imported in kernels that papermill starts, so that is no test.
         if not type(kernel.shell).__module__.startswith("google.colab."):
             return None
         if threading.current_thread() is not threading.main_thread():
-            raise UnavailableError("Colab can be asked for the notebook by the main thread only")
+            raise UnavailableError("Colab sends the notebook to the main thread only")
         try:
             from google.colab._message import MessageError, blocking_request
         except ImportError as error:
-            raise UnavailableError(f"Colab cannot be asked for the notebook: {error}") from None
+            raise UnavailableError(f"cannot request the notebook from Colab: {error}") from None
         try:
             reply = blocking_request("get_ipynb", request="", timeout_sec=WAIT)
         except MessageError as error:
@@ -48,7 +48,7 @@ class Colab:
 
 
 def _name(notebook: Mapping[str, object]) -> str | None:
-    """The file's name in Drive, without its ending."""
+    """The file's name in Drive, without its suffix."""
     metadata = notebook.get("metadata")
     colab = metadata.get("colab") if isinstance(metadata, Mapping) else None
     name = colab.get("name") if isinstance(colab, Mapping) else None

@@ -1,9 +1,9 @@
 """Jupyter servers: JupyterLab, Notebook, and what is built on them.
 
-A server writes its address and token to a file in the folder of its kernels' connection files,
-named for its process id, which its kernels have in JPY_PARENT_PID; `GET /api/sessions` says which
-notebook a kernel belongs to, also right after a rename. JPY_SESSION_NAME is the absolute path at
-the kernel's start.
+A server writes its address and token to a file in the folder of its kernels' connection files. The
+file is named after the server's process id, which its kernels have in JPY_PARENT_PID.
+`GET /api/sessions` returns the notebook of each kernel, correct even right after a rename.
+JPY_SESSION_NAME is the absolute path at the kernel's start.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from tpunb.notebook.capture.sources.base import Kernel, LocatedNotebook, overlap
 
 WAIT = 1.5
-"""Seconds that the server gets. It is on this machine, and has not much to do for this."""
+"""Seconds to wait for the server, which is on this machine and has little to do for the answer."""
 LARGEST = 10_000_000
-"""Bytes of an answer that are read at most."""
+"""Maximum number of bytes read of an answer."""
 
 
 class Server:
     """The sessions of the Jupyter server that started this kernel.
 
-    A server that cannot be asked (password only, on a socket, gone) does not count as
-    unavailable: JPY_SESSION_NAME knows the same, but for renames.
+    A server that cannot be queried (password only, on a socket, gone) does not count as
+    unavailable: JPY_SESSION_NAME gives the same answer, except after renames.
     """
 
     origin = "the Jupyter server"
@@ -52,9 +52,10 @@ class Server:
 
 
 class SessionName:
-    """JPY_SESSION_NAME: stale after a rename until the kernel restarts, and a bare name on
-    old servers. Programs that are started in a kernel, and their kernels, inherit it: that
-    names another notebook.
+    """The variable JPY_SESSION_NAME.
+
+    It is stale after a rename until the kernel restarts, and a bare name on old servers. Programs
+    started in a kernel, and their kernels, inherit it: then it names another notebook.
     """
 
     origin = "JPY_SESSION_NAME"
@@ -68,7 +69,7 @@ class SessionName:
 
 
 def _server(folder: Path, pid: int) -> tuple[Path, str, str] | None:
-    """The server's folder of notebooks, its address, and its token."""
+    """Return the server's notebook folder, its address and its token."""
     for name in (f"jpserver-{pid}.json", f"nbserver-{pid}.json"):  # Notebook 6 wrote the second
         try:
             info = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -80,18 +81,18 @@ def _server(folder: Path, pid: int) -> tuple[Path, str, str] | None:
 
 
 def _sessions(url: str, token: str) -> object:
-    """What the server answers to `GET /api/sessions`; None if it does not, or not in time."""
+    """Return the server's answer to `GET /api/sessions`; None if none arrives in time."""
     import http.client
     import ssl
     import urllib.request
 
-    # The certificate of a server on one's own machine is its own, as a rule; this is the port
-    # that a file of this user's names, so nobody else is given the token.
+    # A server on the user's own machine usually has a self-signed certificate. The port is the one
+    # in a file of this user, so the token is not sent to anybody else.
     unchecked = ssl.create_default_context()
     unchecked.check_hostname = False
     unchecked.verify_mode = ssl.CERT_NONE
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}),  # proxies are for what is not on this machine
+        urllib.request.ProxyHandler({}),  # no proxy for a server on this machine
         urllib.request.HTTPSHandler(context=unchecked),
     )
     try:
@@ -101,13 +102,13 @@ def _sessions(url: str, token: str) -> object:
         with opener.open(request, timeout=WAIT) as answer:
             return json.loads(answer.read(LARGEST))
     except (OSError, ValueError, http.client.HTTPException):
-        # OSError is the base of refusals, time-outs and error statuses; ValueError of an
-        # address that is none and an answer that is no JSON, as a page for logging in.
+        # OSError covers refused connections, time-outs and error statuses; ValueError invalid
+        # addresses and answers that are not JSON, such as a login page.
         return None
 
 
 def _paths(sessions: object, kernel_id: str) -> list[str]:
-    """The paths of a kernel's notebooks, relative to the server's folder."""
+    """Return the paths of a kernel's notebooks, relative to the server's folder."""
     paths = []
     for session in sessions if isinstance(sessions, list) else ():
         if not isinstance(session, Mapping):

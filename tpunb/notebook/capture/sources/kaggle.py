@@ -1,8 +1,8 @@
 """Kaggle: the editor's draft in an interactive session, a file in a batch run.
 
 A batch run ("save version") is papermill with `__notebook__.ipynb` in /kaggle/working as input
-and output: so say the metadata of the notebooks that it leaves. In an interactive session
-there is no file. Kaggle's service has the draft, and the image brings a client for it
+and output, according to the metadata of the notebooks that it leaves. In an interactive session
+there is no file: Kaggle's service has the draft, and the image includes a client for it
 (Kaggle/docker-python 78aaa43, patches/kaggle_session.py).
 """
 
@@ -20,13 +20,13 @@ from tpunb.notebook.capture.sources.base import Kernel, LocatedNotebook, Unavail
 
 WORKING = Path("/kaggle/working")
 WAIT = 10.0
-"""Seconds that the service gets; the client itself would wait for 40."""
+"""Seconds to wait for the service; the client itself would wait for 40."""
 IMPORTS = "IMPORT YOUR KAGGLE DATA SOURCES"
-"""In cells that the service puts on top of a draft, for use outside of Kaggle."""
+"""Text in the cells that the service adds on top of a draft, for use outside of Kaggle."""
 
 
 class Kaggle:
-    """A kernel on Kaggle, unless something that runs in another kernel there started it."""
+    """The notebook of a Kaggle kernel, unless a program in another kernel started this one."""
 
     origin = "Kaggle"
 
@@ -48,7 +48,7 @@ class Kaggle:
 
 
 def _draft() -> dict[str, Any] | None:
-    """The notebook in the editor; None where Kaggle's client is not installed."""
+    """Return the notebook in the editor; None if Kaggle's client is not installed."""
     from http.client import HTTPException
 
     try:
@@ -59,7 +59,7 @@ def _draft() -> dict[str, Any] | None:
     answer: queue.Queue[Any] = queue.Queue()
 
     def ask() -> None:
-        # Refused, no network, no answer, an answer that is none: see kaggle_web_client.
+        # Refused, no network, no answer, an invalid answer: see kaggle_web_client.
         failures = (web.BackendError, web.CredentialError, OSError, HTTPException, ValueError)
         try:
             answer.put(session.UserSessionClient().get_exportable_ipynb())
@@ -73,12 +73,12 @@ def _draft() -> dict[str, Any] | None:
         raise UnavailableError(f"Kaggle did not send the notebook within {WAIT:g} s") from None
     if isinstance(reply, Exception):
         raise UnavailableError(f"Kaggle did not send the notebook: {_line(reply)}") from reply
-    # Newer answers have been seen to call it so.
+    # Some newer answers have "sourceNullable" instead.
     text = reply.get("source") or reply.get("sourceNullable")
     try:
         notebook = json.loads(text)
         if not isinstance(notebook["cells"], list):
-            raise TypeError("cells are no list")
+            raise TypeError("cells are not a list")
     except (TypeError, ValueError, KeyError) as error:
         raise UnavailableError(f"Kaggle sent no notebook: {_line(error)}") from error
     return dict(notebook)

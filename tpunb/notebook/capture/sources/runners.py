@@ -1,6 +1,6 @@
 """Programs that run a whole notebook: papermill, nbconvert, `jupyter execute`.
 
-They tell the kernel nothing of it, so the kernel looks at the program that started it.
+They do not tell the kernel which notebook it runs, so it inspects the program that started it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RUNNERS = {
 class CommandLine:
     """The command line of the program that started this kernel (Linux, same machine).
 
-    Where a command names several notebooks, it is the one that holds the most of the cells
-    that were executed.
+    If a command names several notebooks, the notebook that contains most of the executed cells
+    is used.
     """
 
     origin = "the command line"
@@ -44,9 +44,9 @@ class CommandLine:
 
 
 class PapermillParameters:
-    """What `papermill --inject-paths` leaves in the notebook, where there is no /proc.
+    """Variables that `papermill --inject-paths` sets in the notebook, for systems without /proc.
 
-    Paths are relative to where papermill was started, which `%cd` does not change.
+    Paths are relative to papermill's start directory, which `%cd` does not change.
     """
 
     origin = "papermill's parameters"
@@ -61,9 +61,9 @@ class PapermillParameters:
 
 
 def _runner(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The program that a command line starts, if it is a runner, and what follows its name.
+    """Return the program that a command line starts, if it is a runner, and its arguments.
 
-    Only its first words are looked at: the program itself, the script that an interpreter
+    Only the first words are checked: the program itself, the script that an interpreter
     runs, the module after `-m`, and the word after `jupyter`.
     """
     for index, word in enumerate(arguments[:4]):
@@ -78,6 +78,6 @@ def _runner(arguments: list[str]) -> tuple[str | None, list[str]]:
 def _notebook(folder: Path, word: str) -> Path | None:
     if not word or word.startswith("-"):
         return None
-    # nbconvert and `jupyter execute` accept the name without its ending.
+    # nbconvert and `jupyter execute` accept the name without its suffix.
     path = folder / (word if word.endswith(".ipynb") else f"{word}.ipynb")
     return path if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The rules, by topic. Importing them fills the table in the order that the docs show."""
+"""The rules, by topic. Importing this package fills the table in the order of the docs."""
 
 from tpunb.notebook.lint.checks import (
     cells,

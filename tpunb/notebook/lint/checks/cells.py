@@ -1,17 +1,17 @@
-"""Lint rules on cells that do not parse, and on names that nothing binds or brings."""
+"""Lint rules on cells that do not parse or run twice, and on names that are missing."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.convert.handed import train_line
+from tpunb.notebook.convert.earlier_values import train_line
 from tpunb.notebook.convert.statements import bindings, bound_names
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import argument, call, last_part
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.lint.walk import Frame, ParsedCell, Site
 
 USUAL = {
     "xm": "import torch_xla.core.xla_model as xm",
@@ -19,14 +19,14 @@ USUAL = {
     "xr": "import torch_xla.runtime as xr",
     "torch_xla": "import torch_xla",
 }
-"""Names that notebooks give to modules of torch_xla, and how they are imported."""
+"""The usual names of torch_xla's modules, with their imports."""
 
 
 @rule(
     "not-python",
     "error",
     what="a cell that is not Python",
-    fact="a run is a Python script; what only IPython understands has no place in it",
+    fact="a run is a Python script and cannot contain syntax that only IPython understands",
     source="Python's own parser, and IPython's for magics",
     fix="fix the syntax error, or tag it tpu-skip to leave it out of runs",
 )
@@ -51,7 +51,7 @@ def _not_python(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _missing_import(notebook: NotebookIndex) -> Iterator[Hit]:
     if any(cell.problem for cell in notebook.cells):
-        return  # the import may stand in the cell that cannot be read
+        return  # the import may be in the cell that cannot be read
     for name, line in USUAL.items():
         if notebook.names.bound(name):
             continue
@@ -72,51 +72,51 @@ _DEBUGGERS = (
     "debugger",
     "error",
     what="`breakpoint()` or another debugger in a run",
-    fact="nobody can type into a rank: the debugger ends it with BdbQuit, or it waits for ever",
-    source="seen: standard input of a rank is empty",
-    fix="take it out, and debug on one core in a `%%tpu_debug` cell, with `--pdb` at an exception",
+    fact="a rank has no input: the debugger ends it with BdbQuit, or waits forever",
+    source="observed: the standard input of a rank is empty",
+    fix="remove it, and debug on one core in a `%%tpu_debug` cell, with `--pdb` for an exception",
 )
 def _debugger(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*_DEBUGGERS):
         if site.cell.runs or notebook.in_rank(site):
             name = ast.unparse(call(site).func)
-            yield Hit(site, f"`{name}()` cannot ask anybody in a run", certain=True)
+            yield Hit(site, f"`{name}()` gets no input in a run", certain=True)
 
 
-_TAKE_AWAY = {
+_REMOVING = {
     *("os.remove", "os.unlink", "os.rmdir", "os.removedirs", "os.rename", "os.replace"),
     *("shutil.rmtree", "shutil.move"),
 }
-"""Calls after which what their first argument names is no longer there."""
+"""Calls after which the path in their first argument no longer exists."""
 
 
 @rule(
     "runs-once",
     "hint",
     what="a cell above the train cell that cannot run a second time: it removes or moves a file "
-    "that it has read, or makes one with mode 'x'",
-    fact="a run executes the cells above the train cell again, and does not find the file: "
-    "FileNotFoundError, or FileExistsError",
+    "that it has read, or creates one with mode 'x'",
+    fact="a run executes the cells above the train cell again: FileNotFoundError for the file that "
+    "is gone, FileExistsError for mode 'x'",
     source="tpunb; docs/guide.md, 'What can be done only once'",
-    fix="do it in a cell that is tagged tpu-skip, or ask first whether the file is there",
+    fix="do it in a cell that is tagged tpu-skip, or check first whether the file exists",
 )
 def _runs_once(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.has_train:
         return
-    reads = [s for s in notebook.sites.calls if s.cell.part == "prelude" and not _asked(s)]
+    reads = [s for s in notebook.sites.calls if s.cell.part == "prelude" and not _guarded(s)]
     for site in reads:
         node = call(site)
         full = notebook.full(node.func, site)
-        if full in _TAKE_AWAY and node.args:
+        if full in _REMOVING and node.args:
             place = ast.unparse(node.args[0])
             for read in reads:
                 first = (read.cell.index, read.line) < (site.cell.index, site.line)
                 if first and _names(notebook, read, place):
                     line = f"cell [{read.cell.number}], line {read.line}"
-                    yield Hit(site, f"`{place}` is not there for {line} when that runs again")
+                    yield Hit(site, f"`{place}` no longer exists when {line} runs again")
                     break
         elif full == "open" and _mode(node) is not None and "x" in str(_mode(node)):
-            yield Hit(site, "mode 'x' makes a new file, which is there when this runs again")
+            yield Hit(site, "mode 'x' creates a file, which already exists when this runs again")
 
 
 def _names(notebook: NotebookIndex, read: Site, place: str) -> bool:
@@ -126,7 +126,7 @@ def _names(notebook: NotebookIndex, read: Site, place: str) -> bool:
         return False
     full, mode = notebook.full(node.func, read), _mode(node)
     makes = full == "open" and mode is not None and not str(mode).startswith("r")
-    asks = full.startswith(("os.path.", "pathlib.", "os.m")) or full in _TAKE_AWAY
+    asks = full.startswith(("os.path.", "pathlib.", "os.m")) or full in _REMOVING
     looks = isinstance(node.func, ast.Name) and node.func.id in ("print", "str", "len", "Path")
     return not (makes or asks or looks) and not last_part(node.func).startswith(("save", "dump"))
 
@@ -136,23 +136,23 @@ def _mode(node: ast.Call) -> object:
     return value.value if isinstance(value, ast.Constant) else None
 
 
-def _asked(site: Site) -> bool:
-    """Whether it stands under a test, or in `try`: then it may ask whether it was done."""
+def _guarded(site: Site) -> bool:
+    """Whether a site is under a condition or in `try`, which may check if it has run before."""
     tries = (ast.Try, ast.ExceptHandler)
     return any(site.conditions()) or any(isinstance(f.node, tries) for f in site.frame.outward())
 
 
 _BINDING = ("globals", "exec", "_run_notebook", "_run_file", "_run_module")
-"""Functions that may bind any name; the last ones are what `%run` becomes."""
+"""Functions that may bind any name; `%run` is converted to one of the last three."""
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "push_to_hub")
 
 
 @rule(
     "not-returned",
     "error",
-    what="a name that only a train cell makes and does not return, or a model that it trains and "
-    "does not return, in a cell below",
-    fact="ranks are processes of their own: what they make or change stays there",
+    what="a cell below a train cell that uses a name which only the train cell assigns, or a model "
+    "which it trains, and which it does not return",
+    fact="ranks are separate processes: values that they create or change stay there",
     source="tpunb",
     fix="add `--returns NAME` to the train cell",
     kernel=True,
@@ -174,7 +174,7 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
                 if name not in made[site.cell.index]:
                     yield Hit(
                         site,
-                        f"`{name}` is made in the ranks of cell [{train.number}] only",
+                        f"`{name}` exists only in the ranks of cell [{train.number}]",
                         f"add `--returns {name}` to cell [{train.number}]",
                         severity=None if site.simple() else "warning",
                     )
@@ -192,7 +192,7 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
                 yield Hit(
                     site,
                     f"`{name}` is trained in the ranks of cell [{train.number}] and not returned: "
-                    "here it is untrained",
+                    "in the kernel it is untrained",
                     f"add `--returns {name}` to cell [{train.number}]",
                     severity="warning",
                 )
@@ -200,17 +200,28 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _reads_below(notebook: NotebookIndex, name: str, train: ParsedCell) -> Iterator[Site]:
-    """Where cells below a train cell read a name of the notebook."""
+    """Yield the sites in cells below a train cell that read a global name."""
     for site in notebook.sites.loads(name):
         function = site.frame.function
         while function is not None and name not in {*function.locals, *function.parameters}:
             function = function.outer.function
-        if function is None and site.cell.index > train.index:
+        if function is None and site.cell.index > train.index and not _is_own(name, site.frame):
             yield site
 
 
+def _is_own(name: str, frame: Frame | None) -> bool:
+    """Whether a comprehension around a node binds a name itself."""
+    while frame is not None:
+        for generator in getattr(frame.node, "generators", ()):
+            targets = ast.walk(generator.target)
+            if any(isinstance(node, ast.Name) and node.id == name for node in targets):
+                return True
+        frame = frame.parent
+    return False
+
+
 def _models(train: ParsedCell) -> set[str]:
-    """Names whose parameters a train cell gives to an optimizer."""
+    """The names of models whose parameters a train cell reads, as for an optimizer."""
     return {
         node.value.id
         for node in ast.walk(train.tree)

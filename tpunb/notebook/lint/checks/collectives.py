@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator
 from textwrap import shorten
 
@@ -40,16 +41,138 @@ TOGETHER = {
 
 
 def _one_rank(notebook: NotebookIndex, site: Site) -> ast.expr | None:
-    """The test under which a site runs on some of the ranks only, None if there is none."""
-    for test, holds in site.conditions():
-        if notebook.asks_rank(test, site):
+    """Return the condition under which a site runs on only some of the ranks, or None."""
+    conditions = list(site.conditions())
+    if any(_leaves_one_rank(notebook, test, holds, site) for test, holds in conditions):
+        return None
+    for test, holds in conditions:
+        if notebook.depends_on_rank(test, site) and not _same_on_all(notebook, test, site):
             return None if _others_come_too(notebook, site, test, holds) else test
     return None
 
 
+def _leaves_one_rank(notebook: NotebookIndex, test: ast.expr, holds: bool, site: Site) -> bool:
+    """Whether a condition only holds in a run of a single rank: `world_size == 1 and …`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _leaves_one_rank(notebook, test.operand, not holds, site)
+    if isinstance(test, ast.BoolOp):
+        parts = [_leaves_one_rank(notebook, part, holds, site) for part in test.values]
+        return any(parts) if isinstance(test.op, ast.And) == holds else all(parts)
+    left, compare, right = _comparison(test)
+    number = literal(right)
+    if compare is None or type(number) is not int or not _is_world_size(notebook, left, site):
+        return False
+    return not any(compare(size, number) == holds for size in _around(number, 2, _MOST_RANKS))
+
+
+def _same_on_all(notebook: NotebookIndex, test: ast.expr, site: Site) -> bool:
+    """Whether a condition on the rank has the same result on every rank: `rank >= 0`,
+    `rank < world_size`, `rank in range(world_size)`.
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _same_on_all(notebook, test.operand, site)
+    if isinstance(test, ast.BoolOp):
+        return all(
+            _same_on_all(notebook, part, site)
+            for part in test.values
+            if notebook.depends_on_rank(part, site)
+        )
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.In | ast.NotIn):
+        return len(test.ops) == 1 and _names_all(notebook, test.comparators[0], site)
+    left, compare, right = _comparison(test)
+    if compare is None or not isinstance(left, ast.Name | ast.Attribute | ast.Call):
+        return False
+    number = literal(right)
+    if type(number) is int:
+        ranks = _around(number, 0, (_cores(notebook) or _MOST_RANKS) - 1)
+        return len({compare(rank, number) for rank in ranks}) == 1
+    if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Sub):  # world_size - 1
+        bound = compare in (operator.le, operator.gt) and literal(right.right) == 1
+        return bound and _is_world_size(notebook, right.left, site)
+    return _is_world_size(notebook, right, site)
+
+
+def _around(number: int, least: int, most: int) -> set[int]:
+    """Return enough of the values from `least` to `most` for every result of a comparison."""
+    near = (number - 1, number, number + 1)
+    return {least, most, *(value for value in near if least <= value <= most)}
+
+
+def _comparison(
+    test: ast.expr,
+) -> tuple[ast.expr, Callable[[int, int], bool] | None, ast.expr]:
+    """Return both sides of a comparison, a number on the right; None if it is no comparison."""
+    if not isinstance(test, ast.Compare) or len(test.ops) > 1:
+        return test, None, test
+    left, kind, right = test.left, type(test.ops[0]), test.comparators[0]
+    if isinstance(left, ast.Constant):
+        return right, COMPARISONS.get(_MIRRORED.get(kind, kind)), left
+    return left, COMPARISONS.get(kind), right
+
+
+def _names_all(notebook: NotebookIndex, ranks: ast.expr, site: Site) -> bool:
+    """Whether a list or range certainly has every rank."""
+    if isinstance(ranks, ast.Name):
+        values = notebook.values(ranks.id, site.frame)
+        return len(values) == 1 and _names_all_in(notebook, values[0].node, values[0])
+    return _names_all_in(notebook, ranks, site)
+
+
+def _names_all_in(notebook: NotebookIndex, ranks: ast.AST, site: Site) -> bool:
+    if isinstance(ranks, ast.List | ast.Tuple | ast.Set):
+        if len(ranks.elts) == 1 and isinstance(ranks.elts[0], ast.Starred):
+            return _names_all_in(notebook, ranks.elts[0].value, site)
+        cores = _cores(notebook)
+        return cores is not None and {*range(cores)} <= {literal(part) for part in ranks.elts}
+    if not isinstance(ranks, ast.Call) or ranks.keywords or not ranks.args:
+        return False
+    name = notebook.full(ranks.func, site)
+    if name in ("list", "tuple", "set"):
+        return _names_all_in(notebook, ranks.args[0], site)
+    *first, end = ranks.args
+    if name != "range" or [literal(part) for part in first] not in ([], [0]):
+        return False
+    number, cores = literal(end), _cores(notebook)
+    if type(number) is int:
+        return cores is not None and cores <= number
+    return _is_world_size(notebook, end, site)
+
+
+def _is_world_size(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
+    """Whether an expression is the number of ranks, by its name or its only value."""
+    name = last_part(node.func if isinstance(node, ast.Call) else node).lower()
+    if _WORLD_SIZE.fullmatch(name):
+        return True
+    values = notebook.values(node.id, site.frame) if isinstance(node, ast.Name) else []
+    return len(values) == 1 and (
+        isinstance(values[0].node, ast.Call) and _is_world_size(notebook, values[0].node, values[0])
+    )
+
+
+def _cores(notebook: NotebookIndex) -> int | None:
+    """The number of cores in the options of the train cell, if there is only one."""
+    trains = [cell for cell in notebook.cells if cell.part == "train"]
+    if len(trains) != 1:
+        return None
+    match = next(filter(None, map(_CORES.match, trains[0].lines)), None)
+    return int(match[1]) if match else None
+
+
+_CORES = re.compile(r"%%tpu_train\b.*?--cores[ =]+(\d+)\b")
+_WORLD_SIZE = re.compile(r"(get_|xrt_)?world_size")
+_MOST_RANKS = 100_000
+"""More ranks than any run has."""
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+}
+
+
 def _sure_branch(notebook: NotebookIndex, site: Site) -> Site | None:
-    """The `if` that a site stands in, where it surely holds on some of the ranks and not on
-    others: it asks torch_xla, or a name that can be nothing but a rank's number.
+    """Return the `if` around a site if it certainly holds on some ranks and not on others: its
+    condition calls torch_xla, or uses a name that can only be the number of a rank.
     """
     frame = site.frame
     if not isinstance(frame.node, ast.If) or frame.parent is None:
@@ -61,7 +184,7 @@ def _sure_branch(notebook: NotebookIndex, site: Site) -> Site | None:
         notebook.full(test.func, site) == f"{XM}.is_master_ordinal"
         and notebook.names.sure(test.func)
     )
-    sure = master or _is_rank(notebook, test, site) or _tells_apart(notebook, test, site)
+    sure = master or _is_rank(notebook, test, site) or _separates_ranks(notebook, test, site)
     return Site(frame.node, frame.parent) if sure else None
 
 
@@ -75,12 +198,11 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 }
 
 
-def _tells_apart(notebook: NotebookIndex, test: ast.expr, site: Site) -> bool:
-    """Whether a comparison with a number comes out differently for ranks 0 and 1."""
-    if not isinstance(test, ast.Compare) or len(test.ops) > 1:
-        return False
-    number, compare = literal(test.comparators[0]), COMPARISONS.get(type(test.ops[0]))
-    if type(number) is not int or compare is None or not _is_rank(notebook, test.left, site):
+def _separates_ranks(notebook: NotebookIndex, test: ast.expr, site: Site) -> bool:
+    """Whether a comparison with a number has different results on ranks 0 and 1."""
+    left, compare, right = _comparison(test)
+    number = literal(right)
+    if type(number) is not int or compare is None or not _is_rank(notebook, left, site):
         return False
     return compare(0, number) != compare(1, number)
 
@@ -89,7 +211,7 @@ def _is_rank(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     if isinstance(node, ast.Name):
         values = notebook.values(node.id, site.frame)
         function = site.frame.function
-        if not values and function is not None and node.id == notebook.index_of(function):
+        if not values and function is not None and node.id == notebook.rank_parameter(function):
             return node.id not in function.stored
         return (
             len(values) == 1
@@ -102,8 +224,8 @@ def _is_rank(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
 
 
 def _others_come_too(notebook: NotebookIndex, site: Site, test: ast.expr, holds: bool) -> bool:
-    """Whether the other ranks make the same call under the opposite condition: in the `else`,
-    or in an `if` of their own, as where one rank downloads and the others wait before it.
+    """Whether the other ranks make the same call under the opposite condition: in the `else`, or
+    in another `if`, as when one rank downloads while the others wait.
     """
     name, (text, side) = last_part(call(site).func), _plain(test, holds)
     for other in notebook.called.get(name, ()):
@@ -115,7 +237,7 @@ def _others_come_too(notebook: NotebookIndex, site: Site, test: ast.expr, holds:
 
 
 def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
-    """A condition without `not` and `!=`, and whether it holds."""
+    """Return a condition without `not` and `!=`, and whether it must hold."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _plain(test.operand, not holds)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
@@ -135,15 +257,17 @@ ON_SOME_RANKS = "collective-on-some-ranks"
 @rule(
     ON_SOME_RANKS,
     "error",
-    what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks come to",
+    what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks reach",
     fact="the ranks that call it wait for those that do not: the run hangs",
     source="read in torch_xla 2.9.0 core/xla_model.py; pytorch/xla#2224, #2712",
-    fix="let every rank call it, and only print or write under the condition",
+    fix="call it on every rank, and only print or write under the condition",
 )
 def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     if not (notebook.multi or notebook.launches):
         return
     for site in notebook.calls_of(*sorted(TOGETHER)):
+        if _has_group(call(site)):
+            continue  # the test may select exactly its members
         test = _one_rank(notebook, site)
         if test is not None and (notebook.in_rank(site) or site.frame.function is not None):
             name = last_part(call(site).func)
@@ -151,20 +275,29 @@ def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
             where = _sure_branch(notebook, site)
             yield Hit(
                 site,
-                f"`{name}` is called only on ranks with `{shown}`: the others never come",
-                certain=where is not None,
+                f"`{name}` is called only on ranks with `{shown}` and waits forever for the others",
+                # The backend xla does not wait in a barrier: see barrier-does-not-wait.
+                certain=where is not None and name != "barrier",
                 where=where,
                 several=True,
             )
+
+
+def _has_group(node: ast.Call) -> bool:
+    """Whether a collective is limited to a group of ranks: `group=`, `groups=`, `replicas=`."""
+    places = {"barrier": ("group", 0), "rendezvous": ("replicas", 2)}
+    name, position = places.get(last_part(node.func), ("group", None))
+    given = (argument(node, name, position), argument(node, "groups"))
+    return any(part is not None and literal(part) is not None for part in given)
 
 
 @rule(
     "save-on-some-ranks",
     "warning",
     what="`xm.save` under a condition on the rank",
-    fact="it computes the tensors on every rank and writes on the master only. Called on one rank, "
-    "it hangs if their values wait for a collective; in old releases it always did",
-    source="torch_xla 2.9.0 core/xla_model.py syncs before it asks who writes; pytorch/xla#2712",
+    fact="it computes the tensors on every rank and writes only on the master. If only one rank "
+    "calls it, it hangs when their values depend on a collective; in old releases it always did",
+    source="torch_xla 2.9.0 core/xla_model.py syncs before it checks who writes; pytorch/xla#2712",
     fix="call `xm.save` on every rank, outside the condition",
 )
 def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -172,17 +305,17 @@ def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     for site in notebook.calls_of(f"{XM}.save", "torch_xla.utils.serialization.save"):
         if _one_rank(notebook, site) is not None:
-            yield Hit(site, "`xm.save` asks for the master itself, and every rank should call it")
+            yield Hit(site, "`xm.save` should be called on every rank; only the master writes")
 
 
 @rule(
     "step-skipped",
     "warning",
-    what="`continue` or `break` over a value of this rank's data, before the gradients are reduced",
-    fact="the other ranks wait for the gradients of those that left: the run hangs",
+    what="`continue` or `break` that depends on this rank's data, before the gradients are reduced",
+    fact="the other ranks wait for the gradients of the ranks that skip the step: the run hangs",
     source="follows from how collectives work; not measured on a TPU",
-    fix="decide with a value that is the same on all ranks, as `xm.all_reduce` or "
-    "`xm.mesh_reduce` give it, or multiply the loss by zero in place of leaving",
+    fix="decide by a value that is the same on all ranks (from `xm.all_reduce` or "
+    "`xm.mesh_reduce`), or multiply the loss by zero instead of skipping the step",
 )
 def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.multi or not notebook.xla:
@@ -202,12 +335,12 @@ def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
             for test, _ in jump.conditions(loop.frame):
                 if _of_the_data(test):
                     shown = shorten(ast.unparse(test), 60, placeholder=" …")
-                    yield Hit(jump, f"this rank leaves the step alone, if `{shown}`")
+                    yield Hit(jump, f"only the ranks with `{shown}` skip the rest of the step")
                     break
 
 
 def _of_the_data(test: ast.expr) -> bool:
-    """Whether a test looks at values: of a loss, with isnan, or with item()."""
+    """Whether a condition depends on values: of a loss, with isnan, or with item()."""
     return bool(words(test) & {"isnan", "isinf", "isfinite", "item", "loss", "math.isnan", "numel"})
 
 
@@ -216,7 +349,7 @@ def _of_the_data(test: ast.expr) -> bool:
     "error",
     what="torch.distributed's ReduceOp.AVG on XLA tensors",
     fact="ValueError: Invalid reduce op",
-    source="measured with torch_xla 2.9.0; distributed/xla_backend.py lists what it knows",
+    source="measured with torch_xla 2.9.0; distributed/xla_backend.py lists the known operations",
     fix="use ReduceOp.SUM and divide by the number of ranks",
 )
 def _reduce_average(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -225,15 +358,15 @@ def _reduce_average(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.sites.attributes("AVG"):
         full = notebook.full(site.node, site)
         if full.startswith("torch.distributed.") and full.endswith("ReduceOp.AVG"):
-            yield Hit(site, "the XLA process group has no AVG")
+            yield Hit(site, "the XLA process group does not support ReduceOp.AVG")
 
 
 @rule(
     "barrier-does-not-wait",
     "warning",
     what="`dist.barrier()` in a notebook that uses torch_xla",
-    fact="on the backend xla it returns at once",
-    source="measured with torch_xla 2.9.0: 0.00 s beside a rank that is 0.5 s late",
+    fact="with the backend xla it returns at once",
+    source="measured with torch_xla 2.9.0: 0.00 s although another rank is 0.5 s late",
     fix="write `xm.rendezvous('name')`",
 )
 def _barrier_does_not_wait(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -241,7 +374,7 @@ def _barrier_does_not_wait(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     for site in notebook.calls_of("torch.distributed.barrier"):
         if argument(call(site), "group", 0) is None and notebook.in_rank(site):
-            yield Hit(site, "`dist.barrier()` does not wait on the backend xla")
+            yield Hit(site, "`dist.barrier()` does not wait with the backend xla")
 
 
 @rule(
@@ -250,7 +383,7 @@ def _barrier_does_not_wait(notebook: NotebookIndex) -> Iterator[Hit]:
     what="torch.nn.SyncBatchNorm on several cores",
     fact="ValueError: SyncBatchNorm expected input tensor to be on GPU",
     source="torch 2.9.0 nn/modules/batchnorm.py; seen on 2 rehearsal ranks",
-    fix="use `torch_xla.core.functions.SyncBatchNorm`, or leave batch norm to each core",
+    fix="use `torch_xla.core.functions.SyncBatchNorm`, or let each core normalise its own batch",
 )
 def _sync_batch_norm(notebook: NotebookIndex) -> Iterator[Hit]:
     if not (notebook.multi and notebook.xla):

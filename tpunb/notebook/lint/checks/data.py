@@ -1,4 +1,4 @@
-"""Lint rules on data loaders: the last batch, the part of each rank, workers."""
+"""Lint rules on data loaders: the last batch, sharding over the ranks, workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLERS = {
 
 
 def _given(node: ast.expr | None) -> bool:
-    """Whether an argument is given, and is not None or False."""
+    """Whether an argument is present and not None or False."""
     return node is not None and not (isinstance(node, ast.Constant) and not node.value)
 
 
@@ -30,7 +30,7 @@ def _spread(node: ast.Call) -> bool:
 
 
 def _training(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether a DataLoader is for training, as far as names tell."""
+    """Whether a DataLoader is for training, judged by names."""
     node = call(site)
     names = words(node.args[0]) if node.args else set()
     dataset = argument(node, "dataset")
@@ -41,7 +41,7 @@ def _training(notebook: NotebookIndex, site: Site) -> bool:
     function = site.frame.function
     if function is not None and not in_order:
         names.add(function.name.lower())
-    if not _handed_on(notebook, site):
+    if not _is_used(notebook, site):
         return False
     if any("train" in name for name in names):
         return not any(EVALUATION.search(name) for name in names if "train" not in name)
@@ -50,13 +50,13 @@ def _training(notebook: NotebookIndex, site: Site) -> bool:
     return _given(argument(node, "shuffle", 2)) or _given(argument(node, "sampler", 3))
 
 
-def _handed_on(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether a loader goes to a loop or a function, and not just to `next(iter(loader))`."""
+def _is_used(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether a loop or a function uses a loader, not just `next(iter(loader))`."""
     names = notebook.names_of(call(site))
     if not names or any("." in name for name in names):
         return True
     for load in (load for name in names for load in notebook.sites.loads(name)):
-        takers = notebook.calls_with(load)
+        takers = notebook.calls_taking(load)
         if not takers or last_part(takers[0].func) not in ("iter", "len", "print"):
             return True
         if any(getattr(loop.node, "iter", None) is takers[0] for loop in notebook.sites.loops):
@@ -65,16 +65,16 @@ def _handed_on(notebook: NotebookIndex, site: Site) -> bool:
 
 
 def _sharded(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether a loader goes to `tpunb.training.shard`, which makes all its batches full."""
+    """Whether a loader is passed to `tpunb.training.shard`, which makes all its batches full."""
     names = notebook.names_of(call(site))
     places = [site, *(load for name in names for load in notebook.sites.loads(name))]
     return any(
-        last_part(taker.func) == "shard" for at in places for taker in notebook.calls_with(at)
+        last_part(taker.func) == "shard" for at in places for taker in notebook.calls_taking(at)
     )
 
 
 def _drops(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether the last, smaller batch is left out, or may be."""
+    """Whether the last, smaller batch is or may be dropped."""
     node = call(site)
     value = argument(node, "drop_last", 8)
     if value is not None:
@@ -82,7 +82,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     if _spread(node) or _given(argument(node, "batch_sampler", 4)):
         return True
     size = argument(node, "batch_size", 1)
-    # One sample a batch: the default, or written.
+    # One sample per batch, explicitly or by default.
     if size is None or (isinstance(size, ast.Constant) and size.value in (1, None)):
         return True
     sampler = argument(node, "sampler", 3)
@@ -101,8 +101,8 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     "last-batch",
     "warning",
     what="a training DataLoader that keeps the last, smaller batch",
-    fact="its shape compiles a second program, which takes as long as the first; with ranks that "
-    "have unequal batches the collectives do not fit",
+    fact="its shape needs a second program, which takes as long to compile as the first; if ranks "
+    "have batches of different sizes, their collectives do not match",
     source="pytorch/xla#1368 on recompilation, #2020 on a hang at the end of an epoch",
     fix="write drop_last=True",
 )
@@ -110,20 +110,20 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.on_device or not notebook.trains:
         return
     if notebook.imports("accelerate") and "prepare" in notebook.called:
-        return  # it fills the last batch
+        return  # accelerate fills the last batch
     for site in notebook.data_loaders:
         if site.cell.part == "kernel" or _drops(notebook, site) or _sharded(notebook, site):
             continue
         if _training(notebook, site):
-            yield Hit(site, "the last batch of an epoch has another shape than the others")
+            yield Hit(site, "the last batch of an epoch has a different shape from the others")
 
 
 @rule(
     "no-sampler",
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
-    fact="every core goes through all of the data, so an epoch takes as long as on one core",
-    source="torch.utils.data: a DataLoader knows nothing of ranks",
+    fact="every core processes all of the data, so an epoch takes as long as on one core",
+    source="torch.utils.data: a DataLoader does not know of ranks",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
 )
@@ -142,7 +142,7 @@ def _no_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _dataset(notebook: NotebookIndex, site: Site) -> list[Site]:
-    """The values that a DataLoader's data set may have."""
+    """The possible values of a DataLoader's data set."""
     given = argument(call(site), "dataset", 0)
     if isinstance(given, ast.Name):
         return notebook.values(given.id, site.frame)
@@ -150,26 +150,26 @@ def _dataset(notebook: NotebookIndex, site: Site) -> list[Site]:
 
 
 def _takes_rank(notebook: NotebookIndex, value: Site) -> bool:
-    """Whether a data set is made for a rank: `Rows(index)`."""
+    """Whether a data set is constructed for a rank: `Rows(index)`."""
     parts = [*value.node.args] if isinstance(value.node, ast.Call) else []
-    return any(notebook.asks_rank(part, value) for part in parts)
+    return any(notebook.depends_on_rank(part, value) for part in parts)
 
 
 def _divided(notebook: NotebookIndex) -> bool:
-    """Whether the notebook itself gives each rank its part of the data."""
+    """Whether the notebook divides the data among the ranks itself."""
     if notebook.called.keys() & {"shard", "split_between_processes", "split_dataset_by_node"}:
         return True
     names = {"num_replicas", "num_shards", "rank", "world_size"}
     if any(word.arg in names for site in notebook.sites.calls for word in call(site).keywords):
         return True
     return any(
-        isinstance(site.node, ast.Subscript) and notebook.asks_rank(site.node.slice, site)
+        isinstance(site.node, ast.Subscript) and notebook.depends_on_rank(site.node.slice, site)
         for site in notebook.sites.subscripts
     )
 
 
 def _launched(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether what is loaded is trained on by ranks: made there, or read by them."""
+    """Whether ranks train with a loader: they construct it or read its name."""
     if notebook.in_rank(site):
         return True
     names = notebook.names_of(call(site))
@@ -182,7 +182,7 @@ def _launched(notebook: NotebookIndex, site: Site) -> bool:
     what="a DataLoader with `shuffle=True` and a sampler",
     fact="ValueError: sampler option is mutually exclusive with shuffle",
     source="torch 2.9.0 utils/data/dataloader.py",
-    fix="leave `shuffle` to the sampler: `DistributedSampler(..., shuffle=True)`",
+    fix="let the sampler shuffle: `DistributedSampler(..., shuffle=True)`",
 )
 def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
@@ -197,7 +197,7 @@ def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
         if values and all(isinstance(value, ast.Call) for value in values):
             yield Hit(
                 site,
-                "shuffle=True and a sampler exclude each other",
+                "shuffle=True and a sampler are mutually exclusive",
                 certain=isinstance(sampler, ast.Call),
             )
 
@@ -206,14 +206,14 @@ def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
     "set-epoch",
     "hint",
     what="a DistributedSampler whose `set_epoch` is never called",
-    fact="every epoch then has the same order of the data",
+    fact="every epoch then uses the data in the same order",
     source="torch 2.9.0 utils/data/distributed.py",
     fix="call `sampler.set_epoch(epoch)` at the beginning of each epoch",
 )
 def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
     if "set_epoch" in notebook.called or notebook.managed or not notebook.loops:
         return
-    if notebook.mentions("tpunb.training.Position"):  # it tells samplers the epoch
+    if notebook.mentions("tpunb.training.Position"):  # calls set_epoch itself
         return
     for site in notebook.calls_of(*sorted(SAMPLERS)):
         node = call(site)
@@ -224,17 +224,17 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
         names |= words(node.args[0]) if node.args else set()
         if any(EVALUATION.search(name) and "train" not in name for name in names):
             continue
-        yield Hit(site, "without set_epoch all epochs have the same order")
+        yield Hit(site, "without set_epoch all epochs use the data in the same order")
 
 
 @rule(
     "unequal-batches",
     "warning",
-    what="data cut for the ranks with `data[rank::world_size]`",
-    fact="the parts differ by one where the division leaves a rest; if that makes a batch more, "
-    "the ranks with fewer never come to its collectives: the run hangs",
+    what="data divided among the ranks with `data[rank::world_size]`",
+    fact="if the length is not divisible, the parts differ by one sample; if that adds a batch on "
+    "some ranks, the others never reach its collectives: the run hangs",
     source="torch 2.9.0 utils/data/distributed.py pads for this reason; not measured on a TPU",
-    fix="use DistributedSampler, or cut to `len(data) // world_size * world_size` first",
+    fix="use DistributedSampler, or shorten to `len(data) // world_size * world_size` first",
 )
 def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.multi:
@@ -255,10 +255,12 @@ def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
         if id(cut) in moved:
             continue
         start, step = cut.slice.lower, cut.slice.step
-        if not notebook.asks_rank(start, site) or not (_counts(step) or isinstance(step, ast.Name)):
+        if not notebook.depends_on_rank(start, site) or not (
+            _counts(step) or isinstance(step, ast.Name)
+        ):
             continue
         if notebook.in_rank(site):
-            yield Hit(site, f"`{ast.unparse(cut)}` may have unequal lengths on the ranks")
+            yield Hit(site, f"`{ast.unparse(cut)}` may have a different length on each rank")
 
 
 def _counts(node: ast.expr) -> bool:
@@ -269,10 +271,10 @@ def _counts(node: ast.expr) -> bool:
     "many-workers",
     "warning",
     what="a DataLoader with 8 or more workers on each of several cores",
-    fact="every rank starts as many: 8 ranks with 8 workers are 64 processes, which share the "
+    fact="every rank starts that many: 8 ranks with 8 workers are 64 processes, which share the "
     "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer)",
     source="pytorch/xla#2690 and others like it",
-    fix="write num_workers=2 or less per core",
+    fix="use num_workers=2 or fewer per core",
 )
 def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.multi or not notebook.runs_on_tpu:
@@ -287,17 +289,17 @@ def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
         count = value.value if isinstance(value, ast.Constant) else None
         everywhere = isinstance(value, ast.Call) and last_part(value.func) == "cpu_count"
         if ((type(count) is int and count >= 8) or everywhere) and _launched(notebook, site):
-            shown = "as many as there are CPUs" if everywhere else str(count)
-            yield Hit(site, f"each rank starts its own workers ({shown})")
+            shown = "as many workers as there are CPUs" if everywhere else f"{count!r} workers"
+            yield Hit(site, f"each rank starts {shown} of its own")
 
 
 @rule(
     "pin-memory",
     "hint",
     what="`pin_memory=True` in a notebook for TPUs",
-    fact="it warns that no accelerator is found, and copies nothing faster",
+    fact="it only warns that no accelerator is found, and does not speed up copies",
     source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="leave it out",
+    fix="remove it",
 )
 def _pin_memory(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla:
@@ -305,5 +307,5 @@ def _pin_memory(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
         value = argument(call(site), "pin_memory", 7)
         if isinstance(value, ast.Constant) and value.value is True:
-            yield Hit(site, "pinned memory is for GPUs")
+            yield Hit(site, "pinned memory only helps with GPUs")
             return

@@ -29,7 +29,7 @@ _found: WeakKeyDictionary[NotebookIndex, list[Variable]] = WeakKeyDictionary()
 
 
 def _variables(notebook: NotebookIndex) -> list[Variable]:
-    """Each environment variable that is set: where, which, and to what (None: not known)."""
+    """Each environment variable that is set: place, name and value (None if unknown)."""
     if notebook not in _found:
         _found[notebook] = list(_settings(notebook))
     return _found[notebook]
@@ -39,7 +39,7 @@ def _settings(notebook: NotebookIndex) -> Iterator[Variable]:
     for cell in notebook.cells:
         lost = {line for line, _, _ in _lost_exports(cell)}
         for line, text in cell.commands():
-            # An export that nothing uses is a finding of its own: see shell-export.
+            # shell-export reports an export that nothing uses.
             if text.lstrip().startswith("#") or line in lost:
                 continue
             for match in [*SET.finditer(text), *MAGIC.finditer(text)]:
@@ -83,9 +83,9 @@ def _text(node: ast.expr | None) -> str | None:
     "shell-export",
     "warning",
     what="`!export NAME=value`",
-    fact="it sets the variable for a shell that ends with the line: neither the notebook nor a run "
+    fact="it sets the variable in a shell that ends with the line: neither the notebook nor a run "
     "sees it",
-    source="IPython: every `!` line is a shell of its own",
+    source="IPython runs every `!` line in a new shell",
     fix="write `%env NAME=value`",
     kernel=True,
 )
@@ -93,12 +93,12 @@ def _shell_export(notebook: NotebookIndex) -> Iterator[Hit]:
     for cell in notebook.cells:
         for line, name, value in _lost_exports(cell):
             bad = removed_apis.lookup_variable(name) is not None
-            fix = "take it out" if bad else f"write `%env {name}={value}`"
+            fix = "remove it" if bad else f"write `%env {name}={value}`"
             yield Hit((cell, line), f"{name} is set in a shell that ends at once", fix)
 
 
 def _lost_exports(cell: ParsedCell) -> Iterator[tuple[int, str, str]]:
-    """Variables that a shell exports and nothing in that shell can use: line, name, value."""
+    """Yield exported variables that nothing in the same shell can use: line, name, value."""
     commands = list(cell.commands())
     in_cell = bool(commands) and commands[0][1].startswith("%%")
     for at, (line, text) in enumerate(commands):
@@ -116,17 +116,17 @@ def _lost_exports(cell: ParsedCell) -> Iterator[tuple[int, str, str]]:
     "bf16-variable",
     "warning",
     what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
-    fact="every float32 tensor is bfloat16 then, while `dtype` says float32: 1 * 1.001 gives 1.0, "
-    "sums of losses stop growing, and `torch.finfo(torch.float32).min` becomes -inf, hence NaN",
+    fact="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
+    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, hence NaN",
     source="measured with torch_xla 2.9.0; pytorch/xla#2425",
-    fix="take it out, and write `model.to(torch.bfloat16)` or "
+    fix="remove it, and write `model.to(torch.bfloat16)` or "
     "`with torch.autocast('xla', dtype=torch.bfloat16):`",
     kernel=True,
 )
 def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, name, value in _variables(notebook):
         if name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16") and value not in OFF:
-            yield Hit(at, f"{name} makes all float32 tensors bfloat16, and hides it")
+            yield Hit(at, f"{name} silently makes all float32 tensors bfloat16")
 
 
 @rule(
@@ -135,7 +135,7 @@ def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     what="an environment variable of the XRT runtime, or one that has no effect",
     fact="torch_xla 2.9 does not read it",
     source="torch_xla 2.9.0 has no XRT runtime",
-    fix="take it out",
+    fix="remove it",
     kernel=True,
 )
 def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -157,7 +157,7 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
             guarded = any(True for _ in site.conditions()) or not site.simple()
             yield Hit(
                 site,
-                f"{row.old} is not set on today's TPU machines: KeyError",
+                f"{row.old} is not set on current TPU machines: KeyError",
                 row.advice,
                 severity="warning" if guarded else "error",
             )
@@ -167,14 +167,14 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     "node-address",
     "warning",
     what="the address of a TPU node: `grpc://…` with the name of a TPU, `tpu_worker;0;…:8470`",
-    fact="there are no TPU nodes any more, which were reached over the network: nobody answers",
+    fact="TPU nodes, which were reached over the network, no longer exist: nothing answers",
     source="Google Cloud's TPU Node architecture, discontinued; torch_xla 2.9.0 reads no address",
-    fix="take it out: PJRT finds the TPU of this machine by itself",
+    fix="remove it: PJRT finds this machine's TPU by itself",
     kernel=True,
 )
 def _node_address(notebook: NotebookIndex) -> Iterator[Hit]:
     others = (*_retired_variable(notebook), *_shell_export(notebook))
-    told = {(hit.cell.index, hit.line) for hit in others}
+    reported = {(hit.cell.index, hit.line) for hit in others}
     for cell in notebook.cells:
         places = {
             line
@@ -184,12 +184,12 @@ def _node_address(notebook: NotebookIndex) -> Iterator[Hit]:
         if "grpc://" in (whole := "\n".join(cell.lines)) or "tpu_worker;" in whole:
             places |= set(_addresses(cell.tree))
         for line in sorted(places):
-            if (cell.index, line) not in told:
-                yield Hit((cell, line), "there is no TPU node, and nothing at this address")
+            if (cell.index, line) not in reported:
+                yield Hit((cell, line), "this is the address of a TPU node: these no longer exist")
 
 
 def _addresses(tree: ast.Module) -> Iterator[int]:
-    """The lines of strings that are addresses, docstrings left out."""
+    """Yield the lines of strings that are addresses, except docstrings."""
     for statement in ast.walk(tree):
         if not isinstance(statement, ast.stmt) or getattr(statement, "body", None):
             continue
@@ -206,9 +206,9 @@ def _addresses(tree: ast.Module) -> Iterator[int]:
     "retired-command",
     "warning",
     what="an install or launch command of older torch_xla",
-    fact="it fails, or puts a torch_xla in place that does not fit today's torch, Python or TPU",
-    source="what old set-up cells install, seen beside torch_xla 2.9.0",
-    fix="use the torch and torch_xla that the machine brings, or install a pair that fits",
+    fact="it fails, or installs a torch_xla that does not work with today's torch, Python or TPU",
+    source="the packages of old set-up cells, compared with torch_xla 2.9.0",
+    fix="use the torch and torch_xla that the machine has, or install a matching pair",
     kernel=True,
 )
 def _retired_command(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -227,10 +227,10 @@ def _retired_command(notebook: NotebookIndex) -> Iterator[Hit]:
 @rule(
     "half-a-pair",
     "warning",
-    what="an install of a torch or a torch_xla that does not fit the other",
+    what="an install of a torch or torch_xla that does not match the other",
     fact=torch_installs.WHY,
-    source="pytorch/xla's README: each release is built for the torch of the same number",
-    fix="take it out on Colab and Kaggle, which have a pair; elsewhere install both together",
+    source="pytorch/xla's README: each release is built for the torch with the same number",
+    fix="remove it on Colab and Kaggle, which have a pair; elsewhere install both together",
     kernel=True,
 )
 def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -244,17 +244,19 @@ def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
     for (index, line), what in torch_installs.half_pairs(
         ((at, line), text) for at, ((_, line), text) in enumerate(commands)
     ).items():
-        yield Hit((commands[index][0][0], line), f"this installs {what} without what fits it")
+        pair = torch_installs.is_pair(commands[index][1])
+        missing = ", and another line another release" if pair else " without its counterpart"
+        yield Hit((commands[index][0][0], line), f"this installs {what}{missing}")
 
 
 @rule(
     "tensorflow-import",
     "warning",
-    what="tensorflow imported beside torch_xla",
-    fact="a tensorflow built for TPUs takes the chips or aborts the process when torch_xla loads "
+    what="tensorflow imported in addition to torch_xla",
+    fact="a tensorflow built for TPUs takes the chips, or aborts the process when torch_xla loads "
     "its own libtpu; importing it also starts threads, so ranks cannot be forked after it",
-    source="torch_xla 2.9.0 __init__.py warns for it; pytorch/xla#6565, tensorflow#87383",
-    fix="leave it out of the run (tag the cell tpu-skip), or install tensorflow-cpu in its place",
+    source="torch_xla 2.9.0 __init__.py warns of it; pytorch/xla#6565, tensorflow#87383",
+    fix="keep it out of the run (tag the cell tpu-skip), or install tensorflow-cpu instead",
 )
 def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
@@ -271,7 +273,7 @@ def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
             continue
         if any(module.partition(".")[0] == "tensorflow" for module in modules):
             severity: Severity | None = "hint" if light else None
-            yield Hit(site, "tensorflow is imported beside torch_xla", severity=severity)
+            yield Hit(site, "tensorflow is imported in addition to torch_xla", severity=severity)
             return
 
 
@@ -291,7 +293,7 @@ TF = {
     "tpu-taken",
     "warning",
     what="jax or tensorflow starting the TPU in a notebook that trains with torch_xla",
-    fact="a chip belongs to one process: while the kernel holds it, every run fails with "
+    fact="only one process can use a chip: while the kernel holds it, every run fails with "
     "'Device or resource busy'",
     source="reported as 'open(/dev/vfio/0): Device or resource busy'; not measured on a TPU",
     fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
@@ -304,7 +306,7 @@ def _tpu_taken(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     for site in notebook.calls_of(*sorted(JAX | TF)):
         package = notebook.full(call(site).func, site).partition(".")[0]
-        yield Hit(site, f"this makes {package} take the TPU, which a run then cannot have")
+        yield Hit(site, f"this makes {package} take the TPU, so no run can use it")
         return
 
 
@@ -330,7 +332,7 @@ def _late_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, name, _ in _variables(notebook):
         if name != "PJRT_DEVICE":
             continue
-        hit = Hit(at, "PJRT_DEVICE is set after an XLA device was used: it has no effect")
+        hit = Hit(at, "PJRT_DEVICE has no effect: an XLA device was used before it is set")
         if isinstance(at, Site) and at.frame.function is not None:
             continue
         if hit.cell.part != "train" and (hit.cell.index, hit.line) > first:
@@ -343,8 +345,8 @@ def _late_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     what="DataLoader workers that are spawned, not forked",
     fact="each worker of each rank gets a pickled copy of the whole data set: minutes to start, "
     "and as many copies in memory as there are workers, times the number of cores",
-    source="torch.utils.data: the start method decides how the data set gets to the workers",
-    fix="leave the start method at fork, or read the data from files in `__getitem__`",
+    source="torch.utils.data: the start method decides how the workers get the data set",
+    fix="keep the start method fork, or read the data from files in `__getitem__`",
 )
 def _workers_spawned(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:

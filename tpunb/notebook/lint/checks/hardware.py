@@ -6,7 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, for_other_hardware, literal
+from tpunb.notebook.lint.names import (
+    argument,
+    asks_hardware,
+    call,
+    dotted,
+    for_other_hardware,
+    literal,
+)
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -18,7 +25,7 @@ FAILS = {
         *("HalfTensor", "LongTensor", "ByteTensor", "BoolTensor", "IntTensor", "Stream"),
     )
 }
-"""Of torch.cuda, what raises on a machine without a GPU (torch 2.9)."""
+"""Functions and classes of torch.cuda that raise on a machine without a GPU (torch 2.9)."""
 
 
 def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool:
@@ -46,8 +53,8 @@ def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool
     what="`.cuda()`, `.to('cuda')` and calls of torch.cuda that need a GPU",
     fact="there is no GPU on a TPU machine: RuntimeError or AssertionError",
     source="each was called with torch 2.9.0 on a machine without a GPU",
-    fix="write `.to(device)` with `device = torch_xla.device()`; ask `torch.cuda.is_available()` "
-    "before what only a GPU can do",
+    fix="write `.to(device)` with `device = torch_xla.device()`; check `torch.cuda.is_available()` "
+    "before code that needs a GPU",
 )
 def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.called.get("cuda", ()):
@@ -83,10 +90,10 @@ def _cuda_hit(site: Site, message: str) -> Iterator[Hit]:
     "cuda-amp",
     "warning",
     what="torch.cuda.amp, or autocast and GradScaler for 'cuda'",
-    fact="autocast for cuda leaves operations of XLA tensors in float32, with dtype=torch.bfloat16 "
-    "it raises RuntimeError; bfloat16 needs no GradScaler",
+    fact="autocast for cuda leaves operations on XLA tensors in float32, and raises RuntimeError "
+    "with dtype=torch.bfloat16; bfloat16 needs no GradScaler",
     source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="write `with torch.autocast('xla', dtype=torch.bfloat16):`, and leave the scaler out",
+    fix="write `with torch.autocast('xla', dtype=torch.bfloat16):`, and remove the scaler",
 )
 def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
@@ -99,18 +106,26 @@ def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
             node = call(site)
             kind = argument(node, "device_type" if short == "autocast" else "device", 0)
             cuda = name.startswith("torch.cuda.amp") or literal(kind) == "cuda"
-            off = literal(argument(node, "enabled")) is False
-            if not cuda or off or for_other_hardware(site):
+            enabled = argument(node, "enabled", 0 if name.endswith("amp.autocast") else None)
+            if not cuda or _may_be_off(notebook, enabled, site) or for_other_hardware(site):
                 continue
             dtype = argument(node, "dtype")
             if short == "GradScaler":
-                yield Hit(site, "a GradScaler is of no use on XLA tensors")
+                yield Hit(site, "a GradScaler has no use with XLA tensors")
             elif dtype is not None and notebook.full(dtype, site) == "torch.bfloat16":
                 yield Hit(
                     site, "autocast to bfloat16 for cuda raises RuntimeError", severity="error"
                 )
             else:
                 yield Hit(site, "autocast for cuda has no effect on XLA tensors")
+
+
+def _may_be_off(notebook: NotebookIndex, enabled: ast.expr | None, site: Site) -> bool:
+    """Whether `enabled=` is False, or depends on the hardware: `torch.cuda.is_available()`."""
+    if enabled is None:
+        return False
+    values = [v.node for v in notebook.values(dotted(enabled), site.frame)] or [enabled]
+    return any(literal(value) is False or asks_hardware(value) for value in values)
 
 
 _PRECISION = {
@@ -125,10 +140,10 @@ _FLOAT16 = ("fp16", "16-mixed", "16-true", "16", 16)
 @rule(
     "fp16",
     "warning",
-    what="mixed precision in float16, of accelerate or Lightning",
-    fact="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError there",
+    what="float16 mixed precision of accelerate, Lightning or transformers",
+    fact="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError on a TPU",
     source="read in accelerate 1.15 accelerator.py; not measured on a TPU",
-    fix="write 'bf16', or 'bf16-true' for Lightning",
+    fix="use bf16, or 'bf16-true' with Lightning",
 )
 def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
@@ -137,7 +152,7 @@ def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
         for site in notebook.called.get(name, ()):
             value = literal(argument(call(site), word))
             if value in _FLOAT16 or (word == "fp16" and value is True):
-                yield Hit(site, f"{word}={value!r} is for GPUs")
+                yield Hit(site, f"{word}={value!r} only works on GPUs")
 
 
 @rule(
@@ -153,7 +168,7 @@ def _nccl(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.distributed.init_process_group"):
         backend = argument(call(site), "backend", 0)
         if literal(backend) == "nccl" and not for_other_hardware(site):
-            yield Hit(site, "the backend nccl works with GPUs only")
+            yield Hit(site, "the backend nccl only works with GPUs")
 
 
 @rule(
@@ -163,7 +178,7 @@ def _nccl(notebook: NotebookIndex) -> Iterator[Hit]:
     fact="RuntimeError: `fused=True` requires all the params to be floating point Tensors of "
     "supported devices",
     source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="leave `fused` out",
+    fix="remove `fused`",
 )
 def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla:
@@ -187,7 +202,7 @@ DDP = (
     what="DistributedDataParallel with `device_ids` of the rank",
     fact="a rank has one XLA device, number 0: any other number fails in the forward pass",
     source="measured with torch 2.9.0 and torch_xla 2.9.0: [0] and None work, [1] raises TypeError",
-    fix="leave `device_ids` and `output_device` out",
+    fix="remove `device_ids` and `output_device`",
 )
 def _ddp_device_ids(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla:
@@ -208,11 +223,11 @@ def _ddp_device_ids(notebook: NotebookIndex) -> Iterator[Hit]:
     "ddp-bucket-view",
     "warning",
     what="DistributedDataParallel with `gradient_as_bucket_view=True` on XLA tensors",
-    fact="one gradient of each bucket is not averaged, the one that is ready last: its weights "
-    "become other ones on each core, without an error",
-    source="torch_xla 2.8.0 and 2.9.0: the program of that gradient holds no all-reduce, whatever "
-    "the device",
-    fix="leave it out, or use `xm.optimizer_step(optimizer)` without DistributedDataParallel",
+    fact="in each bucket the gradient that is ready last is not averaged: its weights diverge "
+    "between the cores, without an error",
+    source="torch_xla 2.8.0 and 2.9.0: the program of that gradient contains no all-reduce, on any "
+    "device",
+    fix="remove it, or use `xm.optimizer_step(optimizer)` without DistributedDataParallel",
 )
 def _ddp_bucket_view(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla:
@@ -220,16 +235,16 @@ def _ddp_bucket_view(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*DDP):
         view = literal(argument(call(site), "gradient_as_bucket_view"))
         if view is True and not for_other_hardware(site):
-            yield Hit(site, "torch_xla loses one gradient of each bucket that is a view")
+            yield Hit(site, "torch_xla does not average one gradient of each bucket")
 
 
 @rule(
     "data-parallel",
     "warning",
     what="torch.nn.DataParallel",
-    fact="without GPUs it calls the model itself, on one core",
+    fact="without GPUs it just calls the model, on one core",
     source="measured with torch 2.9.0: its device_ids are empty",
-    fix="leave it out: under %%tpu_train every core has its own model, and "
+    fix="remove it: under %%tpu_train every core has its own copy of the model, and "
     "`xm.optimizer_step(optimizer)` averages the gradients",
 )
 def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:

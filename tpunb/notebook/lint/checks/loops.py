@@ -1,4 +1,4 @@
-"""Lint rules on training loops: where steps end, what they read, gradients that are not shared."""
+"""Lint rules on training loops: ends of steps, reads of values, gradients that are not reduced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRAPPERS = {
 
 
 def _now_and_then(notebook: NotebookIndex, site: Site, loop: Loop | None) -> bool:
-    """Whether it runs in some steps only: under `if step % n == 0`, on one rank, at the end."""
+    """Whether a site runs in only some steps: under `if step % n == 0`, on one rank, at the end."""
     up_to = loop.frame if loop and loop.frame.function is site.frame.function else None
     for test, _ in site.conditions(up_to):
         for node in ast.walk(test):
@@ -36,7 +36,7 @@ def _now_and_then(notebook: NotebookIndex, site: Site, loop: Loop | None) -> boo
             return True
         if any("log" in word or "print" in word or "report" in word for word in words(test)):
             return True
-        if notebook.asks_rank(test, site):
+        if notebook.depends_on_rank(test, site):
             return True
         if isinstance(test, ast.Name):
             for value in notebook.values(test.id, site.frame):
@@ -70,8 +70,8 @@ def _syncs(notebook: NotebookIndex, site: Site) -> bool:
     "no-step-sync",
     "warning",
     what="a training loop without a step boundary: no torch_xla.sync(), no MpDeviceLoader",
-    fact="operations on XLA tensors are only recorded until the step is cut: the graph grows over "
-    "all batches, and compiling it takes longer and longer, until memory ends",
+    fact="operations on XLA tensors are only recorded until torch_xla.sync() ends a step; without "
+    "it the graph grows with each batch and takes ever longer to compile, until memory runs out",
     source="torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch",
     fix="call `torch_xla.sync()` at the end of each step, or loop over "
     "`pl.MpDeviceLoader(loader, device)`",
@@ -83,7 +83,7 @@ def _no_step_sync(notebook: NotebookIndex) -> Iterator[Hit]:
         "torch_xla.compile", "torch_xla.step", "torch_xla.experimental.eager_mode"
     ):
         return
-    if notebook.mentions("tpunb.training.Accumulation"):  # it cuts the steps itself
+    if notebook.mentions("tpunb.training.Accumulation"):  # ends the steps itself
         return
     for loop in notebook.loops:
         sites = [*loop.sites, *loop.called]
@@ -91,7 +91,7 @@ def _no_step_sync(notebook: NotebookIndex) -> Iterator[Hit]:
             continue
         if _loads_to_device(notebook, loop) or any(_reads_always(notebook, s, loop) for s in sites):
             continue
-        yield Hit((loop.frame.cell, loop.node.lineno), "no step of this loop is ever cut")
+        yield Hit((loop.frame.cell, loop.node.lineno), "this loop never ends a step")
 
 
 def _on_other_hardware(loop: Loop) -> bool:
@@ -100,7 +100,7 @@ def _on_other_hardware(loop: Loop) -> bool:
 
 
 def _loads_to_device(notebook: NotebookIndex, loop: Loop) -> bool:
-    """Whether the loop may be over one of torch_xla's own loaders."""
+    """Whether the loop may iterate over one of torch_xla's own loaders."""
     if not notebook.device_loader():
         return False
     if isinstance(loop.node, ast.While):
@@ -133,8 +133,8 @@ def _is_read(site: Site) -> bool:
     "host-sync-in-step",
     "warning",
     what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
-    fact="each waits until the device has computed everything recorded so far, and cuts the step "
-    "in two graphs: the device idles while Python prepares the next",
+    fact="each waits until the device has computed everything recorded so far, and splits the step "
+    "into two graphs: the device idles while Python prepares the next one",
     source="torch_xla's docs, troubleshooting; aten::_local_scalar_dense in its metrics report",
     fix="read values every n steps, `if step % 100 == 0:`, or in "
     "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
@@ -169,7 +169,7 @@ def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _called_once(notebook: NotebookIndex, loop: Loop) -> list[Site]:
-    """The calls in the function that holds the step, where the loop only calls it."""
+    """The calls in the function that contains the step, if the loop only calls that function."""
     functions = [f for site in loop.sites for f in notebook.targets(site)]
     return [
         site
@@ -181,8 +181,8 @@ def _called_once(notebook: NotebookIndex, loop: Loop) -> list[Site]:
 
 
 def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
-    """Names that surely hold tensors of the device in a loop: what `.backward()` is called on, and
-    what `accelerator.backward(loss)` is given.
+    """Names that certainly hold device tensors in a loop: those on which `.backward()` is called
+    or that are passed to `accelerator.backward(loss)`.
     """
     tensors = set()
     given = {id(fit.site.node) for fit in notebook.backward_by_accelerate}
@@ -196,7 +196,7 @@ def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
 
 
 def _plain_uses(node: ast.expr) -> Iterator[str]:
-    """Names whose value itself is shown: `loss`, `loss / n`, `f'{loss}'`, `'%f' % loss`; not
+    """Yield names whose own value is shown: `loss`, `loss / n`, `f'{loss}'`, `'%f' % loss`; not
     `loss.item()` and not `f(loss)`.
     """
     todo: list[ast.AST] = [node]
@@ -214,7 +214,7 @@ def _plain_uses(node: ast.expr) -> Iterator[str]:
 
 
 def _from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    """Whether a value is known to be no tensor of the device: numpy's, or read before."""
+    """Whether a value is known not to be a device tensor: from numpy, or already read."""
     if isinstance(node, ast.Call):
         if last_part(node.func) in READS:
             return True
@@ -236,18 +236,18 @@ def _from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
 
 
 VALUES = {"any", "all", "sum", "mean", "max", "min", "norm"}
-"""Methods of tensors that give one value."""
+"""Methods of tensors that return a single value."""
 ASKING = {"isnan", "isinf", "isfinite", "any", "all", "equal", "allclose"}
 
 
 @rule(
     "branch-on-tensor",
     "warning",
-    what="`if` or `while` over the value of a tensor, in a training loop or in `forward`",
-    fact="Python has to know the value, so it waits for the device in every step, and each way "
-    "through is a program of its own to compile",
+    what="`if` or `while` on the value of a tensor, in a training loop or in `forward`",
+    fact="Python needs the value, so it waits for the device in every step, and each branch is a "
+    "separate program to compile",
     source="torch_xla's docs, troubleshooting",
-    fix="compute both and choose with `torch.where`, or decide every n steps",
+    fix="compute both branches and select with `torch.where`, or decide every n steps",
 )
 def _branch_on_tensor(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla and not notebook.on_device:
@@ -274,8 +274,8 @@ def _stands_in(site: Site, loop: Loop) -> bool:
 
 
 def _asks_value(notebook: NotebookIndex, test: ast.expr, tensors: set[str], site: Site) -> bool:
-    """Whether a test needs the value of a tensor: of one of some names, or of what
-    `torch.isnan(...)` or `x.max()` give.
+    """Whether a condition needs the value of a tensor: of one of these names, or the result of
+    `torch.isnan(...)` or `x.max()`.
     """
     if isinstance(test, ast.UnaryOp):
         return _asks_value(notebook, test.operand, tensors, site)
@@ -316,9 +316,9 @@ def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
 @rule(
     "no-gradient-reduction",
     "warning",
-    what="`optimizer.step()` on every core, and gradients that are never averaged over the cores",
-    fact="each core trains a model of its own on its part of the data; the one that is saved has "
-    "seen a part of it only",
+    what="`optimizer.step()` on every core, with gradients that are never averaged over the cores",
+    fact="each core trains a separate model on its part of the data; the model that is saved has "
+    "only seen that part",
     source="torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients and step",
     fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
 )
@@ -339,18 +339,18 @@ def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
         if dotted(function.value) in elsewhere or for_other_hardware(site):
             continue
         if _is_optimizer(notebook, function.value, site) and notebook.loops:
-            yield Hit(site, "every core steps with its own gradients: nothing averages them")
+            yield Hit(site, "every core steps with its own gradients, which are never averaged")
 
 
 @rule(
     "optimizer-before-device",
     "error",
-    what="an optimizer made before its model is moved to the XLA device",
-    fact="the move makes new parameters, and the optimizer keeps the old ones: nothing is "
-    "ever trained, without an error",
+    what="an optimizer created before its model is moved to the XLA device",
+    fact="the move creates new parameters and the optimizer keeps the old ones: the model is never "
+    "trained, without an error",
     source="measured with torch_xla 2.9.0: after model.to(device) the optimizer's parameters are "
     "on the CPU and are not the model's",
-    fix="move the model to the device first, then make the optimizer",
+    fix="move the model to the device first, then create the optimizer",
 )
 def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
     made: dict[tuple[int, str], Site] = {}
@@ -375,7 +375,10 @@ def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
             for other in notebook.called["to"]
             if other is not site
             and isinstance(call(other).func, ast.Attribute)
-            and dotted(call(other).func.value) == key[1]  # type: ignore[attr-defined]
+            and (
+                dotted(call(other).func.value) == key[1]  # type: ignore[attr-defined]
+                or key[1] in notebook.names_of(other.node)  # model = Net().to(device)
+            )
             and (other.cell.index, other.line) <= (optimizer.cell.index, optimizer.line)
         ]
         again = [
@@ -385,7 +388,7 @@ def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
             and value.node is not site.node
         ]
         if earlier and not apart and not before and not again:
-            yield Hit(optimizer, f"the optimizer is made before `{key[1]}` is on the device")
+            yield Hit(optimizer, f"the optimizer is created before `{key[1]}` is on the device")
 
 
 def _parameters_of(node: ast.Call) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Lint rules on modules of torch that behave otherwise on an XLA device."""
+"""Lint rules on modules of torch that behave differently on an XLA device."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ TIED = {
         *("DebertaV2ForMaskedLM", "XLNetLMHeadModel", "PegasusForConditionalGeneration"),
     )
 }
-"""Models of transformers that share weights by default (each was moved, with 5.23)."""
+"""Models of transformers that share weights by default (each was tested with 5.23)."""
 
 
 @rule(
     "untied-weights",
     "warning",
     what="modules that share a weight, moved to the XLA device and trained",
-    fact="the move makes a new parameter for each module, so they share nothing any more, and "
-    "learn apart",
-    source="measured with torch 2.9.0, torch_xla 2.9.0 and transformers 5.23: one parameter more "
+    fact="the move creates a new parameter for each module, so they no longer share it and are "
+    "trained separately",
+    source="measured with torch 2.9.0, torch_xla 2.9.0 and transformers 5.23: one more parameter "
     "after `.to(device)`, with different values after a step",
     fix="tie them again after `.to(device)`: `model.head.weight = model.embedding.weight`, or "
-    "`model.tie_weights()` of transformers; then make the optimizer",
+    "`model.tie_weights()` of transformers; then create the optimizer",
 )
 def _untied_weights(notebook: NotebookIndex) -> Iterator[Hit]:
     if notebook.managed or not notebook.loops or "tie_weights" in notebook.called:
@@ -55,7 +55,7 @@ def _untied_weights(notebook: NotebookIndex) -> Iterator[Hit]:
     ]
     for move in moves:
         if name := _tied_by_transformers(notebook, move):
-            yield Hit(move, f"`{name}` shares weights, and `.to(device)` makes copies of them")
+            yield Hit(move, f"`{name}` shares weights, and `.to(device)` separates them")
     ties = list(_ties(notebook))
     for tie in ties:
         method = _method(tie)
@@ -69,11 +69,11 @@ def _untied_weights(notebook: NotebookIndex) -> Iterator[Hit]:
             again = any(_called_outside(notebook, _method(other)) for other in ties)
         if after and not again:
             shown = ast.unparse(tie.node)
-            yield Hit(tie, f"`.to(device)` undoes `{shown}`: each has a parameter of its own then")
+            yield Hit(tie, f"`.to(device)` undoes `{shown}`: each module gets its own parameter")
 
 
 def _ties(notebook: NotebookIndex) -> Iterator[Site]:
-    """The statements like `self.head.weight = self.embedding.weight`."""
+    """Yield statements like `self.head.weight = self.embedding.weight`."""
     for site in notebook.sites.assigns:
         node = site.node
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -103,8 +103,8 @@ def _moves(notebook: NotebookIndex, move: Site, left: str) -> bool:
 
 
 def _makers(notebook: NotebookIndex, move: Site) -> Iterator[tuple[ast.Call, Site]]:
-    """The calls that may have made what is moved: `net = Net()` above `net.to(device)`, also where
-    a function has it as its parameter of the same name.
+    """Yield the calls that may have constructed the moved model: `net = Net()` above
+    `net.to(device)`, also if a function takes it as a parameter of the same name.
     """
     receiver, function = _receiver(move), move.frame.function
     values = notebook.values(name, move.frame) if (name := dotted(receiver)) else []
@@ -127,7 +127,7 @@ def _tied_by_transformers(notebook: NotebookIndex, move: Site) -> str | None:
 
 
 def _makes(notebook: NotebookIndex, move: Site, name: str) -> bool:
-    """Whether what is moved is, or has in it, a module of a class of the notebook."""
+    """Whether the moved model is or contains an instance of a class of the notebook."""
     made = {
         function.method_of.name: {last_part(call(site).func) for site in function.calls}
         for function in notebook.functions.get("__init__", ())
@@ -142,9 +142,7 @@ def _makes(notebook: NotebookIndex, move: Site, name: str) -> bool:
 
 
 def _called_outside(notebook: NotebookIndex, method: DefinedFunction | None) -> bool:
-    """Whether a method that ties is called by more than the class itself; a tie outside of
-    classes is.
-    """
+    """Whether a tying method is called from outside its class; True for a tie outside classes."""
     if method is None:
         return True
     return any(
@@ -160,8 +158,8 @@ def _called_outside(notebook: NotebookIndex, method: DefinedFunction | None) -> 
     what="torch.utils.checkpoint, or transformers' gradient checkpointing, on an XLA device",
     fact="AttributeError: module 'torch' has no attribute 'xla'",
     source="measured with torch 2.9.0, torch_xla 2.9.0 and transformers 5.23",
-    fix="write `from torch_xla.utils.checkpoint import checkpoint`, with `use_reentrant=True`; "
-    "wrap the layers of a library's model in `torch_xla.distributed.fsdp.checkpoint_module`",
+    fix="use `from torch_xla.utils.checkpoint import checkpoint` with `use_reentrant=True`; for a "
+    "library's model, wrap its layers in `torch_xla.distributed.fsdp.checkpoint_module`",
 )
 def _torch_checkpoint(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.device_uses:
@@ -169,7 +167,7 @@ def _torch_checkpoint(notebook: NotebookIndex) -> Iterator[Hit]:
     module = "torch.utils.checkpoint"
     for site in notebook.calls_of(f"{module}.checkpoint", f"{module}.checkpoint_sequential"):
         if notebook.names.sure(call(site).func) and not for_other_hardware(site):
-            yield Hit(site, f"`{last_part(call(site).func)}` of {module} fails on XLA tensors")
+            yield Hit(site, f"`{last_part(call(site).func)}` from {module} fails on XLA tensors")
     if notebook.imports("transformers"):
         for name in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):
             for site in notebook.called.get(name, ()):
@@ -181,11 +179,11 @@ def _torch_checkpoint(notebook: NotebookIndex) -> Iterator[Hit]:
     "frozen-batch-norm",
     "warning",
     what="batch norm layers in eval mode in a model that is trained",
-    fact="a backward pass through batch norm in eval mode is RuntimeError: The size of mean should "
-    "be compatible with feature count",
-    source="measured with torch_xla 2.9.0, also where its parameters need no gradient",
-    fix="put `torchvision.ops.FrozenBatchNorm2d` in its place, or freeze all layers up to it as "
-    "well, so that no gradient comes through",
+    fact="a backward pass through batch norm in eval mode raises RuntimeError: The size of mean "
+    "should be compatible with feature count",
+    source="measured with torch_xla 2.9.0, also if its parameters need no gradient",
+    fix="use `torchvision.ops.FrozenBatchNorm2d` instead, or freeze all layers before it as well, "
+    "so that no gradient passes through it",
 )
 def _frozen_batch_norm(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.device_uses or not notebook.loops:
@@ -196,11 +194,11 @@ def _frozen_batch_norm(notebook: NotebookIndex) -> Iterator[Hit]:
         *(s for s in notebook.called.get("requires_grad_", ()) if _is_false(call(s), 0)),
     ]
     if any(not _of_batch_norm(site) for site in frozen):
-        return  # perhaps all that is before it
+        return  # the frozen layers may be all those before the batch norm
     for site in notebook.called.get("eval", ()):
         function = call(site).func
         if isinstance(function, ast.Attribute) and _of_batch_norm(site):
-            yield Hit(site, "no gradient comes through a batch norm in eval mode on an XLA device")
+            yield Hit(site, "no gradient can pass a batch norm in eval mode on an XLA device")
 
 
 def _freezes(node: ast.AST) -> bool:
@@ -216,7 +214,7 @@ def _is_false(node: ast.Call, position: int) -> bool:
 
 
 def _of_batch_norm(site: Site) -> bool:
-    """Whether it is under `if isinstance(module, nn.BatchNorm2d)` or the like."""
+    """Whether a site is under `if isinstance(module, nn.BatchNorm2d)` or a similar condition."""
     for test, holds in site.conditions():
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             test, holds = test.operand, not holds
@@ -226,21 +224,21 @@ def _of_batch_norm(site: Site) -> bool:
 
 
 SMALL = 32
-"""From this batch on, the variance is less than 3 % off."""
+"""Batch size above which the variance is less than 3 % off."""
 
 
 @rule(
     "biased-variance",
     "hint",
     what="BatchNorm1d that is trained with a batch of 32 or less on each core",
-    fact="on an XLA device `running_var` is the mean square deviation, divided by n, elsewhere it "
-    "is divided by n - 1: evaluation then differs from what a GPU computes",
+    fact="on an XLA device the squared deviations in `running_var` are divided by n, elsewhere by "
+    "n - 1: evaluation then differs from that on a GPU",
     source="measured with torch_xla 2.9.0: with a batch of 4 it is 0.75 of the CPU's",
     fix="use a larger batch on each core, or LayerNorm",
 )
 def _biased_variance(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.device_uses or not notebook.loops or "Conv1d" in notebook.called:
-        return  # behind a Conv1d, n is the batch times the length
+        return  # after a Conv1d, n is the batch size times the length
     sizes = {_size(notebook, argument(call(s), "batch_size", 1), s) for s in notebook.data_loaders}
     known = [size for size in sizes if isinstance(size, int)]
     if not known or len(known) < len(sizes) or not 1 < max(known) <= SMALL:
@@ -256,16 +254,16 @@ def _biased_variance(notebook: NotebookIndex) -> Iterator[Hit]:
     what="nn.EmbeddingBag in a model on an XLA device",
     fact="XLA has no such operator: in every step its inputs are computed and copied to the CPU",
     source="measured with torch_xla 2.9.0: aten::_embedding_bag runs on the CPU",
-    fix="write `nn.Embedding`, and the sum or mean over the ids of a bag",
+    fix="use `nn.Embedding`, and take the sum or mean over the ids of a bag",
 )
 def _embedding_bag(notebook: NotebookIndex) -> Iterator[Hit]:
     if notebook.device_uses:
         for site in notebook.calls_of("torch.nn.EmbeddingBag"):
-            yield Hit(site, "EmbeddingBag runs on the CPU, at every step")
+            yield Hit(site, "EmbeddingBag runs on the CPU, in every step")
 
 
 def _size(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> object:
-    """The number that a batch size is, None where it is not known."""
+    """The value of a batch size; None if it is not known."""
     if isinstance(node, ast.Name):
         values = notebook.values(node.id, site.frame)
         node = values[0].node if len(values) == 1 else None  # type: ignore[assignment]

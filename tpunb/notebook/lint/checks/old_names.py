@@ -1,13 +1,14 @@
-"""Lint rules on names of older torch_xla: removed, deprecated, or replaced by something better."""
+"""Lint rules on names of older torch_xla: removed, deprecated, or superseded."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tpunb.notebook import removed_apis
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import words
+from tpunb.notebook.lint.names import call, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -16,7 +17,7 @@ _MARK = "`tpunb migrate` marks each place."
 
 
 def _uses(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedApi]]:
-    """Every use of a name of the table: an import, or an attribute or name that is read."""
+    """Yield every use of a name of the table: an import, or an attribute or name that is read."""
     for site in notebook.sites.imports:
         for full in _imported(site.node):
             row = removed_apis.lookup_name(full)
@@ -29,13 +30,44 @@ def _uses(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedA
         if isinstance(node.ctx, ast.Load):
             full = notebook.full(node, site)
             row = removed_apis.lookup_name(full) if full else None
-            # A module's own name is found where it is imported, and again in what follows it.
+            # A module's own name is reported at its import and with each attribute read from it.
             if row is not None and not (row in removed_apis.MODULES or _is_module(full)):
                 yield site, row
+    for site in notebook.called.get("getattr", ()):
+        row = removed_apis.lookup_name(_by_getattr(notebook, site))
+        if row is not None:
+            yield site, row
+    yield from _star_imported(notebook)
     for name, targets in notebook.names.imported.items():
         row = removed_apis.lookup_name(targets[-1]) if targets[-1] else None
         if row is not None and row.state != "missing" and row not in removed_apis.MODULES:
             for site in notebook.sites.loads(name):
+                yield site, row
+
+
+def _by_getattr(notebook: NotebookIndex, site: Site) -> str:
+    """Return the full name that `getattr(module, 'name')` reads; '' if there is a default."""
+    node = call(site)
+    if len(node.args) != 2 or notebook.full(node.func, site) != "getattr":
+        return ""
+    module, name = notebook.full(node.args[0], site), literal(node.args[1])
+    return f"{module}.{name}" if module and isinstance(name, str) else ""
+
+
+def _star_imported(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedApi]]:
+    """Yield reads of names that only `from module import *` can have bound in the past."""
+    modules = notebook.names.star_modules
+    if not all(module.partition(".")[0] in ("torch", "torch_xla") for module in modules):
+        return  # another module may define them
+    for row in removed_apis.NAMES:
+        module, _, name = row.old.rpartition(".")
+        if module not in modules or notebook.names.binds(name):
+            continue
+        for site in notebook.sites.loads(name):
+            function = site.frame.function
+            while function is not None and name not in function.locals:
+                function = function.outer.function
+            if function is None:
                 yield site, row
 
 
@@ -57,8 +89,8 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _for_old_releases(site: Site) -> bool:
-    """Whether the code knows that the name may be missing: in `try`, or under a test that asks
-    for the version or the attribute.
+    """Whether the code allows for a missing name: it is in `try`, or under a condition on the
+    version or the attribute.
     """
     if any(isinstance(frame.node, ast.Try | ast.ExceptHandler) for frame in site.frame.outward()):
         return True
@@ -75,28 +107,93 @@ def _short(full: str) -> str:
 @rule(
     "retired-name",
     "error",
-    what="a module or function that torch_xla 2.9 has not got",
-    fact="ImportError or AttributeError where the line runs",
-    source="each name was looked up in torch_xla 2.9.0",
-    fix="use what replaced it; `tpunb migrate` rewrites the notebook",
+    what="a module, function or argument that torch_xla 2.9, Lightning 2 or transformers 5 does "
+    "not have",
+    fact="ImportError, AttributeError or TypeError when the line runs",
+    source="each name was looked up in torch_xla 2.9.0, lightning 2.6.6 and transformers 5.24.0",
+    fix="use its replacement; `tpunb migrate` rewrites names of torch_xla",
     kernel=True,
 )
 def _retired_name(notebook: NotebookIndex) -> Iterator[Hit]:
     for site, row in _uses(notebook):
         if row.state == "missing" and not _for_old_releases(site):
+            # `tpunb migrate` changes neither getattr() nor names of `import *`.
+            star = isinstance(site.node, ast.Name) and not notebook.names.binds(site.node.id)
+            by_hand = star or isinstance(site.node, ast.Call)
             yield Hit(
                 site,
                 f"`{_short(row.old)}` does not exist in torch_xla 2.9",
-                f"{row.advice} {_MIGRATE if row.new else _MARK}",
-                certain=True,
+                row.advice if by_hand else f"{row.advice} {_MIGRATE if row.new else _MARK}",
+                certain=row.since != "2.9",  # the torch_xla 2.8 of Kaggle has it
             )
+    yield from _retired_in_lightning(notebook)
+    yield from _retired_in_transformers(notebook)
+
+
+def _retired_in_lightning(notebook: NotebookIndex) -> Iterator[Hit]:
+    if _pins_older(notebook, r"(?:pytorch[-_])?lightning", (2, 0)):
+        return
+    for site in notebook.called.get("Trainer", ()):
+        if not _TRAINER.fullmatch(notebook.full(call(site).func, site)) or _for_old_releases(site):
+            continue
+        for word in call(site).keywords:
+            if word.arg in TRAINER_ARGUMENTS:
+                yield Hit(
+                    Site(word.value, site.frame),
+                    f"`Trainer({word.arg}=…)` does not exist in Lightning 2",
+                    TRAINER_ARGUMENTS[word.arg],
+                )
+
+
+def _retired_in_transformers(notebook: NotebookIndex) -> Iterator[Hit]:
+    sites = [site for site in notebook.sites.imports if _ADAMW & {*_imported(site.node)}]
+    sites += [
+        site
+        for site in notebook.sites.attributes("AdamW")
+        if notebook.full(site.node, site) in _ADAMW
+    ]
+    if not sites or _pins_older(notebook, "transformers", (4, 50)):
+        return
+    for site in sites:
+        if not _for_old_releases(site):
+            yield Hit(
+                site,
+                "`transformers.AdamW` does not exist since transformers 4.50",
+                "write `torch.optim.AdamW`; the old defaults were `eps=1e-6, weight_decay=0.0`",
+            )
+
+
+_TRAINER = re.compile(r"(?:pytorch_lightning|lightning(?:\.pytorch)?)(?:\.trainer){0,2}\.Trainer")
+_CORES = (
+    'write `accelerator="tpu", devices="auto"`; `%%tpu_train --cores 8` chooses the number of cores'
+)
+TRAINER_ARGUMENTS = {
+    "tpu_cores": _CORES,
+    "num_tpu_cores": _CORES,
+    "progress_bar_refresh_rate": "write `callbacks=[TQDMProgressBar(refresh_rate=20)]`, or "
+    "`enable_progress_bar=False` for 0",
+}
+"""Arguments that Lightning 2 removed, and what replaces them."""
+_ADAMW = {"transformers.AdamW", "transformers.optimization.AdamW"}
+
+
+def _pins_older(notebook: NotebookIndex, package: str, release: tuple[int, int]) -> bool:
+    """Whether a command of the notebook installs a package from before a release."""
+    pin = re.compile(rf"(?<![\w-]){package}(?:\[[^\]]*\])?\s*(==|~=|<=?)\s*(\d+)(?:\.(\d+))?")
+    for cell in notebook.cells:
+        for _, text in cell.commands():
+            for sign, major, minor in pin.findall(text):
+                found = (int(major), int(minor or 0))
+                if found < release or (sign == "<" and found == release):
+                    return True
+    return False
 
 
 @rule(
     "old-name",
     "hint",
-    what="a name of torch_xla that still works and has a successor",
-    fact="deprecated names warn, and may be gone in the next release",
+    what="a name of torch_xla that still works but has a successor",
+    fact="deprecated names warn, and may be removed in the next release",
     source="torch_xla 2.9.0, core/xla_model.py: `@deprecated`",
     fix="use the current name; `tpunb migrate` rewrites the notebook",
     kernel=True,
@@ -106,7 +203,7 @@ def _old_name(notebook: NotebookIndex) -> Iterator[Hit]:
     for site, row in _uses(notebook):
         if row.state in ("deprecated", "legacy") and row.old not in seen:
             if isinstance(site.node, ast.ImportFrom):
-                continue  # it is shown where it is used
+                continue  # reported at its uses
             seen.add(row.old)
             word = "is deprecated" if row.state == "deprecated" else "is the old way"
             fix = row.advice

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part
+from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -15,7 +15,7 @@ from tpunb.notebook.lint.walk import Site
     "torch-save-on-xla",
     "warning",
     what="torch.save of a model that is on an XLA device",
-    fact="the file holds XLA tensors and cannot be opened where torch_xla is not; on several cores "
+    fact="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
     "every rank writes the same file at once",
     source="measured with torch_xla 2.9.0: torch.load gives tensors of xla:0; aws-neuron-sdk#1315",
     fix="write `xm.save(model.state_dict(), path)` on every rank, or move it to the CPU first",
@@ -27,11 +27,13 @@ def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
         node = call(site)
         if not node.args or not _mentions_device(notebook, node.args[0], site):
             continue
-        yield Hit(site, "saves tensors that are on the XLA device")
+        if for_other_hardware(site):
+            continue
+        yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
 
 
 def _mentions_device(notebook: NotebookIndex, value: ast.expr, site: Site) -> bool:
-    """Whether a value holds the state of a model that was moved to an XLA device, not back."""
+    """Whether a value contains the state of a model that is on an XLA device."""
     inner = {last_part(part.func) for part in ast.walk(value) if isinstance(part, ast.Call)}
     if inner & {"cpu", "to", "_maybe_convert_to_cpu", "tree_map"}:
         return False
@@ -81,7 +83,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     fact="RuntimeError: don't know how to restore data location of "
     "torch.storage.UntypedStorage (tagged with xla:0)",
     source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="write `torch.load(path, map_location='cpu')`, and move the model afterwards",
+    fix="write `torch.load(path, map_location='cpu')`, and move the model to the device afterwards",
     kernel=True,
 )
 def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -93,6 +95,8 @@ def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _only_xla(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
+    if isinstance(node, ast.IfExp):
+        return all(_only_xla(notebook, part, site) for part in (node.body, node.orelse))
     if isinstance(node, ast.Name):
         values = notebook.values(node.id, site.frame)
         return bool(values) and all(

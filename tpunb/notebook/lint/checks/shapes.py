@@ -1,4 +1,4 @@
-"""Lint rules on shapes that change from step to step: XLA compiles a program for each."""
+"""Lint rules on shapes that change from step to step: XLA compiles a program for each shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = {"nonzero", "masked_select", "unique", "unique_consecutive"}
 
 
 def _on_device(notebook: NotebookIndex) -> list[Site]:
-    """The calls that surely run with XLA tensors: in training loops and in `forward`."""
+    """The calls that certainly run with XLA tensors: in training loops and in `forward`."""
     values = {id(site): site for loop in notebook.loops for site in (*loop.sites, *loop.called)}
     for function in notebook.functions.get("forward", ()):
         if function.method_of is not None:
@@ -29,8 +29,8 @@ def _on_device(notebook: NotebookIndex) -> list[Site]:
     "changing-shape",
     "warning",
     what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
-    fact="the size of the result depends on the values: the device is waited for, and every new "
-    "size compiles a new program",
+    fact="the size of the result depends on the values: Python waits for the device, and every new "
+    "size needs a new program",
     source="measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic shapes",
     fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
     "`(x * mask).sum() / mask.sum()`",
@@ -44,11 +44,11 @@ def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
         name = last_part(node.func)
         alone = len(node.args) == 1 and not node.keywords
         if full in CHANGING or (full == "torch.where" and alone):
-            yield Hit(site, f"the size of what `{full}` gives depends on the values")
+            yield Hit(site, f"the size of the result of `{full}` depends on the values")
         elif name in METHODS and not full and isinstance(node.func, ast.Attribute):
             host = _of_host(notebook, node.func.value, site)
             if not host and (name == "masked_select" or not node.args):
-                yield Hit(site, f"the size of what `.{name}()` gives depends on the values")
+                yield Hit(site, f"the size of the result of `.{name}()` depends on the values")
     loops = {id(loop.frame) for loop in notebook.loops}
     for site in notebook.sites.subscripts:
         subscript = site.node
@@ -80,7 +80,7 @@ def _is_mask(notebook: NotebookIndex, index: ast.expr, site: Site) -> bool:
 
 
 def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    """Whether a value is of numpy or pandas, as far as can be seen."""
+    """Whether a value visibly comes from numpy or pandas."""
     name = dotted(node)
     if isinstance(node, ast.Call):
         full = notebook.full(node.func, site)
@@ -96,12 +96,12 @@ def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
 @rule(
     "dynamic-padding",
     "warning",
-    what="a tokenizer or collator that pads to the longest of a batch",
-    fact="every new length compiles a new program: one report was 54 minutes of compiling for "
-    "34 s of work",
+    what="a tokenizer or collator that pads to the longest text of a batch",
+    fact="every new length needs a new program: one report had 54 minutes of compiling for 34 s of "
+    "work",
     source="pytorch/xla#2655",
-    fix="write `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
-    "for a few lengths",
+    fix="use `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
+    "for only a few lengths",
 )
 def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
@@ -119,5 +119,5 @@ def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _one_shot(site: Site) -> bool:
-    """Whether it runs once, at cell level: the whole data set gets one length then."""
+    """Whether a site runs once, at the top level: then the whole data set gets one length."""
     return site.frame.function is None and site.loop() is None

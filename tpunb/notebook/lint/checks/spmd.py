@@ -1,4 +1,4 @@
-"""Lint rules on SPMD, where one process drives all cores: calls that only ranks may make."""
+"""Lint rules on SPMD, in which one process drives all cores: calls that are meant for ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "mesh_
 
 
 def _before(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether the mode was surely switched on, in the same process, when a site is come to."""
+    """Whether SPMD is certainly on, in the same process, when a site is reached."""
     for use in notebook.calls_of(USE):
         first = (use.cell.index, use.line) < (site.cell.index, site.line)
         plain = use.frame.function is None and use.simple()
@@ -28,7 +28,7 @@ def _before(notebook: NotebookIndex, site: Site) -> bool:
 
 
 def _same_process(one: Site, other: Site) -> bool:
-    """Whether one run has both: each train cell is a run, and skipped cells are in none."""
+    """Whether both sites run in one process: each train cell is a run, others may be in none."""
     parts = {one.cell.part, other.cell.part}
     return one.cell is other.cell or ("kernel" not in parts and parts != {"train"})
 
@@ -37,7 +37,7 @@ def _same_process(one: Site, other: Site) -> bool:
     "spmd-late",
     "warning",
     what="xr.use_spmd() after a device was used",
-    fact="tensors made before stay on one device; the process may end by SIGSEGV",
+    fact="tensors made before it stay on one device; the process may end with SIGSEGV",
     source="measured with torch_xla 2.9.0 and several CPU devices",
     fix="call `xr.use_spmd()` right after the imports",
 )
@@ -62,7 +62,7 @@ def _spmd_late(notebook: NotebookIndex) -> Iterator[Hit]:
 def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(LAUNCH):
         if _before(notebook, site):
-            yield Hit(site, "torch_xla.launch does not work once SPMD is on", certain=True)
+            yield Hit(site, "torch_xla.launch does not work after xr.use_spmd()", certain=True)
 
 
 @rule(
@@ -71,38 +71,38 @@ def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
     what="torch.distributed's backend xla after xr.use_spmd()",
     fact="AssertionError: XLA backend is not supported with SPMD",
     source="measured with torch_xla 2.9.0; distributed/xla_backend.py",
-    fix="leave the process group out: with SPMD there is one process on a host",
+    fix="remove the process group: with SPMD there is one process per host",
 )
 def _spmd_process_group(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.distributed.init_process_group"):
         backend = argument(call(site), "backend", 0)
         xla = isinstance(backend, ast.Constant) and backend.value == "xla"
         if xla and _before(notebook, site):
-            yield Hit(site, "the backend xla does not work once SPMD is on", certain=True)
+            yield Hit(site, "the backend xla does not work after xr.use_spmd()", certain=True)
 
 
 @rule(
     "spmd-collective",
     "warning",
-    what="xm.all_reduce and its like in a notebook that uses SPMD",
-    fact="they do nothing there, xr.world_size() being 1, and `scale` is left out as well; tensors "
-    "are whole, so a mean over the batch is one over all cores",
+    what="xm.all_reduce and other collectives in a notebook that uses SPMD",
+    fact="xr.world_size() is 1, so they do nothing, not even apply `scale`; tensors are whole, so "
+    "a mean over the batch is a mean over all cores",
     source="measured with torch_xla 2.9.0 on 4 CPU devices; core/xla_model.py",
-    fix="leave it out",
+    fix="remove it",
 )
 def _spmd_collective(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*(f"{XM}.{name}" for name in REDUCTIONS)):
         if _before(notebook, site):
-            yield Hit(site, f"`xm.{last_part(call(site).func)}` does nothing once SPMD is on")
+            yield Hit(site, f"`xm.{last_part(call(site).func)}` does nothing after xr.use_spmd()")
 
 
 @rule(
     "spmd-sampler",
     "warning",
     what="a DistributedSampler for several replicas in a notebook that uses SPMD",
-    fact="the one process loads a part of the data only, and the rest is never seen",
-    source="torch.utils.data.distributed: it gives each replica its part, and there is one",
-    fix="leave the sampler out, load whole batches, and mark their sharding",
+    fact="the only process loads just a part of the data, and the rest is never used",
+    source="torch.utils.data.distributed: it assigns a part to each replica, and there is only one",
+    fix="remove the sampler, load whole batches, and mark their sharding",
 )
 def _spmd_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.called.get("DistributedSampler", ()):
@@ -113,16 +113,15 @@ def _spmd_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
             "_runtime_device_count"
         )
         if counts or (isinstance(replicas, ast.Constant) and replicas.value not in (None, 1)):
-            yield Hit(site, "the sampler leaves out all but one replica's part of the data")
+            yield Hit(site, "the sampler drops the data of all replicas but one")
 
 
 @rule(
     "sharded-value",
     "warning",
-    what="the value of xs.mark_sharding, put into a variable",
-    fact="it is a wrapper, as is all that is computed from it, and backward passes through it may "
-    "end in 'isFunctionalTensor(t) INTERNAL ASSERT FAILED'; the tensor that was given is marked "
-    "in place",
+    what="the result of xs.mark_sharding, assigned to a variable",
+    fact="it is a wrapper, and so is everything computed from it; backward passes through it may "
+    "end in 'isFunctionalTensor(t) INTERNAL ASSERT FAILED'. The argument is marked in place",
     source="measured with torch_xla 2.9.0: backward of cross_entropy",
     fix="write `xs.mark_sharding(x, …)` on a line of its own, and keep using `x`",
 )
@@ -130,4 +129,4 @@ def _sharded_value(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.sites.assigns:
         value = getattr(site.node, "value", None)
         if isinstance(value, ast.Call) and notebook.full(value.func, site) in MARK:
-            yield Hit(site, "what mark_sharding returns is a wrapper")
+            yield Hit(site, "mark_sharding returns a wrapper, not the tensor")

@@ -1,4 +1,4 @@
-"""Lint rules on how ranks are started, and on what must not happen before."""
+"""Lint rules on how ranks are started, and on code that must not run before they are."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
     what="xmp.spawn with `nprocs` other than 1 or None, in a notebook without %%tpu_train",
     fact="ValueError: Unsupported nprocs",
     source="torch_xla 2.9.0 _internal/pjrt.py; since 2.6",
-    fix="leave nprocs out to use every core, or put the call under %%tpu_train, where the number "
-    "of cores is that of the run",
+    fix="remove nprocs to use every core, or put the call under %%tpu_train, where the run's "
+    "number of cores is used",
     kernel=True,
 )
 def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -34,8 +34,8 @@ def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
         if value is not None and (variable := _asked_variable(notebook, value, site)):
             yield Hit(
                 site,
-                f"where {variable} is not set, as on today's TPU machines, nprocs may be 1: one "
-                "core, without a word",
+                f"{variable} is not set on current TPU machines, so nprocs may be 1 and only one "
+                "core is used, without a warning",
                 severity="warning",
             )
             continue
@@ -46,7 +46,7 @@ def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _asked_variable(notebook: NotebookIndex, value: ast.expr, site: Site) -> str | None:
-    """The variable of old TPU nodes by which the number is chosen: `8 if TPU_NAME else 1`."""
+    """The variable of old TPU nodes that determines the number: `8 if TPU_NAME else 1`."""
     if isinstance(value, ast.Name):
         for assigned in notebook.values(value.id, site.frame):
             if isinstance(assigned.node, ast.IfExp):
@@ -58,7 +58,7 @@ def _asked_variable(notebook: NotebookIndex, value: ast.expr, site: Site) -> str
 
 
 def _number(notebook: NotebookIndex, node: ast.AST | None, site: Site) -> int | None:
-    """The number that an expression is; None where that is not known for certain."""
+    """The number that an expression evaluates to; None if that is not certain."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Subscript):
@@ -74,7 +74,9 @@ def _number(notebook: NotebookIndex, node: ast.AST | None, site: Site) -> int | 
 
 
 def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator[Site]:
-    """What `FLAGS['num_cores']` may be: `FLAGS['num_cores'] = 8`, `FLAGS = {'num_cores': 8}`."""
+    """Yield the possible values of `FLAGS['num_cores']`: `FLAGS['num_cores'] = 8`,
+    `FLAGS = {'num_cores': 8}`.
+    """
     key, name = literal(node.slice), dotted(node.value)
     if key is ... or not name:
         return
@@ -96,7 +98,7 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
     "spawn-from-notebook",
     "error",
     what="torch_xla.launch or xmp.spawn with start method spawn and a function of the notebook",
-    fact="a spawned process cannot find what was defined in a cell: BrokenProcessPool, or "
+    fact="a spawned process cannot find a function that a cell defines: BrokenProcessPool, or "
     "\"Can't get attribute '_mp_fn' on <module '__main__'>\"",
     source="measured with torch_xla 2.9.0; pytorch/xla#2750, #7761",
     fix="put the call under %%tpu_train, or pass start_method='fork'",
@@ -138,8 +140,8 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
         if notebook.has_train:
             yield Hit(
                 site,
-                "an XLA device is used above the %%tpu_train cell, so every rank runs all cells "
-                "above it itself",
+                "an XLA device is used above the %%tpu_train cell, so every rank runs the cells "
+                "above that cell itself",
                 "move it into the %%tpu_train cell, so that data is loaded once for all cores",
                 severity="hint",
             )
@@ -157,7 +159,7 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
 @rule(
     "device-number",
     "warning",
-    what="a device asked for by the rank's number",
+    what="a device chosen by the rank's number",
     fact="a process has one device, number 0: IndexError for any other number",
     source="measured with torch_xla 2.9.0; pytorch/xla#2338",
     fix="write `torch_xla.device()` without a number",
@@ -171,20 +173,20 @@ def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
         if isinstance(value, ast.Constant) and type(value.value) is int and value.value > 0:
             yield Hit(site, f"device number {value.value}: a rank has only number 0")
         elif (
-            function is not None and dotted(value) and dotted(value) == notebook.index_of(function)
+            function is not None
+            and dotted(value)
+            and dotted(value) == notebook.rank_parameter(function)
         ):
-            yield Hit(
-                site, "the device is asked for by the rank's number: a rank has only number 0"
-            )
+            yield Hit(site, "the device is chosen by the rank's number: a rank has only number 0")
 
 
 @rule(
     "accelerator-before-ranks",
     "error",
-    what="an `Accelerator()` made before notebook_launcher is called",
+    what="an `Accelerator()` created before notebook_launcher is called",
     fact="ValueError: the `Accelerator` should only be initialized inside your training function",
     source="accelerate 1.15 launchers.py",
-    fix="make the Accelerator inside the function that is launched",
+    fix="create the Accelerator inside the function that is launched",
 )
 def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [s for s in notebook.calls_of(*ACCELERATE) if s.cell.part == "prelude"]
@@ -192,21 +194,21 @@ def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("accelerate.Accelerator"):
         early = (site.cell.index, site.line) < end
         if early and site.simple() and site.frame.function is None:
-            yield Hit(site, "an Accelerator is made in the kernel, before notebook_launcher")
+            yield Hit(site, "an Accelerator is created in the kernel, before notebook_launcher")
 
 
 @rule(
     "processes-on-tpu",
     "hint",
     what="notebook_launcher with a number of processes, outside %%tpu_train",
-    fact="on Colab's and Kaggle's TPUs the number is not used; on any other TPU machine accelerate "
+    fact="on Colab's and Kaggle's TPUs the number is ignored; on any other TPU machine accelerate "
     "starts that many GPU processes, and they fail",
     source="accelerate 1.15 launchers.py",
-    fix="put the call under %%tpu_train, where the number of cores is that of the run",
+    fix="put the call under %%tpu_train, where the run's number of cores is used",
 )
 def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*ACCELERATE):
         value = argument(call(site), "num_processes", 2)
         if value is None or site.cell.part != "prelude" or notebook.one_process(site):
             continue
-        yield Hit(site, "num_processes starts GPU processes where accelerate sees no TPU")
+        yield Hit(site, "num_processes starts GPU processes if accelerate detects no TPU")

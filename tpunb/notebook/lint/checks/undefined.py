@@ -1,4 +1,4 @@
-"""Lint rule on names that no cell defines, which pyflakes finds in the cells as one program."""
+"""Lint rule on undefined names, which pyflakes finds in the cells joined to one program."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from tpunb.notebook.lint.walk import ParsedCell, Site
 from tpunb.runs import arguments
 
 IPYTHON = frozenset("display get_ipython In Out exit quit open __file__ __IPYTHON__".split())
-"""What a kernel has besides Python's own names."""
+"""Names that a kernel defines in addition to Python's builtins."""
 _MAGIC = re.compile(r"\s*([%!]|[\w, ]+=\s*[%!])")
-_OWN = re.compile(rf"_{{1,3}}|_i{{1,3}}|_i?\d+|_[io]h|_dh|_run_\w+|_await|{arguments.NAME}")
-"""IPython's record of what was run, and what the conversion puts into cells."""
+_OWN = re.compile(
+    r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_run_\w+|_await|_in_loop|_timeit"
+    rf"|{arguments.NAME}"
+)
+"""IPython's history variables, and names that the conversion adds to cells."""
 
 
 @rule(
     "undefined-name",
     "error",
     what="a name that no cell defines, or only a cell below",
-    fact="NameError where the line runs: on every core, perhaps at the end of a training",
+    fact="NameError when the line runs: on every core, perhaps at the end of the training",
     source="pyflakes, on the cells of the notebook in their order",
     fix="define or import it in a cell above",
 )
@@ -37,7 +40,7 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
     if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):
         return
     if any("%tpu_attach" in line for cell in notebook.cells for line in cell.lines):
-        return  # it brings what that run returned
+        return  # may bind names that the attached run returned
     elsewhere = set().union(
         *(bound_names(cell.tree) for cell in notebook.cells if cell.part == "kernel"),
         *(_words_of_magics(cell) for cell in notebook.cells),
@@ -51,7 +54,7 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
         always = site is not None and not any(site.conditions()) and not _tried(site)
         if below:
             if cell.part == "train" or not always:
-                continue  # the kernel may hold it
+                continue  # the kernel may have a value for it
             message = f"`{name}` is defined only below, in cell [{below[0].number}]"
         else:
             message = f"`{name}` is not defined in any cell"
@@ -72,14 +75,14 @@ def _tried(site: Site) -> bool:
 
 
 def _words_of_magics(cell: ParsedCell) -> set[str]:
-    """What magics and shell lines may define: `%%cython`, `%%capture out`, `a = !ls`."""
+    """Names that magics and shell lines may define: `%%cython`, `%%capture out`, `a = !ls`."""
     other = any(cell.lines[line - 1].startswith("%%") for line in cell.left_out)
     lines = cell.lines if other else filter(_MAGIC.match, cell.lines)
     return {word for line in lines for word in re.findall(r"\w+", line)}
 
 
 def _undefined(cells: list[ParsedCell]) -> Iterator[tuple[ParsedCell, ast.Name]]:
-    """The names that pyflakes reports, each in its cell, with lines of that cell."""
+    """Yield the names that pyflakes reports, each with its cell and the line in that cell."""
     from pyflakes.checker import Checker
     from pyflakes.messages import UndefinedName
 
@@ -104,7 +107,7 @@ def _undefined(cells: list[ParsedCell]) -> Iterator[tuple[ParsedCell, ast.Name]]
 
 
 def _executed_names(program: ast.Module) -> list[ast.Name]:
-    """The names in a program in order, without those in annotations that nothing looks at."""
+    """The names in a program in order, except in annotations that are never evaluated."""
     postponed = any(
         isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in program.body
     )

@@ -1,4 +1,4 @@
-"""The base class of rewriters of one removed class."""
+"""The base class of rewriters for a removed class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tpunb.notebook.migrate.statements import Removals
 
 
 class Rewriter:
-    """Rewrites the visible uses of one removed class; `CallRewriter` marks the others."""
+    """Rewrites the uses of a removed class that it fully understands; `CallRewriter` marks the
+    others.
+    """
 
     def __init__(self, names: NotebookNames, imports: NotebookImports, removals: Removals) -> None:
         self.names = names
@@ -19,5 +21,5 @@ class Rewriter:
         self._handled: set[cst.CSTNode] = set()
 
     def handled(self, node: cst.CSTNode) -> bool:
-        """Whether this mention of the class was rewritten."""
+        """Whether this use of the class was rewritten."""
         return node in self._handled

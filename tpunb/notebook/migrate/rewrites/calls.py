@@ -1,4 +1,4 @@
-"""Removed names and calls in code, other than imports."""
+"""Rewrites removed names and calls in code, except imports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tpunb.notebook.migrate.statements import Removals
 
 BY_HAND = ("ParallelLoader", "DataParallel")
 FROM_ZERO = (
-    "Devices count from 0 now, and in a run each rank has one of its own: `torch_xla.device()`."
+    "Devices are numbered from 0 now, and in a run each rank has its own: `torch_xla.device()`."
 )
-WAITS = "The launch always waits for the ranks, and returns nothing."
+WAITS = "torch_xla.launch always waits for the ranks, and returns nothing."
 UNSURE = "`{name}` may be torch_xla's or your own: if it is torch_xla's, {advice}"
 DEVICES = f"{removed_apis.XM}.get_xla_supported_devices"
 
@@ -56,7 +56,7 @@ class CallRewriter:
                         self._use(use)
 
     def _is_read(self, node: cst.Name | cst.Attribute) -> bool:
-        """Whether a name is read as a value here, not the name of an argument or attribute."""
+        """Whether a name is read as a value, and is not the name of an argument or attribute."""
         parent = self.names.parents[node]
         if isinstance(parent, cst.Attribute):
             return parent.value is node
@@ -111,7 +111,7 @@ class CallRewriter:
             cell.note(line, what or row.advice, before=cell.lines[cell.line_of(node)])
 
     def _written(self, use: RemovedApiUse, new: str) -> str | None:
-        """The new text of a name; None: its import was rewritten, and it stays."""
+        """The new text of a name; None if its import was rewritten and the name stays."""
         imported = removed_apis.lookup_name(use.imported)
         current = imported.new if imported is not None and imported.new else use.imported
         if isinstance(use.node, cst.Name):
@@ -125,7 +125,7 @@ class CallRewriter:
     # Calls
 
     def _devices(self, cell: CodeCell, call: cst.Call) -> None:
-        """`get_xla_supported_devices(devkind='TPU')`: the kind of device is no argument now."""
+        """`get_xla_supported_devices(devkind='TPU')`: remove the kind of device."""
         row = {removed_apis.lookup_name(name) for name in self.names.full_names(call)} - {None}
         current = {known.new for known in row if known is not None} | set(
             self.names.full_names(call)
@@ -139,10 +139,10 @@ class CallRewriter:
             )
             if by_name or by_place:
                 _remove(cell, call, index)
-                cell.note(self.names.line(call), "without the kind of device: PJRT_DEVICE says it")
+                cell.note(self.names.line(call), "kind of device removed: PJRT_DEVICE sets it")
 
     def _replicas_of(self, cell: CodeCell, call: cst.Call) -> None:
-        """`DistributedSampler(…, num_replicas=8, rank=xm.get_ordinal())`: as many as there are."""
+        """`DistributedSampler(…, num_replicas=8, rank=xm.get_ordinal())`: use the world size."""
         given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
         number, rank = given.get("num_replicas"), given.get("rank")
         if not isinstance(number, cst.Integer) or not isinstance(rank, cst.Call):
@@ -165,7 +165,7 @@ class CallRewriter:
                 cell.mark(line, FROM_ZERO)
 
     def _launch(self, cell: CodeCell, call: cst.Call, line: int) -> bool:
-        """The arguments of `xmp.spawn` as `torch_xla.launch` takes them; False: they are hidden."""
+        """Rewrite the arguments of `xmp.spawn` for `torch_xla.launch`; False if they are hidden."""
         if any(arg.star for arg in call.args) or not call.args:
             return False
         order = ("fn", "args", "nprocs", "join", "daemon", "start_method")
@@ -175,7 +175,7 @@ class CallRewriter:
         given = dict(zip(names, call.args, strict=True))
         if "fn" not in given:
             return False
-        # A function of a notebook cannot be found by the processes that `spawn` starts.
+        # Processes started with the method `spawn` cannot find a function of the notebook.
         forks = "start_method" not in given and self.names.defined_here(given["fn"].value)
         single = _single(cell, given["nprocs"].value) if "nprocs" in given else None
         gone = {"join", "daemon"} | ({"nprocs"} if single is None else set())
@@ -215,7 +215,7 @@ class CallRewriter:
 
 
 def _single(cell: CodeCell, value: cst.BaseExpression) -> str | None:
-    """What `debug_single_process` is for a value of `nprocs`; None: it is left out."""
+    """The value of `debug_single_process` for a value of `nprocs`; None if it is omitted."""
     text = cell.code(value)
     if text == "1":
         return "True"
@@ -226,7 +226,7 @@ def _single(cell: CodeCell, value: cst.BaseExpression) -> str | None:
 
 
 def _after(cell: CodeCell, arg: cst.Arg) -> int:
-    """Where an argument ends, with the comma behind it."""
+    """The end of an argument, including the comma after it."""
     end = cell.span(arg)[1]
     if isinstance(arg.comma, cst.Comma):
         end = max(end, cell.span(arg.comma)[0] + 1)
@@ -234,7 +234,7 @@ def _after(cell: CodeCell, arg: cst.Arg) -> int:
 
 
 def _remove(cell: CodeCell, call: cst.Call, index: int, instead: str = "") -> None:
-    """Take an argument out of a call; comments stay. `instead` comes behind the one before it."""
+    """Remove an argument from a call; comments stay. `instead` goes after the previous argument."""
     arg = call.args[index]
     start, end = cell.span(arg)[0], cell.span(arg)[1]
     if index:

@@ -1,7 +1,7 @@
-"""`data_parallel.DataParallel` of 2019: threads that drive all devices of a process.
+"""Rewrites `data_parallel.DataParallel` of 2019, whose threads drive all devices of a process.
 
-The code that drives it becomes a function for `torch_xla.launch`, in which a local function
-takes DataParallel's place. That is done only where nothing outside the code can tell.
+The code that uses it becomes a function for `torch_xla.launch`, in which a local function replaces
+DataParallel. This is only done if no code outside depends on the names involved.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tpunb.notebook.migrate.report import MARK
 from tpunb.notebook.migrate.rewrites.base import Rewriter
 
 DEVICES = f"{removed_apis.XM}.get_xla_supported_devices"
-GONE = "Each rank has one device of its own, `torch_xla.device()`."
-MOVED = "Made in the function for `torch_xla.launch`, once on each rank."
+GONE = "Each rank has its own device, `torch_xla.device()`."
+MOVED = "Created in the function for `torch_xla.launch`, once on each rank."
 NOTE = "DataParallel → torch_xla.launch: each rank runs the loop on its share of the batches"
 
 HEAD = """\
 def _mp_fn(index):
-    {mark}Each rank has a model and takes every {world}-th batch.
+    {mark}Each of the {world}() ranks has a model and takes its share of the batches.
     import itertools
     device_ = {device}()
     model_ = {model}
@@ -45,7 +45,7 @@ TAIL = "{launch}(_mp_fn, start_method='fork')"
 
 @dataclass
 class DataParallelUse:
-    """One DataParallel object and the statements that drive it."""
+    """A DataParallel object and the statements that use it."""
 
     name: str
     made: cst.SimpleStatementLine
@@ -53,15 +53,15 @@ class DataParallelUse:
     model: cst.BaseExpression
     cell: CodeCell
     body: list[cst.CSTNode]
-    """Statements of one cell, one after the other, that become a function."""
+    """Consecutive statements of one cell, which become a function."""
     devices: cst.Name | None
 
 
 class DataParallelRewriter(Rewriter):
-    """Rewrites a DataParallel whose every use is visible; `CallRewriter` marks the others."""
+    """Rewrites a DataParallel if all its uses are visible; `CallRewriter` marks the others."""
 
     def apply(self) -> None:
-        """Make the edits; one per notebook, as its functions need names."""
+        """Make the edits, for only one object per notebook: the function's name must be unique."""
         for cell, node in self.names.walk():
             if isinstance(node, cst.Call) and not self._handled:
                 use = self.names.use(cell, node.func)
@@ -135,7 +135,7 @@ class DataParallelRewriter(Rewriter):
         places = [tops.index(self.names.top(node)) for node in uses]
         first = tops.index(assignment) + 1 if assignment in tops else min(places)
         end = max(places) + 1
-        # `accuracy = 0` above the loop goes with it.
+        # `accuracy = 0` above the loop is moved as well.
         top = first
         while (grown := self._first(tops, top, end)) < top:
             top = grown
@@ -148,7 +148,7 @@ class DataParallelRewriter(Rewriter):
         return body
 
     def _first(self, tops: list[cst.CSTNode], first: int, end: int) -> int:
-        """The index of the first statement that binds a name which those in a range bind too."""
+        """The index of the first statement that binds a name which the range binds as well."""
         inside = {node for top in tops[first:end] for node in nodes_of(top)}
         scope = next(
             entry for entry in self.names.scopes.values() if isinstance(entry, GlobalScope)
@@ -163,7 +163,7 @@ class DataParallelRewriter(Rewriter):
         return min([first, *places])
 
     def _is_closed(self, replica: DataParallelUse, scope: Scope) -> bool:
-        """Whether the statements bind no name that is bound or read outside of them."""
+        """Whether no name that the statements bind is bound or read outside them."""
         inside = {node for top in replica.body for node in nodes_of(top)}
         for node in inside:
             if isinstance(node, (cst.Global, cst.Import, cst.ImportFrom)):
@@ -187,7 +187,7 @@ class DataParallelRewriter(Rewriter):
         return True
 
     def _devices(self, replica: DataParallelUse, scope: Scope) -> bool:
-        """Whether the list of devices is used for nothing but DataParallel and its length."""
+        """Whether the list of devices is only used for DataParallel and its length."""
         if replica.devices is None:
             return True
         name = replica.devices.value

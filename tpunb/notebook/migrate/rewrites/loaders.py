@@ -13,7 +13,7 @@ NEW = "MpDeviceLoader"
 
 
 class LoaderRewriter(Rewriter):
-    """Rewrites a ParallelLoader whose every use is visible; `CallRewriter` marks the others."""
+    """Rewrites a ParallelLoader if all its uses are visible; `CallRewriter` marks the others."""
 
     def apply(self) -> None:
         """Make the edits."""
@@ -116,7 +116,7 @@ class LoaderRewriter(Rewriter):
         return None if device is None else (cell, assign.value, device)
 
     def _advances(self, asked: cst.Call) -> bool:
-        """`next(x.per_device_loader(device))`: the new loader is no iterator by itself."""
+        """`next(x.per_device_loader(device))`: the new loader is not an iterator."""
         around = self.names.parents[self.names.parents[asked]]
         return isinstance(around, cst.Call) and getattr(around.func, "value", None) == "next"
 

@@ -1,4 +1,4 @@
-"""Obsolete set-up of a TPU: shell lines, variables, and the set-up cells of 2020."""
+"""Removes the obsolete set-up of a TPU: shell lines, variables, and set-up cells of 2020."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ from tpunb.notebook.migrate.names import NotebookNames, dotted, nodes_of
 from tpunb.notebook.migrate.statements import Removals
 
 SIGNS = ("tpu-pytorch/wheels", "update_server_xrt", "_VersionConfig", ":8475/requestversion")
-"""Text that is only in cells that install the XRT runtime by hand, as in 2019 and 2020."""
+"""Text that only occurs in cells which install the XRT runtime by hand, as in 2019 and 2020."""
 SETUP = (
-    "XRT and its set-up are gone. Colab and Kaggle have torch and torch_xla installed; elsewhere: "
-    f"{removed_apis.INSTALL_PAIR}."
+    "XRT and its set-up no longer exist. Colab and Kaggle have torch and torch_xla installed; "
+    f"elsewhere: {removed_apis.INSTALL_PAIR}."
 )
-UNINSTALL = "The torch that is installed fits the torch_xla that is installed."
-LIBRARIES = "The XRT runtime is gone, and with it the libraries that were found there."
+UNINSTALL = "The installed torch matches the installed torch_xla."
+LIBRARIES = "The XRT runtime, whose libraries were in this folder, no longer exists."
 EXPORTS = re.compile(r"^\s*(?:export|%env|%set_env)\s+(\w+)[=\s]")
+_SET_FOR_COMMAND = re.compile(
+    r"(?:^|[;&|(])\s*(?:env\s+)?((?:\w+=(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"'])*\s+)+)(?=[^\s;&|])"
+)
+"""The variables in front of a command: `A=1 B=2 python train.py`."""
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+_ENDS = re.compile(r";|&&|\|\|")
+"""The end of a command in a shell line."""
+_NO_ENDS = str.maketrans(";&|", "   ")
+_COMMAND = re.compile(r"(?!(?:cd|echo|fi|done|true)\b)[A-Za-z./$]")
+"""The beginning of a command that has an effect of its own."""
 INTERPOLATED = re.compile(r"\$\{?(\w+)|\{(\w+)\}")
 SPMD = f"{removed_apis.XR}.use_spmd"
 
@@ -33,7 +43,7 @@ class SetupRewriter:
         self.names = names
         self.removals = removals
         self._gone: set[str] = set()
-        """Global names whose assignment is taken out."""
+        """Global names whose assignment is removed."""
         self._done: set[cst.CSTNode] = set()
         """Statements that were rewritten."""
         self._lines: dict[tuple[int, int], cst.SimpleStatementLine] = {}
@@ -53,7 +63,7 @@ class SetupRewriter:
             for line in cell.specials
         }
         gone = {place: self.advice(command) for place, command in commands.items()}
-        # What stays has to be a pair without what goes.
+        # The remaining commands must install a pair without the removed ones.
         halves = torch_installs.half_pairs(
             [(place, command) for place, command in commands.items() if gone[place] is None]
         )
@@ -65,8 +75,17 @@ class SetupRewriter:
                         advice = f"{torch_installs.WHY}."
                     else:
                         cell.mark(line, f"{torch_installs.WHY}.")
-                if advice is not None and not cell.specials[line].assigns:
-                    self.removals.add(self._lines[cell.index, line], advice)
+                special = cell.specials[line]
+                if advice is not None and not special.assigns:
+                    command = cell.command(line)
+                    in_shell = special.kind == "shell" or special.name == "pip"
+                    if in_shell and self._does_more(command):
+                        cell.mark(line, advice)
+                    else:
+                        self.removals.add(self._lines[cell.index, line], advice)
+                elif special.kind in ("shell", "capture"):
+                    for reason in _kept_reasons(cell.command(line)):
+                        cell.mark(line, reason)
                 elif removed_apis.is_node_address(cell.command(line), cell.command(line)):
                     cell.mark(line, removed_apis.ADDRESS_GONE)
         for cell in self.names.cells:
@@ -76,7 +95,7 @@ class SetupRewriter:
                 self._variable(cell, node)
 
     def strings(self) -> None:
-        """Mark what is left: removed variables that are read, removed commands in strings."""
+        """Mark the rest: removed variables that are read, removed commands in strings."""
         for cell, node in self.names.walk():
             if isinstance(node, cst.FormattedStringText) and node not in self.removals:
                 self._address(cell, node, node.value)
@@ -103,25 +122,23 @@ class SetupRewriter:
                 self._address(cell, node, text)
 
     def _address(self, cell: CodeCell, node: cst.CSTNode, text: str) -> None:
-        """Mark the address of a TPU node, unless the variable beside it is marked."""
+        """Mark the address of a TPU node, unless the variable in the same statement is marked."""
         around = cell.code(self.names.statement(node))
-        told = any(f"{mark}{row.old}" in around for row in removed_apis.VARIABLES for mark in "'\"")
-        if removed_apis.is_node_address(text, around) and not told:
+        marked = any(
+            f"{quote}{row.old}" in around for row in removed_apis.VARIABLES for quote in "'\""
+        )
+        if removed_apis.is_node_address(text, around) and not marked:
             cell.mark(self.names.line(node), removed_apis.ADDRESS_GONE)
 
     # Shell lines
 
     def advice(self, command: str) -> str | None:
-        """Why a magic or shell line is not needed any more; None: it stays."""
+        """The reason why a magic or shell line is no longer needed; None if it stays."""
         export = EXPORTS.match(command)
         if export is not None:
             row = removed_apis.lookup_variable(export.group(1))
             if row is not None and row.new != SPMD:
-                return (
-                    f"{row.old} has no use here. {row.advice}"
-                    if row.state == "ignored"
-                    else (f"{row.old} is retired. {row.advice}")
-                )
+                return _retired(export.group(1), row)
             if export.group(1) == "LD_LIBRARY_PATH" and "/usr/local/lib" in command and self.old:
                 return LIBRARIES
             return (
@@ -139,8 +156,19 @@ class SetupRewriter:
             return UNINSTALL
         return None
 
+    def _does_more(self, command: str) -> bool:
+        """Whether a shell line also runs a command that is not obsolete set-up."""
+        plain = _QUOTED.sub(lambda match: match[0].translate(_NO_ENDS), command)
+        starts = [0, *(match.end() for match in _ENDS.finditer(plain))]
+        ends = [*(match.start() for match in _ENDS.finditer(plain)), len(plain)]
+        parts = [command[a:b].strip() for a, b in zip(starts, ends, strict=True)]
+        return any(map(_installs_more, parts)) or (
+            len(parts) > 1
+            and any(_COMMAND.match(part) and self.advice(part) is None for part in parts)
+        )
+
     def script(self, cell: CodeCell) -> None:
-        """Comment removed commands out of a `%%bash` cell."""
+        """Comment out obsolete commands in a `%%bash` cell."""
         last, last_advice = -2, ""
         index = 0
         while index < len(cell.lines):
@@ -149,14 +177,17 @@ class SetupRewriter:
                 end += 1
             line = " ".join(cell.lines[index : end + 1])
             advice = None if line.lstrip().startswith(("#", "%%")) else self.advice(line)
-            if advice is not None:
+            if advice is not None and self._does_more(line):
+                cell.mark(index, advice)
+            elif advice is not None:
                 if (last, last_advice) != (index - 1, advice):
                     cell.mark(index, advice, report=False)
                 cell.note(index, f"commented out: {advice}")
                 cell.comment_out(index, end)
                 last, last_advice = end, advice
-            elif not line.lstrip().startswith("#") and removed_apis.is_node_address(line, line):
-                cell.mark(index, removed_apis.ADDRESS_GONE)
+            elif not line.lstrip().startswith(("#", "%%")):
+                for reason in _kept_reasons(line):
+                    cell.mark(index, reason)
             index = end + 1
 
     # Whole cells
@@ -178,7 +209,7 @@ class SetupRewriter:
         )
 
     def _cell(self, cell: CodeCell) -> None:
-        """Remove a set-up cell of 2020, except imports and what other cells use."""
+        """Remove a set-up cell of 2020, except imports and names that other cells use."""
         assert cell.module is not None
         kept: set[cst.CSTNode] = set()
         body: list[cst.CSTNode] = list(cell.module.body)
@@ -224,7 +255,7 @@ class SetupRewriter:
                 self._gone |= bound.get(top, set())
 
     def _stays(self, cell: CodeCell, top: cst.CSTNode) -> bool:
-        """A shell line in a set-up cell that has nothing to do with the set-up."""
+        """Whether a statement of a set-up cell is a shell line unrelated to the set-up."""
         special = cell.specials.get(self.names.line(top))
         if special is None:
             return False
@@ -233,7 +264,7 @@ class SetupRewriter:
         return install is not None and "torch" not in command.lower() and "$" not in command
 
     def _form(self, cell: CodeCell) -> None:
-        """`VERSION = "nightly"  #@param` that only a removed shell line reads."""
+        """Remove `VERSION = "nightly"  #@param` if only a removed shell line reads it."""
         commands = {line: cell.command(line) for line in cell.specials}
         for (index, _), statement in self._lines.items():
             (small, *others) = statement.body
@@ -268,7 +299,7 @@ class SetupRewriter:
     def _variable(self, cell: CodeCell, node: cst.Assign | cst.Expr | cst.Assert) -> None:
         if isinstance(node, cst.Assert):
             if "COLAB_TPU_ADDR" in cell.code(node.test):
-                self.removals.remove(node, "A TPU is part of the machine now, without an address.")
+                self.removals.remove(node, "A TPU is now part of the machine and has no address.")
             return
         name, value = _setting(node)
         row = removed_apis.lookup_variable(name) if name else None
@@ -309,6 +340,25 @@ class SetupRewriter:
                     cell.note(line, "XLA_USE_SPMD → xr.use_spmd()")
 
 
+def _retired(name: str, row: removed_apis.RemovedApi) -> str:
+    what = "has no effect now" if row.state == "ignored" else "is retired"
+    return f"{name} {what}. {row.advice}"
+
+
+def _kept_reasons(command: str) -> list[str]:
+    """Return what is obsolete in a command that stays: variables set for it, addresses."""
+    names = [
+        name
+        for match in _SET_FOR_COMMAND.finditer(command)
+        for name in re.findall(r"(?:^|\s)(\w+)=", match[1])
+    ]
+    rows = [(name, removed_apis.lookup_variable(name)) for name in dict.fromkeys(names)]
+    reasons = [_retired(name, row) for name, row in rows if row is not None]
+    if not reasons and removed_apis.is_node_address(command, command):
+        reasons.append(removed_apis.ADDRESS_GONE)
+    return reasons
+
+
 def _setting(node: cst.Assign | cst.Expr) -> tuple[str, str | None]:
     """The environment variable that a statement sets, and the text of its value."""
     if isinstance(node, cst.Assign):
@@ -329,6 +379,19 @@ def _setting(node: cst.Assign | cst.Expr) -> tuple[str, str | None]:
     return "", None
 
 
+def _installs_more(command: str) -> bool:
+    """Whether pip also installs packages other than torch's in an obsolete command."""
+    match = re.match(r"%?(?:python3? -m )?pip3? install\s+(.*)", command.lstrip("! "))
+    return match is not None and any(
+        re.match(r"[A-Za-z]", word)
+        and not re.match(r"torch", word)
+        and "://" not in word
+        and not word.endswith(".whl")
+        and not any(row.old in word for row in removed_apis.COMMANDS)
+        for word in match[1].replace('"', " ").replace("'", " ").split()
+    )
+
+
 def _string(node: cst.BaseExpression) -> str:
     return node.raw_value if isinstance(node, cst.SimpleString) else ""
 
@@ -338,7 +401,7 @@ def _text(node: cst.BaseExpression) -> str:
 
 
 def _is_statement(names: NotebookNames, node: cst.CSTNode) -> bool:
-    """A docstring, or a text that nothing reads."""
+    """Whether a string is a docstring, or is never read."""
     return isinstance(names.parents[node], cst.Expr)
 
 
@@ -349,6 +412,6 @@ def _on_all_hosts(command: str) -> str:
     name = tpu.group(1) if tpu else "NAME"
     run = run.strip().replace("'", '"') if dashes else "python3 train.py"
     return (
-        f"xla_dist is gone. Copy the code to the hosts and run it on each: `gcloud compute tpus "
+        "xla_dist was removed. Copy the code to the hosts and run it on each: `gcloud compute tpus "
         f"tpu-vm ssh {name} --worker=all --command='{run}'`"
     )

@@ -1,4 +1,4 @@
-"""Turn a notebook into one for `%%tpu_train`."""
+"""Converts a notebook to one for `%%tpu_train`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ STARTERS = frozenset(("launch", "spawn", "notebook_launcher"))
 TRAIN = "%%tpu_train\n"
 ON_ONE_CORE = "%%tpu_train --cores 1\n"
 NO_PLACE = (
-    "no cell calls torch_xla.launch, xmp.spawn or notebook_launcher: put %%tpu_train above the "
-    "cell that trains"
+    "no cell calls torch_xla.launch, xmp.spawn or notebook_launcher: put %%tpu_train at the top of "
+    "the cell that trains"
 )
 NOT_ALONE = (
     "trains with {}, which does not average the gradients of several cores by itself: see "
-    "docs/frameworks.md, then put %%tpu_train above this cell"
+    "docs/frameworks.md, then put %%tpu_train at the top of this cell"
 )
 MADE_ABOVE = (
-    "move it into the train cell: made above it, it uses the XLA device, and every rank runs the "
+    "move it into the train cell: above it, it uses the XLA device, and every rank has to run the "
     "cells above again"
 )
-APART = "a cell of its own: later cells need it, and what a run's cell makes is gone after the run"
+APART = "moved to a separate cell: later cells need it, and names of a train cell end with its run"
 
 
 def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int]]:
     """Put `%load_ext tpunb` at the top and `%%tpu_train` over the cells that start ranks.
 
-    Where later cells read names that such a cell makes before it starts ranks, that part becomes
-    a cell of its own above it. Returns the changes and the indices of the added cells.
+    If later cells read names that such a cell assigns before it starts ranks, that part becomes a
+    separate cell above it. Returns the changes and the indices of the added cells.
     """
     old = list(notebook["cells"])
     codes = [index for index, cell in enumerate(old) if cell.get("cell_type") == "code"]
@@ -72,7 +72,7 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
         alone = bool(calls) and all(map(_is_single, calls))
         cell["source"] = source_like(cell, (ON_ONE_CORE if alone else TRAIN) + text)
         first = text.lstrip().partition("\n")[0]
-        changes.append(Change(index, 1, "rewritten", first, "%%tpu_train above it"))
+        changes.append(Change(index, 1, "rewritten", first, "added above it: %%tpu_train"))
     if codes and not changes and not any("%%tpu_train" in text_of(old[at]) for at in codes):
         first = text_of(old[codes[0]]).lstrip().partition("\n")[0]
         return left or [Change(codes[0], 1, "skipped", first, NO_PLACE)], frozenset()
@@ -103,8 +103,8 @@ def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Modul
 def _fits(
     cells: list[dict[str, Any]], trees: dict[int, ast.Module]
 ) -> tuple[dict[int, list[int]], list[Change]]:
-    """Where frameworks train, where no launcher is called: statements by cell; what is to be done
-    by hand.
+    """For notebooks without launchers: the statements that train with a framework, by cell, and
+    the changes to make by hand.
     """
     code = tuple(Cell(index, "code", text_of(cells[index]), number=index + 1) for index in trees)
     notebook = NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
@@ -130,7 +130,7 @@ def _fits(
 
 
 def _functions(trees: list[ast.Module]) -> frozenset[str]:
-    """The names of functions that start ranks, the notebook's own included."""
+    """The names of functions that start ranks, including the notebook's own."""
     names = set(STARTERS)
     functions = [
         node
@@ -149,7 +149,7 @@ def _functions(trees: list[ast.Module]) -> frozenset[str]:
 
 
 def _calls(body: list[ast.stmt], names: frozenset[str]) -> bool:
-    """Whether statements call one of these names, other than in functions that they define."""
+    """Whether statements call one of these names, except in functions that they define."""
     nodes: list[ast.AST] = list(body)
     while nodes:
         node = nodes.pop()
@@ -177,7 +177,7 @@ def _starting(tree: ast.Module) -> list[ast.Call]:
 
 
 def _is_single(call: ast.Call) -> bool:
-    """Whether a call of a launcher starts one process: `nprocs=1`, or what that has become."""
+    """Whether a launcher is called for one process: `nprocs=1`, or its rewritten form."""
     return any(
         isinstance(word.value, ast.Constant)
         and word.arg in ("nprocs", "num_processes", "debug_single_process")
@@ -187,7 +187,7 @@ def _is_single(call: ast.Call) -> bool:
 
 
 def _is_other(function: ast.expr) -> bool:
-    """`subprocess.launch(…)` and the like: `launch` and `spawn` of something else."""
+    """Whether `launch` or `spawn` belongs to something else: `subprocess.launch(…)`."""
     if not isinstance(function, ast.Attribute) or function.attr not in ("launch", "spawn"):
         return False
     root = function.value
@@ -196,7 +196,7 @@ def _is_other(function: ast.expr) -> bool:
 
 
 def _bound(body: list[ast.stmt]) -> set[str]:
-    """The names that statements bind, those inside of functions too."""
+    """The names that statements bind, including those inside functions."""
     names = set()
     for node in (node for part in body for node in ast.walk(part)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -209,7 +209,7 @@ def _bound(body: list[ast.stmt]) -> set[str]:
 
 
 def _line(statement: ast.stmt) -> int:
-    """The line (from 0) on which a statement starts, decorators included."""
+    """The line (from 0) on which a statement starts, including its decorators."""
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
 
@@ -220,7 +220,7 @@ def _end(body: list[ast.stmt]) -> int:
 
 
 def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
-    """A new code cell, with an id where the cells have one."""
+    """A new code cell, with an id if the notebook's cells have ids."""
     identity = {"id": name} if "id" in model else {}
     return {
         "cell_type": "code",
@@ -233,7 +233,7 @@ def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
 
 
 def _top_level(notebook: NotebookIndex, site: Site, depth: int = 4) -> Iterator[Site]:
-    """Where cells call a site: itself, or the calls of the function that it stands in."""
+    """Yield the top-level sites that lead to a site: itself, or calls of its function."""
     function = site.frame.function
     if function is None:
         yield site

@@ -1,6 +1,6 @@
-"""What an exported script does before it trains: with tpunb where it is installed, else without.
+"""Preparation of an exported script before it trains, with tpunb if installed, or without it.
 
-Not imported: `header.py` copies the functions that a script uses into its first cell.
+Never imported: `export.py` copies the functions that a script uses into its header.
 """
 
 import importlib as _importlib
@@ -11,9 +11,9 @@ from collections.abc import Callable as _Callable
 
 
 def _prepare(without_tpunb: _Callable[[], None], **options: object) -> None:
-    """With tpunb, rehearse on a machine without a TPU, and let launchers call their function here.
+    """With tpunb, rehearse on machines without a TPU; launchers call their function in place.
 
-    Without tpunb there is no rehearsal, and of tpunb what this script uses.
+    Without tpunb there is no rehearsal, and only the functions of tpunb that this script uses.
     """
     import importlib.util
 
@@ -26,7 +26,7 @@ def _prepare(without_tpunb: _Callable[[], None], **options: object) -> None:
 def _launch_here() -> None:
     """Without tpunb, let torch_xla's launchers call their function in this process.
 
-    Under torchrun each process is one core of the TPU; torch_xla makes it so when it makes a
+    Under torchrun each process is one core of the TPU; torch_xla sets this up when it creates a
     process group (https://docs.pytorch.org/xla, "Distributed Data Parallel").
     """
     torch_xla = _importlib.import_module("torch_xla")
@@ -40,7 +40,7 @@ def _launch_here() -> None:
             dist.destroy_process_group()
         elif rank == 0:
             print(
-                "There is no TPU, and no tpunb for a rehearsal (pip install tpunb): each of "
+                "No TPU was found, and a rehearsal needs tpunb (pip install tpunb): each of "
                 f"{_os.environ['WORLD_SIZE']} processes trains by itself.",
                 file=_sys.stderr,
                 flush=True,

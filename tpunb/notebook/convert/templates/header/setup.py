@@ -1,7 +1,7 @@
-"""What an exported script does of its notebook's shell lines, `%cd`, `%%writefile` and the like.
+"""Functions for the shell lines, `%cd`, `%%writefile` and similar lines of an exported notebook.
 
-Not imported: `header.py` copies the functions that a script uses into its first cell. A command
-runs once on each host; the other ranks of the host wait for it and go on with its result.
+Never imported: `export.py` copies the functions that a script uses into its header. A command
+runs once on each host; the host's other ranks wait for it and use its result.
 """
 
 import hashlib as _hashlib
@@ -19,7 +19,7 @@ from typing import Any as _Any
 
 
 def _identity() -> list[str]:
-    """What the processes of this start have in common on this host, and no other start."""
+    """Return values that identify this start of the script on this host."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     try:
         with open(f"/proc/{_os.getppid()}/stat") as file:
@@ -31,7 +31,7 @@ def _identity() -> list[str]:
 
 
 def _meeting_place() -> str:
-    """A folder for the processes of this start on this host; the last of them removes it."""
+    """Return a folder shared by the processes of this start on this host; the last removes it."""
     import atexit
     import shutil
 
@@ -39,7 +39,7 @@ def _meeting_place() -> str:
     folder = _os.path.join(_tempfile.gettempdir(), f"script-{_os.getuid()}-{name}")
     _os.makedirs(folder, mode=0o700, exist_ok=True)
     if _os.stat(folder).st_uid != _os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     process, ranks = _os.getpid(), int(_os.environ["LOCAL_WORLD_SIZE"])
 
     def leave() -> None:
@@ -59,9 +59,9 @@ _VISITS: "dict[str, int]" = {}
 
 
 def _setup_once(what: _Any, do: _Callable[[], _Any], again: bool = False) -> _Any:
-    """Call `do` in the first process of this host that comes to this line; its result, for all.
+    """Call `do` in the host's first process that reaches this line; all processes get its result.
 
-    Processes that multiprocessing starts from the script do it only if it may be done `again`.
+    Processes that multiprocessing starts from the script call it only with `again`.
     """
     try:
         if _STARTED_BY_SCRIPT and not again:
@@ -75,7 +75,7 @@ def _setup_once(what: _Any, do: _Callable[[], _Any], again: bool = False) -> _An
         _VISITS[key] = _VISITS.get(key, 0) + 1
         path = _os.path.join(_MEETING, f"{key[:16]}-{_VISITS[key]}")
         with open(path, "a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # given up when the process ends, however it does
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the process ends for any reason
             file.seek(0)
             if not (text := file.read()):
                 try:
@@ -92,7 +92,7 @@ def _setup_once(what: _Any, do: _Callable[[], _Any], again: bool = False) -> _An
 
 
 def _setup_line() -> str:
-    """The line of the script that is running, as 'script.py, line 30: code'."""
+    """Return the script's current line, as 'script.py, line 30: code'."""
     import linecache
 
     frame = _sys._getframe()
@@ -104,9 +104,9 @@ def _setup_line() -> str:
 
 
 def _setup_run(command: _Any, keep: str = "", text: "str | None" = None) -> "list[_Any]":
-    """Run a command, a shell's if it is a string: its status, and of 'out' and 'err' what to keep.
+    """Run a command, with a shell if it is a string; return its status and the streams to `keep`.
 
-    It finds the programs of this interpreter first, and does not take itself for a rank.
+    The programs of this interpreter come first in its PATH; it does not get the variables of ranks.
     """
     of_ranks = "RANK WORLD_SIZE MASTER_ADDR MASTER_PORT ROLE_NAME".split()
     of_ranks += [f"{kind}_{name}" for kind in ("GROUP", "LOCAL", "ROLE") for name in of_ranks[:2]]
@@ -136,7 +136,7 @@ def _setup_run(command: _Any, keep: str = "", text: "str | None" = None) -> "lis
 
 
 def _setup_shell(command: str) -> None:
-    """Run a `!command`. As in a notebook, one that fails is reported, and the script goes on."""
+    """Run a `!command`. As in a notebook, a failure is reported, and the script continues."""
     line = _setup_line()
 
     def run() -> "list[_Any]":
@@ -149,22 +149,25 @@ def _setup_shell(command: str) -> None:
 
 
 def _setup_install(command: str) -> None:
-    """Install packages, for this interpreter. Where that fails, the script ends."""
+    """Install packages for this interpreter. If that fails, the script ends."""
     pip = f"{_shlex.quote(_sys.executable)} -m pip "
     command = _re.sub(r"^\s*pip3?\s", lambda match: pip, command)
     status = _setup_once(command, lambda: _setup_run(command))[0]
     if status:
         raise SystemExit(
             f"{_setup_line()}: the installation ended with status {status}, so the script cannot "
-            "go on. If the packages are there, leave the line out (tpunb convert --no-setup)"
+            "continue. If the packages are installed, omit the line (tpunb convert --no-setup)"
         )
     for folder in {*_site.getsitepackages(), _site.getusersitepackages()}:
         if _os.path.isdir(folder):
-            _site.addsitedir(folder)  # one that is new, and packages in development mode
+            _site.addsitedir(folder)  # for a new folder, and for packages in development mode
 
 
 class _Lines(list):  # type: ignore[type-arg]
-    """The lines that a command has written, with what `x = !command` has in a notebook."""
+    """A command's output lines, with the attributes of `x = !command` in a notebook."""
+
+    def __reduce__(self) -> "tuple[_Any, ...]":
+        return list, (self.l,)  # processes without this class get a list
 
     @property
     def l(self) -> "list[str]":  # noqa: E743
@@ -184,8 +187,26 @@ class _Lines(list):  # type: ignore[type-arg]
 
     spstr = s
 
+    @property
+    def p(self) -> "_Any":
+        import pathlib
+
+        return [pathlib.Path(line) for line in self if _os.path.exists(line)]
+
+    paths = p
+
+    def sort(self, field: "int | None" = None, nums: bool = False) -> "_Lines":  # type: ignore[override]
+        """Return the lines sorted, by the words of one column or by the number in them."""
+
+        def key(line: str) -> "tuple[_Any, str]":
+            parts = line if field is None else _Lines([line]).fields(field).l
+            digits = "".join(part for part in parts if part.isdigit())
+            return int(digits or 0) if nums else parts, line
+
+        return _Lines(sorted(self, key=key))
+
     def grep(self, pattern: _Any, prune: bool = False, field: "int | None" = None) -> "_Lines":
-        """The lines in which a pattern is found, or that a function takes; `prune`: the others."""
+        """Return lines that match a pattern or function; with `prune`, the other lines."""
 
         def found(line: str) -> bool:
             words = line.split()
@@ -197,7 +218,7 @@ class _Lines(list):  # type: ignore[type-arg]
         return _Lines(line for line in self if found(line) != prune)
 
     def fields(self, *columns: int) -> "_Lines":
-        """The words of each line in these columns, joined; without columns, lists of words."""
+        """Return each line's words in these columns, joined; without columns, lists of words."""
         words = [line.split() for line in self]
         if not columns:
             return _Lines(words)
@@ -206,18 +227,18 @@ class _Lines(list):  # type: ignore[type-arg]
 
 
 def _setup_output(command: str) -> _Lines:
-    """Run `x = !command`: the lines that it writes, to stdout and stderr."""
+    """Run `x = !command`; return the lines that it writes to stdout and stderr."""
     done = _setup_once(command, lambda: _setup_run(command, "out both"), again=True)
     return _Lines(done[1].splitlines())
 
 
 def _setup_text(body: _Any) -> str:
-    """The text below a cell magic: one string that begins with a new line, or one for each line."""
+    """Return the body of a cell magic, given as a string with a leading newline, or as lines."""
     return body[1:] + "\n" if isinstance(body, str) else "".join(f"{line}\n" for line in body)
 
 
 def _setup_program(line: str, keep: str, check: bool, body: _Any) -> "list[str]":
-    """Run `%%bash` and the like; what it wrote to 'out' and 'err', where that is to be kept.
+    """Run `%%bash` or similar; return its output to the streams 'out' and 'err' in `keep`.
 
     Raises CalledProcessError if it fails, as in a notebook, unless `check` is false.
     """
@@ -230,7 +251,7 @@ def _setup_program(line: str, keep: str, check: bool, body: _Any) -> "list[str]"
 
 
 def _setup_file(path: str, mode: str, body: _Any) -> None:
-    """Write a file, or append to it, as `%%writefile` did."""
+    """Write a file, or append to it, as `%%writefile` does."""
 
     def write() -> None:
         with open(_os.path.expanduser(path), mode, encoding="utf-8") as file:
@@ -243,7 +264,7 @@ _FOLDERS: "list[str]" = []
 
 
 def _setup_cd(path: str) -> None:
-    """Change the working directory, as `%cd` did: if there is none, it says so and stays."""
+    """Change the working directory, as `%cd` does; a missing directory is reported and ignored."""
     before = _os.getcwd()
     if path == "-" and _FOLDERS:
         path = _FOLDERS[-1]
@@ -256,17 +277,17 @@ def _setup_cd(path: str) -> None:
 
 
 def _setup_secrets(*names: str) -> None:
-    """End before anything is done if variables that stand for secrets are not set."""
+    """End the script at its start if variables that replace secrets are not set."""
     missing = [name for name in names if name not in _os.environ]
     if missing:
         raise SystemExit(
-            "the notebook holds secrets, which are not in this script. Set before the start: "
+            "the notebook contains secrets, which are not in this script. Set before the start: "
             + ", ".join(missing)
         )
 
 
 def _setup_secret(name: str, plain: bool = False) -> str:
-    """The value of a variable that stands for a secret of the notebook; for a shell, quoted."""
+    """Return the value of a variable that replaces a secret; quoted for a shell unless `plain`."""
     value = _os.environ.get(name)
     if value is None:
         raise SystemExit(
@@ -277,8 +298,8 @@ def _setup_secret(name: str, plain: bool = False) -> str:
 
 
 def _setup_values(text: str, filled_in: _Callable[[], str]) -> str:
-    """A command with the values of `{expression}` and `$name`; as it is, if one has none."""
+    """Fill in `{expression}` and `$name` in a command; unchanged if one of them has no value."""
     try:
         return filled_in()
-    except Exception:  # as IPython does: what is no expression of Python is meant for the shell
+    except Exception:  # as in IPython: text that is not a Python expression is for the shell
         return text

@@ -1,7 +1,7 @@
-"""`tpunb.log`, `track`, `save` and `load` for a script that runs where tpunb is not installed.
+"""`tpunb.log`, `track`, `save` and `load` for exported scripts on machines without tpunb.
 
-Not imported: `header.py` copies what a script uses into its first cell. Checkpoints are those of
-tpunb (`training/checkpoint/format.py`), so either can go on with the other's.
+Never imported: `export.py` copies the functions that a script uses into its header. Checkpoints
+have tpunb's format (`training/checkpoint/format.py`), so each can continue from the other's.
 """
 
 import atexit as _atexit
@@ -21,7 +21,7 @@ _WAITING: "list[_Any]" = []
 
 
 def _tpunb_log(step: "int | None" = None, *, reduce: _Any = "mean", **values: _Any) -> None:
-    """Print metrics, in rank 0. The values of XLA tensors are read when their step has started."""
+    """Print metrics in rank 0. Values of XLA tensors are read after their step has started."""
 
     def write(values: "dict[str, _Any]") -> None:
         numbers = [f"{name} {float(value):.6g}" for name, value in values.items()]
@@ -33,7 +33,7 @@ def _tpunb_log(step: "int | None" = None, *, reduce: _Any = "mean", **values: _A
         for name, value in values.items()
     }
     if any(getattr(getattr(value, "device", None), "type", "") == "xla" for value in held.values()):
-        # In every rank, so that all of them compute the same.
+        # In every rank, so that all ranks compute the same graph.
         if not _WAITING:
             _atexit.register(lambda: _sys.modules["torch_xla"].sync())
         _WAITING[:] = [step]
@@ -45,7 +45,7 @@ def _tpunb_log(step: "int | None" = None, *, reduce: _Any = "mean", **values: _A
 def _tpunb_track(
     iterable: "_Iterable[_Any]", total: "int | None" = None, *, name: str = ""
 ) -> "_Iterator[_Any]":
-    """Iterate; tpunb's own shows the progress."""
+    """Iterate without the progress display of tpunb's own `track`."""
     return iter(iterable)
 
 
@@ -54,7 +54,7 @@ _SAVED: "dict[str, int]" = {}
 
 
 def _tpunb_start() -> str:
-    """Eight digits that all ranks of this start share."""
+    """Return eight hexadecimal digits that all ranks of this start share."""
     env = _os.environ
     parts = [env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "")]
     parts += [env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")]
@@ -71,9 +71,9 @@ def _tpunb_folder(path: _Any) -> str:
 
 
 def _tpunb_checkpoints(folder: str) -> "list[dict[int, _re.Match[str]]]":
-    """The checkpoints in a folder, the newest first: their files by rank.
+    """Return the files, by rank, of each checkpoint in a folder, the newest first.
 
-    Their order is that of rank 0's files: the other ranks count what they find at other times.
+    The order is that of rank 0's files: other ranks number their files at other times.
     """
     names = sorted(_os.listdir(folder)) if _os.path.isdir(folder) else []
     found: dict[tuple[_Any, ...], dict[int, _re.Match[str]]] = {}
@@ -92,7 +92,7 @@ def _tpunb_whole(files: "dict[int, _re.Match[str]]") -> bool:
 
 
 def _tpunb_save(state: _Any, step: int, *, per_rank: bool = False, path: _Any = None) -> None:
-    """Write a checkpoint, in rank 0 or in each; the last three are kept."""
+    """Write a checkpoint in rank 0 or in every rank; the last three are kept."""
     import torch
 
     class ToCpu(_pickle.Pickler):
@@ -118,7 +118,7 @@ def _tpunb_save(state: _Any, step: int, *, per_rank: bool = False, path: _Any = 
     with _io.BytesIO() as buffer:
         torch.save(state, buffer, pickle_module=module)
         data = buffer.getvalue()
-    # The comment of the archive: a name and a checksum, by which tpunb knows that it is whole.
+    # The archive's comment: a name and a checksum, with which tpunb verifies that it is complete.
     data = data[:-2] + (256).to_bytes(2, "little")
     data += f"tpunb checkpoint 1 {name} crc32 ".encode().rjust(248)
     data += f"{_zlib.crc32(data):08x}".encode()
@@ -137,7 +137,7 @@ def _tpunb_save(state: _Any, step: int, *, per_rank: bool = False, path: _Any = 
 
 
 class _TpunbCheckpoint(_types.SimpleNamespace):
-    """What `load` returns: state, step and path."""
+    """Return value of `load`: state, step and path."""
 
     def __getitem__(self, key: _Any) -> _Any:
         return self.state[key]
@@ -153,7 +153,7 @@ def _tpunb_load(
     rank: "int | None" = None,
     weights_only: bool = True,
 ) -> "_TpunbCheckpoint | None":
-    """The newest whole checkpoint, or None; until this rank has saved, none of its own start."""
+    """Return the newest complete checkpoint or None; one of this start only after a save."""
     import torch
 
     folder = _tpunb_folder(path)

@@ -1,4 +1,4 @@
-"""Earlier runs' values in the folder of a later one, which is going to another machine."""
+"""Copies of earlier runs' values in the folder of a later run that is sent to another machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tpunb.runs.directory import RunDir
 FOLDER = "given"
 
 
-def give(earlier: RunDir, run: RunDir) -> None:
-    """Copy what a later run's script reads of an earlier one. Raises OSError."""
+def copy_into(earlier: RunDir, run: RunDir) -> None:
+    """Copy the files of an earlier run that a later run's script reads. Raises OSError."""
     folder = run.path / FOLDER / earlier.id
     folder.mkdir(parents=True, mode=0o700)
     for path in (earlier.spec, earlier.result):
@@ -19,7 +19,7 @@ def give(earlier: RunDir, run: RunDir) -> None:
         shutil.copytree(earlier.returns, folder / earlier.returns.name)
 
 
-def find(earlier: RunDir, run: RunDir) -> RunDir:
-    """An earlier run where it is: where the script says, or in the folder of the later one."""
+def locate(earlier: RunDir, run: RunDir) -> RunDir:
+    """Return an earlier run: at its own path if it exists, otherwise the copy in the later run."""
     copy = RunDir(run.path / FOLDER / earlier.id)
     return copy if not earlier.path.exists() and copy.path.exists() else earlier

@@ -9,8 +9,8 @@ import pytest
 from tests.notebook.convert.notebooks import lines_of, notebook, run
 from tpunb.errors import ConversionError
 from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.handed import TrainLine, train_line
-from tpunb.notebook.models import Absent, Handed, HandedRun, LeftOut
+from tpunb.notebook.convert.earlier_values import TrainLine, train_line
+from tpunb.notebook.models import Absent, EarlierRun, EarlierValues, LeftOut
 
 LINES = {
     "%%tpu_train": TrainLine(),
@@ -33,7 +33,9 @@ FIRST = "%%tpu_train --returns a --out r\na = 1"
 
 
 def test_a_run_has_what_the_kernel_got_where_the_cell_stands() -> None:
-    got = {0: Handed((HandedRun("/runs/one", ("a",), "r"), HandedRun("/runs/two", ("b",))))}
+    got = {
+        0: EarlierValues((EarlierRun("/runs/one", ("a",), "r"), EarlierRun("/runs/two", ("b",))))
+    }
     script = convert(notebook(FIRST, "c = a, b, r", "%%tpu_train\nprint(c)"), got)
     assert lines_of(script, 0) == [
         "# another train cell, and what the notebook has from it: %%tpu_train --returns a --out r",
@@ -48,7 +50,7 @@ def test_a_run_has_what_the_kernel_got_where_the_cell_stands() -> None:
 
 
 def test_a_handle() -> None:
-    got = {0: Handed((HandedRun("/runs/one", ("a",), "h", handle=True, raises=False),))}
+    got = {0: EarlierValues((EarlierRun("/runs/one", ("a",), "h", handle=True, raises=False),))}
     script = convert(notebook("%%tpu_train --bg --out h", "%%tpu_train\nprint(h)"), got)
     assert lines_of(script, 0)[2:] == [
         "h = _ended.EndedRun('/runs/one', 'a', raises=False)",
@@ -58,7 +60,7 @@ def test_a_handle() -> None:
 
 def test_attaching_brings_it_at_its_line() -> None:
     source = "x = 1\nif x:\n    r = %tpu_attach one\nprint(r, a)"
-    got = {0: Handed((HandedRun("/runs/one", ("a",)),))}
+    got = {0: EarlierValues((EarlierRun("/runs/one", ("a",)),))}
     script = convert(notebook(source, "%%tpu_train\nprint(r)"), got)
     assert lines_of(script, 0) == [
         "x = 1",
@@ -79,7 +81,7 @@ def test_attaching_in_a_script_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_is_skipped_or_below_brings_nothing() -> None:
-    got = {0: Handed((HandedRun("/runs/one", ("a",)),))}
+    got = {0: EarlierValues((EarlierRun("/runs/one", ("a",)),))}
     for cells, place in (
         ((f"# tpu: skip\n{FIRST}", "%%tpu_train\nprint(a)"), 1),
         (("%%tpu_train\nprint(a)", FIRST), 0),
@@ -88,17 +90,17 @@ def test_a_cell_that_is_skipped_or_below_brings_nothing() -> None:
             convert(notebook(*cells, train=place), {1 - place: got[0]})
 
 
-ABSENT = Absent("which still runs in the background", "wait for it with `h.wait()`")
+ABSENT = Absent("which is still running in the background", "wait for it with `h.wait()`")
 
 
 def test_why_it_is_not_there() -> None:
-    got = {0: Handed(absent={"a": ABSENT})}
-    with pytest.raises(ConversionError, match=r"in cell \[1\], which still runs in the back.*wait"):
+    got = {0: EarlierValues(absent={"a": ABSENT})}
+    with pytest.raises(ConversionError, match=r"in cell \[1\], which is still running in.*wait"):
         convert(notebook(FIRST, "%%tpu_train\nprint(a)"), got)
     script = convert(notebook("b = a = 0", FIRST, "%%tpu_train\nprint(a, b)"), {1: got[0]})
-    assert [str(lacking) for lacking in script.lacking] == [
-        "the train cell reads `a` as it is above cell [2], which still runs in the background: for "
-        "its value, wait for it with `h.wait()`"
+    assert [str(change) for change in script.missing_changes] == [
+        "the train cell reads `a` as it is above cell [2], which is still running in the "
+        "background: for its value, wait for it with `h.wait()`"
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.notebook.convert.notebooks import notebook
 from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.kept import NOT_KEPT, kept_notebook, kept_snapshot
+from tpunb.notebook.convert.redaction import NOT_KEPT, redacted_notebook, redacted_snapshot
 from tpunb.notebook.models import Cell, LeftOut, Snapshot
 
 
@@ -26,6 +26,21 @@ from tpunb.notebook.models import Cell, LeftOut, Snapshot
         ("x = 1\n!git clone https://s3cret@h/a", (), "x = 1\n!git clone https://…@h/a"),
         ("%env API_KEY=s3cret", (), "%env API_KEY=…"),
         ("lr = 1  # at 5% !", ("parameters",), "lr = 1  # at 5% !"),
+        ("!curl \\\n  -H 'X-Api-Key: s3cret' u", (), "!curl \\\n  -H 'X-Api-Key: …' u"),
+        (
+            "%%bash\nexport TOKEN=s3cret\ncurl -H 'Authorization: Bearer s3cret' u\nls",
+            (),
+            "%%bash\nexport TOKEN=…\ncurl -H 'Authorization: Bearer …' u\nls",
+        ),
+        ("# note\n%%time\n  %%sh\nA_KEY=s3cret x", (), "# note\n%%time\n  %%sh\nA_KEY=… x"),
+        ("%%writefile .env\nA_TOKEN=s3cret\n", (), "%%writefile .env\nA_TOKEN=…\n"),
+        ('%%file k.json\n{"key": "s3cret"}', (), '%%file k.json\n{"key": "…"}'),
+        (
+            "%%writefile id\n-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----\nx",
+            (),
+            "%%writefile id\n…\n…\n…\nx",
+        ),
+        ("%%time\ntoken = read('TOKEN')", (), "%%time\ntoken = read('TOKEN')"),
     ],
 )
 def test_what_is_written_of_a_cell(source: str, tags: tuple[str, ...], kept: str) -> None:
@@ -34,7 +49,7 @@ def test_what_is_written_of_a_cell(source: str, tags: tuple[str, ...], kept: str
     snapshot = type(snapshot)(
         (cell,), None, None, "test", left_out=((cell, LeftOut.FAILED),), content="s3cret"
     )
-    written = kept_snapshot(snapshot)
+    written = redacted_snapshot(snapshot)
     assert written.cells[0].source == kept
     assert written.left_out[0][0].source == kept
     assert written.content is None
@@ -51,7 +66,7 @@ def test_what_is_written_of_a_cell(source: str, tags: tuple[str, ...], kept: str
             ]
         }
     )
-    file = kept_notebook(text)
+    file = redacted_notebook(text)
     assert "s3cret" not in file
     assert "".join(json.loads(file)["cells"][0]["source"]) == kept
     assert (file == text) == (kept == source)

@@ -1,8 +1,8 @@
-"""What a train cell brings into the notebook, in the scripts of later ones.
+"""Values that a train cell returns to the notebook, in the scripts of later train cells.
 
-In a run it is read from the run folder of the earlier run. A script that runs by itself has no run
-folder: there the earlier train cell runs in its place, on every rank, and then all ranks get what
-rank 0 would have returned, as the notebook did.
+In a run they are read from the run folder of the earlier run. A script that runs on its own has no
+run folder: there the earlier train cell runs in place, on every rank, and then all ranks get the
+values that rank 0 would have returned to the notebook.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from tpunb.notebook.convert.statements import (
     ImportedNames,
     bound_names,
     executed,
+    first_name,
     stands_alone,
 )
-from tpunb.notebook.models import Handed, LeftOut
+from tpunb.notebook.models import EarlierValues, LeftOut
 from tpunb.utils.options import join_lists
 
 _ATTACH = re.compile(r"^(?P<indent>\s*)(?:(?P<name>\w+)\s*=\s*)?%tpu_attach\b")
 """A line with `%tpu_attach`, and the name to which its value is assigned."""
 _TRAIN = "%%tpu_train"
 ENDED = "_ended"
-"""What `tpunb.runs.ended` is called in the script of a run."""
+"""Name of the module `tpunb.runs.ended` in the script of a run."""
 IMPORT = f"from tpunb.runs import ended as {ENDED}"
 _VARIABLES = re.compile(r"[^\W\d]\w*(,[^\W\d]\w*)*")
 
 
 class TrainLine(NamedTuple):
-    """What the option line of a train cell says about its values."""
+    """The names in `--returns` and `--out` of a train cell's option line."""
 
     returns: tuple[str, ...] = ()
     out: str | None = None
     unclear: bool = False
-    """Values are named by variables, `--returns {names}`."""
+    """True if names come from variables, as in `--returns {names}`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All variables that it binds in the notebook."""
+        """All names that the train cell binds in the notebook."""
         return (*self.returns, *([self.out] if self.out else []))
 
 
 def train_line(source: str) -> TrainLine:
-    """The option line in the source of a train cell, as far as it can be read without a kernel."""
-    line = next((line for line in source.splitlines() if line.startswith(_TRAIN)), "")
+    """Parse the option line in the source of a train cell, as far as possible without a kernel."""
+    line = next((line for line in source.split("\n") if line.startswith(_TRAIN)), "")
     return _option_line(line.removeprefix(_TRAIN))
 
 
 def _option_line(line: str) -> TrainLine:
     try:
         words = join_lists(shlex.split(line), ("--returns",))
-    except ValueError:  # a quote without its other half
+    except ValueError:  # an unclosed quote
         return TrainLine()
     values: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], ""], strict=False):
@@ -70,10 +71,10 @@ def _option_line(line: str) -> TrainLine:
     return TrainLine(returns, values.get("--out"))
 
 
-def read_back(handed: Handed) -> list[str]:
-    """Lines that bind what the kernel has got, in the script of a run."""
+def read_back(values: EarlierValues) -> list[str]:
+    """Return the lines that bind the kernel's values in the script of a run."""
     lines = [IMPORT]
-    for run in handed.runs:
+    for run in values.runs:
         given, value = ", ".join(map(repr, (run.folder, *run.names))), "_run"
         if run.handle:
             raises = "" if run.raises else ", raises=False"
@@ -88,26 +89,26 @@ def read_back(handed: Handed) -> list[str]:
 
 
 def runs_read(script: str) -> list[str]:
-    """The folders of the runs that a script reads values from."""
+    """Return the folders of the runs from which a script reads values."""
     found = re.findall(rf"\b{ENDED}\.(?:read_run|EndedRun)\(('(?:[^'\\]|\\.)*')", script)
     return list(dict.fromkeys(ast.literal_eval(text) for text in found))
 
 
 def assign(values: Mapping[str, str]) -> str:
-    """A line that binds names to expressions with `ENDED`."""
+    """Return a line that binds names to expressions that use `ENDED`."""
     return "; ".join([IMPORT, *(f"{name} = {value}" for name, value in values.items())])
 
 
-def put_for_attach(source: str, handed: Handed | None) -> str:
-    """A cell with what its `%tpu_attach` has brought in the place of that line.
+def put_for_attach(source: str, values: EarlierValues | None) -> str:
+    """Replace the `%tpu_attach` lines of a cell by the values that they brought.
 
-    With None in a script by itself, where the run that it names has run above.
+    `values` is None in a script that runs on its own, where the run has been executed above.
     """
     lines = source.split("\n")
     for index, line in enumerate(lines):
         if match := _ATTACH.match(line):
-            code = [] if handed is None else read_back(handed)
-            out = None if handed is not None else _option_line(line[match.end() :]).out
+            code = [] if values is None else read_back(values)
+            out = None if values is not None else _option_line(line[match.end() :]).out
             code += [f"{name} = _run" for name in (match["name"], out) if name]
             if code:
                 lines[index] = match["indent"] + "; ".join(code)
@@ -115,11 +116,11 @@ def put_for_attach(source: str, handed: Handed | None) -> str:
 
 
 def in_place(lines: Iterable[str], options: TrainLine) -> list[str]:
-    """The body of a train cell between the lines that a script needs around it."""
+    """Return the body of a train cell, with the lines that a script needs around it."""
     head = f"# magic: {_TRAIN}"
     body = [f"_before = _random_states()  {x}" if x.startswith(head) else x for x in lines]
     if not any(line.startswith("_before") for line in body):
-        return body  # another magic has taken all of the cell
+        return body  # another magic has replaced the whole cell
     names = ", ".join(map(repr, options.returns))
     body.append(f"_run = _from_rank_0(_before{', ' if names else ''}{names})")
     body += [f"{name} = _run.returns[{name!r}]" for name in options.returns]
@@ -127,23 +128,24 @@ def in_place(lines: Iterable[str], options: TrainLine) -> list[str]:
 
 
 KNOWN = ("state", "world_size", "returns", "failure", "failures", "result", "wait", "stop")
-"""What a script by itself knows of an earlier train cell's run; the rest is in the run folder."""
+"""Attributes of an earlier run that a script on its own has; the rest is in the run folder."""
 _SHOW = ("print", "display", "plt", "sns", "tpunb")
-"""Where calls begin that only show."""
+"""First names of calls that only display."""
 
 
 def is_train_cell(source: str) -> bool:
-    """Whether plain Python was made of a train cell."""
+    """True if this plain Python was made from a train cell."""
     return f"# magic: {_TRAIN}" in source
 
 
-def leave_out_looks(
+def leave_out_run_folder_reads(
     cell: EditedCell, tree: ast.Module, imports: ImportedNames, runs: set[str], lost: set[str]
 ) -> None:
-    """Leave out the statements of a cell that show, or name, what is in a run folder only.
+    """Leave out statements that only display, or assign, contents of a run folder.
 
-    `runs` are names of results; `lost` grows by the names that are not made any more, whose looks
-    are left out too. Raises RunFolderError where a statement may do more than to look.
+    `runs` are names of results. Names that are no longer assigned are added to `lost`, and
+    statements that only display them are left out as well. Raises RunFolderError if a statement
+    may do more.
     """
     for node in tree.body:
         if isinstance(node, FunctionOrClass):
@@ -152,7 +154,11 @@ def leave_out_looks(
         used = next(filter(None, (_in_folder(part, imports, runs) for part in parts)), None)
         if used is None and not any(isinstance(p, ast.Name) and p.id in lost for p in parts):
             continue
-        shows = isinstance(node, ast.Expr) and _root(node.value) in {*_SHOW, *runs, *lost}
+        shows = isinstance(node, ast.Expr) and first_name(node.value, calls=True) in {
+            *_SHOW,
+            *runs,
+            *lost,
+        }
         named = isinstance(node, ast.Assign) and all(isinstance(x, ast.Name) for x in node.targets)
         if (shows or named) and stands_alone(cell.lines, node):
             names = bound_names(ast.Module([node], []))
@@ -165,18 +171,18 @@ def leave_out_looks(
 
 
 class RunFolderError(Exception):
-    """A statement needs a run folder, and is more than a look at it."""
+    """A statement needs a run folder, and does more than display its contents."""
 
     def __init__(self, used: str, line: int) -> None:
         super().__init__(
-            f"`{used}` is in the folder of a run, and a script that runs by itself has none. "
+            f"`{used}` is in a run's folder, and a script that runs by itself has none. "
             "Return what is needed with --returns, or tag the cell tpu-skip"
         )
         self.line = line
 
 
 def _in_folder(node: ast.AST, imports: ImportedNames, runs: set[str]) -> str | None:
-    """What an attribute reads of a run folder."""
+    """Return the name of an attribute that is read from a run folder; None for other nodes."""
     if not isinstance(node, ast.Attribute) or node.attr in (*KNOWN, "raise_for_failure"):
         return None
     value = node.value
@@ -186,21 +192,14 @@ def _in_folder(node: ast.AST, imports: ImportedNames, runs: set[str]) -> str | N
     return f"{whose}.{node.attr}" if whose in {"tpunb.last_run", *runs} else None
 
 
-def _root(node: ast.AST) -> str:
-    """The name at the beginning of `a.b(c)[d].e()`."""
-    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 CALL_HELPER = "_launch"
-"""What `tpunb.launch` is called in a script that runs by itself."""
+"""Name of the replacement of `tpunb.launch` in a script that runs on its own."""
 
 CALL_HERE = '''\
 
 
 def _launch(fn, args=(), **options):
-    """Call a function on every rank, as tpunb.launch did; all ranks get what rank 0 returned."""
+    """Call a function on every rank, as tpunb.launch does; all ranks get rank 0's value."""
     global _launched
     before = _random_states()
     _launched = fn(*args)
@@ -216,7 +215,7 @@ FROM_RANK_0 = '''\
 
 
 def _random_states():
-    """The states of all random numbers, which a train cell of the notebook did not change."""
+    """Return the states of all random generators, which the train cell must not change."""
     import os
     import random
     import sys
@@ -229,7 +228,7 @@ def _random_states():
 
 
 class _Run:
-    """What a script knows of a train cell that has run in it."""
+    """The result of a train cell that has run in this script."""
 
     def __init__(self, world_size, returns):
         self.state, self.world_size, self.returns = "succeeded", world_size, returns
@@ -245,11 +244,11 @@ class _Run:
         pass
 
     def __getattr__(self, name):
-        raise AttributeError(f"{name!r} is in a run's folder, and a script by itself has none")
+        raise AttributeError(f"{name!r} is in a run's folder, which this script does not have")
 
 
 def _from_rank_0(before, *names):
-    """End a train cell: all ranks get these values of rank 0, on the CPU and as copies."""
+    """End a train cell: give all ranks copies of rank 0's values, on the CPU."""
     import datetime
     import io
     import os
@@ -275,7 +274,7 @@ def _from_rank_0(before, *names):
     _from_rank_0.calls = getattr(_from_rank_0, "calls", 0) + 1
     size = 4 << 20  # of a message to torch's store
     if world_size > 1:
-        if "torch_xla" in sys.modules:  # what rank 0 reads may wait for the other ranks
+        if "torch_xla" in sys.modules:  # rank 0's values may depend on collectives of all ranks
             sys.modules["torch_xla"].sync(wait=True)
         patience = datetime.timedelta(days=30)
         store, _, _ = next(torch.distributed.rendezvous("env://", timeout=patience))
@@ -299,7 +298,7 @@ def _from_rank_0(before, *names):
             for at in range(0, len(data), size):
                 store.delete_key(f"{key}/{at}")
         returns[name] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-    if torch.distributed.is_initialized():  # the next train cell makes its own
+    if torch.distributed.is_initialized():  # the next train cell initialises it again
         torch.distributed.destroy_process_group()
     python, on_cpu, numpy, seed = before
     random.setstate(python)

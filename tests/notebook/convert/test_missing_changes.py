@@ -6,7 +6,7 @@ import pytest
 
 from tests.notebook.convert.notebooks import notebook
 from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.lacking import changed_names
+from tpunb.notebook.convert.missing_changes import changed_names
 from tpunb.notebook.models import LeftOut
 
 CHANGES = {
@@ -51,7 +51,7 @@ TOLD = {
 @pytest.mark.parametrize(("cells", "train", "reader"), TOLD.values(), ids=TOLD)
 def test_a_change_that_the_run_does_not_have(cells: list[str], train: str, reader: str) -> None:
     script = convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {})
-    assert [str(lacking) for lacking in script.lacking] == [
+    assert [str(change) for change in script.missing_changes] == [
         f"cell [2] is skipped and changes `model`, which {reader} reads: the run does not have "
         "that change"
     ]
@@ -68,10 +68,10 @@ NOT_TOLD = {
 
 @pytest.mark.parametrize(("cells", "train"), NOT_TOLD.values(), ids=NOT_TOLD)
 def test_a_change_that_does_not_matter(cells: list[str], train: str) -> None:
-    assert not convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {}).lacking
+    assert not convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {}).missing_changes
 
 
 def test_a_name_that_the_run_has_not_got_above() -> None:
     script = convert(notebook(SKIPPED, "model = 1", "%%tpu_train\nprint(model)"), {})
-    assert not script.lacking
+    assert not script.missing_changes
     assert script.omissions[0].reason is LeftOut.SKIP_COMMENT

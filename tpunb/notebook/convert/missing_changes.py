@@ -1,8 +1,8 @@
-"""What cells that are left out do to names that the run reads: found to be told, not refused.
+"""Find changes by left-out cells to names that the run reads: reported, not refused.
 
-The run has such a name, as a cell above has made it. A cell with `tpu-skip` has changed it in the
-notebook, or a train cell was to return it and has not. Only what a cell does itself is seen, not
-what the functions do that it calls.
+The run has such a name with the value that a cell above gave it. A cell with `tpu-skip` changed it
+in the notebook, or a train cell should have returned it but did not. Only changes in the cell's own
+code are found, not those in functions that it calls.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.names import LeftOutCell, Piece, brought
+from tpunb.notebook.convert.names import LeftOutCell, RunCell, missing_returns
 from tpunb.notebook.convert.statements import (
     Function,
     FunctionOrClass,
     bindings,
     bound_names,
     executed,
+    first_name,
     parameters,
 )
-from tpunb.notebook.models import Absent, Lacking, LeftOut
+from tpunb.notebook.models import Absent, LeftOut, MissingChange
 
 SKIPPED = (
     LeftOut.TAGGED_SKIP,
@@ -29,20 +30,21 @@ SKIPPED = (
     LeftOut.SKIP_COMMENT,
     LeftOut.DEBUG_CELL,
 )
-"""Cells that have run in the notebook, and that somebody wants to be no part of runs."""
+"""Reasons of cells that ran in the notebook and that the user excluded from runs."""
 IN_PLACE = {
     *("load_state_dict", "load_weights", "append", "extend", "insert", "remove", "pop", "popitem"),
     *("clear", "update", "setdefault", "add", "discard", "sort", "reverse", "fit", "partial_fit"),
     *("register_buffer", "register_parameter", "add_module", "set_params", "merge_"),
 }
-"""Methods that change their object, besides those that end with `_`, as torch's do."""
+"""Methods that change their object, in addition to those that end with `_`, as torch's do."""
 
 
-def find_lacking(
-    pieces: Sequence[Piece], left_out: Iterable[LeftOutCell], held: Container[str] = ()
-) -> list[Lacking]:
-    """One for each name and cell, in the order of the cells. `pieces` end with the train cell,
-    which gets the names that are `held` from the kernel.
+def find_missing_changes(
+    pieces: Sequence[RunCell], left_out: Iterable[LeftOutCell], held: Container[str] = ()
+) -> list[MissingChange]:
+    """Return one entry for each name and cell, in the order of the cells.
+
+    `pieces` end with the train cell, which gets the names in `held` from the kernel.
     """
     gaps = [(cell, gone) for cell in left_out if (gone := dict(_gone(cell)))]
     if not gaps or not pieces:
@@ -60,7 +62,7 @@ def find_lacking(
                 if last and name in held:
                     continue
                 who = "the train cell" if last else f"cell [{pieces[reader].number}]"
-                found.append(Lacking(name, cell.label, who, gone[name]))
+                found.append(MissingChange(name, cell.label, who, gone[name]))
     return found
 
 
@@ -70,13 +72,13 @@ def _gone(cell: LeftOutCell) -> Iterator[tuple[str, Absent | None]]:
     elif cell.reason in SKIPPED:
         yield from ((name, None) for name in changed_names(cell.source))
     else:
-        yield from brought(cell).items()
+        yield from missing_returns(cell).items()
 
 
 def changed_names(source: str) -> set[str]:
-    """The names that a cell assigns, or whose objects it changes by itself; none if it is broken.
+    """Return names that a cell assigns, or whose objects it changes; none if it is invalid.
 
-    Imports do not count, as they bring the same again.
+    Imports do not count, because importing again gives the same object.
     """
     try:
         lines = source.split("\n")
@@ -94,24 +96,17 @@ def changed_names(source: str) -> set[str]:
     names = (bound.names | bound.changed) - imported
     for node in executed(tree):
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            names.add(root(node))
+            names.add(first_name(node))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             method = node.func.attr
             own = not method.startswith("_") and method.endswith("_")
             if own or method in IN_PLACE or _in_place_argument(node):
-                names.add(root(node.func))
+                names.add(first_name(node.func))
     return {name for name in names if name and not name.startswith("_")}
 
 
-def root(node: ast.AST) -> str:
-    """The name at the beginning of `a.b[c].d`; '' if there is none."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _in_place_argument(call: ast.Call) -> bool:
-    """`inplace=True`, as pandas has it."""
+    """True if a call has `inplace=True`, an option of pandas."""
     return any(
         word.arg == "inplace" and isinstance(word.value, ast.Constant) and word.value.value is True
         for word in call.keywords
@@ -119,7 +114,7 @@ def _in_place_argument(call: ast.Call) -> bool:
 
 
 class _Reads:
-    """Which names each cell reads by itself or through the functions that it names."""
+    """Finds the names that each cell reads, directly or through functions that it mentions."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._trees = trees
@@ -130,7 +125,7 @@ class _Reads:
                     self._functions[node.name] = _free(node)
 
     def first(self, name: str, begin: int) -> int | None:
-        """The first tree from `begin` on that reads a name before it is bound anew; None: none."""
+        """Return the first tree from `begin` on that reads a name before it is bound again."""
         for index in range(begin, len(self._trees)):
             if self._reads(self._trees[index], name):
                 return index
@@ -157,7 +152,7 @@ class _Reads:
 
 
 def _loads(node: ast.AST) -> set[str]:
-    """Names that a statement reads when it runs; `x += 1` reads x too."""
+    """Return names that a statement reads when it runs; `x += 1` reads x as well."""
     nodes = [node, *executed(node)]
     names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     for part in nodes:
@@ -169,7 +164,7 @@ def _loads(node: ast.AST) -> set[str]:
 
 
 def _free(node: ast.AST) -> set[str]:
-    """Names that a function, or the methods of a class, read from around it."""
+    """Return names that a function, or the methods of a class, read from the enclosing scope."""
     read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     if isinstance(node, Function):
         read -= (bindings(node.body).names | parameters(node)) - _declared(node)

@@ -1,7 +1,7 @@
-"""What the kernel holds, read before a run starts: plain values, and digests of others.
+"""Reads the kernel's variables before a run starts: plain values, and digests of others.
 
-Nothing is imported for it and no code of a user's class runs. Of large values a sample is read:
-4 GB take as long as 4 MB.
+This imports nothing and runs no code of the user's classes. Only a sample of large values is
+read: 4 GB take as long as 4 MB.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tpunb.runs.kernel_values import KernelName, KernelValues, Part, PartKind, v
 from tpunb.utils.literals import literal
 
 _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh|__\w+__")
-"""Names of IPython's and of Python's own."""
+"""Names that belong to IPython or Python."""
 
 
-class HeldNames(Container[str]):
-    """The names whose values in a kernel are plain, and may be written into a script."""
+class PlainKernelNames(Container[str]):
+    """The names of plain values in the kernel, which may be written into a script."""
 
     def __init__(self, user_ns: Mapping[str, object]) -> None:
         self._user_ns = user_ns
@@ -30,13 +30,13 @@ class HeldNames(Container[str]):
             return False
         return value_parts(name, self._user_ns[name], "")[0].literal is not None
 
-    def __deepcopy__(self, memo: object) -> HeldNames:
-        """This: nbconvert copies what its steps share, and a kernel's values are not copied."""
+    def __deepcopy__(self, memo: object) -> PlainKernelNames:
+        """Return self: nbconvert copies its steps' resources, but a kernel's values must not be."""
         return self
 
 
 def read_kernel(names: Iterable[ReadName], user_ns: Mapping[str, object]) -> KernelValues:
-    """The values of names that a train cell reads, as far as the kernel holds any to compare."""
+    """Return the kernel's values of names that a train cell reads, if they can be compared."""
     key = random_secrets.token_hex(16)
     found = []
     for read in names:
@@ -44,8 +44,8 @@ def read_kernel(names: Iterable[ReadName], user_ns: Mapping[str, object]) -> Ker
             continue
         parts = value_parts(read.name, user_ns[read.name], key)
         if read.cell is None and parts[0].literal is None:
-            continue  # no cell makes it, and it cannot be taken either
-        if not any(map(_says_something, parts)):
+            continue  # no cell assigns it, and its value cannot be passed on
+        if not any(map(_is_comparable, parts)):
             continue
         related = all(_stays_itself(user_ns.get(other)) for other in read.related)
         takes = read.certain or (related and not read.of_process)
@@ -53,7 +53,7 @@ def read_kernel(names: Iterable[ReadName], user_ns: Mapping[str, object]) -> Ker
     return KernelValues(tuple(found), key)
 
 
-def _says_something(part: Part) -> bool:
+def _is_comparable(part: Part) -> bool:
     return (
         part.literal is not None
         or part.digest is not None
@@ -63,6 +63,6 @@ def _says_something(part: Part) -> bool:
 
 
 def _stays_itself(value: object) -> bool:
-    """Whether a value is the same in the kernel and the run, or will be."""
+    """True if a value is, or will be, the same in the kernel and in the run."""
     fixed = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
     return type(value) in fixed or literal(value) is not None

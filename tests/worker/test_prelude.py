@@ -1,0 +1,55 @@
+"""The runner and the process that it forks to leave a copy; no cells are run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import cast
+
+import pytest
+
+from tpunb.runs.protocol import MessageWriter
+from tpunb.utils import processes
+from tpunb.worker import fork_safety
+from tpunb.worker.prelude import Copy, Prelude
+
+
+class Made:
+    """A prelude without cells."""
+
+    def local_modules(self) -> dict[str, list[int]]:
+        return {}
+
+    def temporary_folders(self) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def copy() -> Copy:
+    def begin(*_: object) -> None:
+        raise AssertionError("no run begins")
+
+    writer = cast(MessageWriter, None)
+    return Copy(cast(Prelude, Made()), writer, os.getpid(), 0.0, begin)  # type: ignore[arg-type]
+
+
+def test_a_fork_handler_that_hangs_costs_a_run_only_the_next_copy(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_safety, "CHILD_WAIT", 0.2)
+    copy._between = pid = os.fork()
+    if pid == 0:  # the process that is to fork the copy, in a handler of a library
+        while True:
+            signal.pause()
+    copy.await_successor()
+    assert processes.find_process(pid) is None
+
+
+def test_another_thread_may_have_waited_for_the_process(copy: Copy) -> None:
+    copy.await_successor()
+    copy._between = os.fork()
+    if copy._between == 0:
+        os._exit(0)
+    os.waitpid(copy._between, 0)  # as a thread of the cells does
+    copy.await_successor()
+    assert copy._between is None

@@ -1,0 +1,51 @@
+"""`--resume`: the checkpoints from which a run continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpunb.kernel.options import LAST
+from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
+from tpunb.utils import records
+from tpunb.utils.errors import TpunbError
+
+if TYPE_CHECKING:
+    from tpunb.places.target import Target
+
+
+def find_checkpoints(
+    resume: str, runs: Path, notebook: str | None, target: Target | None = None
+) -> tuple[str, str]:
+    """Return the checkpoints that `--resume` names, and the id of their run.
+
+    If `resume` is a folder or URL, return it twice. `notebook`: the path of the notebook, for
+    `last`; `target`: the hosts that must find the checkpoints. Raises TpunbError.
+    """
+    if "://" in resume:
+        return resume, resume
+    if Path(resume).is_dir() or (target is not None and resume.startswith("/")):
+        return (str(Path(resume).absolute()),) * 2
+    run = _latest_saved(runs, notebook) if resume == LAST else directory.find_run(runs, resume)
+    if target is not None:
+        return target.resume(run), run.id
+    if not run.checkpoints.is_dir():
+        raise TpunbError(
+            f"run {run.id} has no checkpoint to continue from: a train cell writes them with "
+            "`tpunb.save(state, step)`"
+        )
+    return str(run.checkpoints), run.id
+
+
+def _latest_saved(runs: Path, notebook: str | None) -> RunDir:
+    """Return the latest run of a notebook that has saved a checkpoint."""
+    for run in reversed(directory.list_runs(runs)):
+        saved = any(run.path.glob("attempts/*/*/saving.txt")) and run.checkpoints.is_dir()
+        # `...` equals no path: of a snapshot that cannot be read, nothing is known.
+        if saved and records.read_dict(run.snapshot).get("path", ...) == notebook:
+            return run
+    raise TpunbError(
+        f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint; to continue "
+        "another run, name it with --resume RUN (%tpu_runs lists all runs)"
+    )

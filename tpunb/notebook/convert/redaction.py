@@ -1,0 +1,78 @@
+"""Reduce a notebook to what is written to the run folder: without cells marked as skipped.
+
+The guide recommends such cells for secrets, and none elsewhere. Commands and files are an
+exception that is easily forgotten: `%%tpu_train --env TOKEN=…`, `!git clone https://TOKEN@…`,
+`%%bash` with `export TOKEN=…`, `%%writefile .env`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tpunb.notebook.convert import magics
+from tpunb.notebook.convert.cells import SKIP_LINE, SKIP_TAGS
+from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
+from tpunb.notebook.files import cell_magics
+from tpunb.notebook.models import Snapshot
+
+NOT_KEPT = f"{SKIP_LINE}\n# (not kept)"
+
+
+def is_skipped(source: str, tags: Iterable[str]) -> bool:
+    """True if a cell is marked to run in the notebook only."""
+    first = source.lstrip().partition("\n")[0].strip()
+    return first == SKIP_LINE or bool(SKIP_TAGS.keys() & set(tags))
+
+
+def redacted_source(source: str, tags: Iterable[str] = ()) -> str:
+    """Return the text of a code cell to be written, line for line unless the cell is skipped."""
+    if is_skipped(source, tags):
+        return NOT_KEPT
+    lines = source.split("\n")
+    # IPython also accepts indented cells, whose first lines are magics all the same.
+    names = cell_magics("\n".join(line.lstrip() for line in lines))
+    not_python = any(name not in magics.UNWRAPPED and name != "tpu_debug" for name in names)
+    keys = private_keys(lines) if not_python else []
+    continued = False
+    for index, line in enumerate(lines):
+        command = not_python or continued or line.lstrip().startswith(("%", "!"))
+        lines[index] = without_secrets(line) if command else line
+        continued = command and line.endswith("\\")
+    for index in keys:
+        lines[index] = HIDDEN
+    return "\n".join(lines)
+
+
+def redacted_snapshot(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot to be written to `notebook.json`."""
+    cells = tuple(
+        replace(cell, source=redacted_source(cell.source, cell.tags))
+        if cell.kind == "code"
+        else cell
+        for cell in snapshot.cells
+    )
+    left_out = tuple(
+        (replace(cell, source=redacted_source(cell.source, cell.tags)), why)
+        for cell, why in snapshot.left_out
+    )
+    return replace(snapshot, cells=cells, left_out=left_out, content=None)
+
+
+def redacted_notebook(text: str) -> str:
+    """Return the text for `notebook.ipynb`, unchanged if nothing is left out. Raises ValueError."""
+    notebook = json.loads(text)
+    changed = False
+    for cell in notebook.get("cells", ()):
+        if cell.get("cell_type") != "code":
+            continue
+        source = "".join(cell.get("source", ""))
+        tags = cell.get("metadata", {}).get("tags", ())
+        kept = redacted_source(source, tags)
+        if kept != source:
+            cell["source"] = kept.splitlines(keepends=True)
+            changed = True
+            if is_skipped(source, tags):
+                cell["outputs"] = []
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n" if changed else text
