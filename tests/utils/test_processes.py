@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.drivers.kernel import PATIENCE
+from tests.drivers.kernel import PATIENCE, until
 from tpunb.utils import processes
 
 
@@ -48,6 +48,14 @@ def wait_for(gone: processes.Process) -> None:
     while processes.is_alive(gone):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_zombie(child: subprocess.Popen[str]) -> None:
+    assert not processes.is_zombie(child.pid)
+    child.kill()
+    until(lambda: processes.is_zombie(child.pid), "it is a zombie")
+    child.wait()
+    assert not processes.is_zombie(child.pid)
 
 
 def test_a_process_is_told_from_a_later_one_with_its_pid(child: subprocess.Popen[str]) -> None:

@@ -70,6 +70,12 @@ def process_state(process: Process) -> str:
     return stat.state if stat is not None and stat.started == process.started else ""
 
 
+def is_zombie(pid: int) -> bool:
+    """True if the process has ended and its parent has not read its exit code yet."""
+    stat = _stat(pid)
+    return stat is not None and stat.state == "Z"
+
+
 def send_signal(process: Process, number: int) -> bool:
     """Signal exactly this process; return False if it has ended."""
     if not is_alive(process):

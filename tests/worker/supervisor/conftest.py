@@ -18,6 +18,7 @@ class World:
     time: float = 0.0
     sent: list[tuple[int, int]] = field(default_factory=list)
     exit_codes: dict[int, int] = field(default_factory=dict)
+    zombies: set[int] = field(default_factory=set)
 
     def living(self) -> list[Process]:
         return list(self.deadly)
@@ -40,5 +41,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(processes, "is_alive", lambda process: process in world.deadly)
     monkeypatch.setattr(processes, "descendants", lambda ancestor: world.living())
     monkeypatch.setattr(processes, "exit_code", world.exit_codes.get)
+    monkeypatch.setattr(processes, "is_zombie", world.zombies.__contains__)
     monkeypatch.setattr(processes, "reap_adopted", lambda own: None)
     return world

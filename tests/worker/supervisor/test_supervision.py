@@ -251,6 +251,22 @@ def test_ranks_have_time_to_save_but_for_who_is_in_a_hurry(
     assert RANK_0 not in run.world.deadly
 
 
+def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(
+    one_run: Callable[..., OneRun],
+) -> None:
+    """Its exit code is unknown until then, and must not be taken for a kill by somebody else."""
+    run = one_run()
+    run.supervision.begin()
+    run.fork_runner()
+    run.supervision.stop(StopCause.USER, "enough", now=True)
+    run.world.zombies.add(RUNNER.pid)
+    assert not run.pass_time(2.0)
+    run.world.zombies.clear()
+    run.world.exit_codes[RUNNER.pid] = -INT
+    result = run.finish()
+    assert (result.state, result.failures) == ("interrupted", ())
+
+
 def test_a_run_that_is_stopped_before_it_begins(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.supervision.stop(StopCause.USER, "enough")

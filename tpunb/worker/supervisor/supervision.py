@@ -354,6 +354,8 @@ class Supervision:
             self._runner_gone = True
             return
         status = processes.exit_code(self._runner.pid)
+        if status is None and processes.is_zombie(self._runner.pid):
+            return  # it ended before this process adopted it, which happens next
         code = self._runner_code if status is None else status
         by_itself = self._runner_code is not None
         self._on_runner_exit(-signal.SIGKILL if code is None else code, by_itself=by_itself)
