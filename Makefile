@@ -1,8 +1,9 @@
 # Every target sets up .venv by itself: it needs Python 3.10 or later with pip, make and git.
 #
 #   make demo    run the quickstart notebook on this machine's TPU, or on 4 rehearsal cores
-#   make test    the tests            (ARGS="-k name" to choose; CI=true: the long ones too; four
-#                                      at a time, because they wait much)
+#   make test    the tests that start no process, and a scenario for each line of the README
+#                (ARGS="-k name": all that match; CI=true: all scenarios)
+#   make test-long  what repeats, trains or needs a browser
 #   make check   lint, format, types, import layers
 #   make bench   the benchmarks
 #   make docs    the site, in out/docs; executes the notebooks that have changed (ARGS=--saved: none)
@@ -13,11 +14,14 @@ PYTHON ?= python3
 # libtpu is large, and of use only where there is a TPU.
 XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
 
+# Scenarios mostly wait for their processes: in CI more of them run at once than there are cores.
+WORKERS := --numprocesses $(if $(filter true,$(CI)),4,2)
+
 # Container images often set it. Each process would then compile torch anew: twice the time to
 # import torch_xla.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench docs picture matrix
+.PHONY: demo test test-long check bench docs picture matrix
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -27,7 +31,10 @@ demo: .venv/.ready
 	@.venv/bin/python -c "$$LAST_LINE" out/00_quickstart.ipynb
 
 test: .venv/.ready
-	.venv/bin/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/pytest $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-long: .venv/.ready
+	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/long $(ARGS)
 
 check: .venv/.ready
 	.venv/bin/ruff check

@@ -1,9 +1,16 @@
-"""What every test gets: a look at whether it leaves a process behind."""
+"""Which tests run, on which worker, and whether they leave a process behind.
+
+`make test` runs what starts no process, and a scenario for each line of the README's table
+(tests/readme.py); `CI=true make test` also runs every other scenario; `make test-long` runs
+tests/long. A test that starts a process uses the fixture `starts_processes`, itself or through
+another fixture, or it fails: so the choice needs no marks.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.readme import SCENARIOS
 
 from tests.drivers.kernel import ROOT, until
 from tests.drivers.ranks import Ranks, warm
@@ -58,20 +66,120 @@ PATIENCE = 60.0
 """Seconds that a process gets to end by itself after its test, on a busy machine."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked `long`, except in CI or where one is named or `-m` names the mark.
+LONG = Path(__file__).parent / "long"
+"""What repeats, trains or needs a browser: `make test-long`."""
+WARM = ("driver", "ranks", "lent")
+"""Session fixtures that import torch_xla, those with the longest tests first."""
 
-    Files with tests that take long come first, so that no worker is alone with one at the end.
+_started = 0
+"""How many processes this one has started so far."""
+_process_fixtures = {"starts_processes", "ranks", "driver", "_lenders"}
+"""Fixtures that may start processes: these of the session, and later those that use them."""
+_process_modules: set[Path] = set()
+
+
+def _count_starts(event: str, _: object) -> None:
+    global _started
+    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+        _started += 1
+
+
+sys.addaudithook(_count_starts)
+
+
+def _drives_processes(item: pytest.Item) -> bool:
+    """Whether a test starts processes: it uses a fixture that says so."""
+    return "starts_processes" in item.fixturenames  # type: ignore[attr-defined]
+
+
+def _named(config: pytest.Config) -> bool:
+    """Whether files or tests were named on the command line."""
+    return [Path(arg).resolve() for arg in config.args] != [ROOT / "tests"]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`tests/long` is collected only if it is named on the command line."""
+    return True if collection_path == LONG and not _named(config) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests of this call, and give those with one warm process to one worker.
+
+    `make test` runs the tests that start no process, and those that back the README's table. CI,
+    and whoever names files or uses -k or -m, gets all that were collected.
     """
-    slow = {item.path for item in items if any(map(item.get_closest_marker, ("long", "slow")))}
-    items.sort(key=lambda item: item.path not in slow)
-    chosen = "long" in config.option.markexpr or any("::" in str(arg) for arg in config.args)
-    if chosen or os.environ.get("CI") == "true":
+    _process_modules.update(item.path for item in items if _drives_processes(item))
+    named = _named(config)
+    chosen = named or config.option.keyword or config.option.markexpr
+    if not named:
+        unknown = set(SCENARIOS) - {_short_id(item) for item in items}
+        if unknown:
+            raise pytest.UsageError(f"tests/readme.py names no test: {', '.join(sorted(unknown))}")
+    if not chosen and os.environ.get("CI") != "true":
+        left_out = [i for i in items if _drives_processes(i) and _short_id(i) not in SCENARIOS]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=_order)
+    for item in items:
+        warm = [name for name in WARM if name in item.fixturenames]  # type: ignore[attr-defined]
+        group = warm[0] if warm else str(item.path.relative_to(ROOT / "tests"))
+        item.add_marker(pytest.mark.xdist_group(group))
+        if _drives_processes(item) and LONG not in item.path.parents:
+            # A machine that is busy with other things is no reason to refuse a change. The run's
+            # last lines name the test and what happened.
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _short_id(item: pytest.Item) -> str:
+    """The test's name below `tests/`, without parameters."""
+    return item.nodeid.removeprefix("tests/").partition("[")[0]
+
+
+def _order(item: pytest.Item) -> int:
+    """The warm processes' tests first: each of these groups takes long, and has one worker."""
+    names = item.fixturenames  # type: ignore[attr-defined]
+    warm = next((place for place, name in enumerate(WARM) if name in names), len(WARM))
+    return warm if _drives_processes(item) else len(WARM) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> object:
+    """Refuse a fixture that starts a process without using `starts_processes`."""
+    before = _started
+    value = yield
+    name = fixturedef.argname
+    if not _process_fixtures.isdisjoint(fixturedef.argnames):
+        _process_fixtures.add(name)
+    if _started > before and name not in _process_fixtures and fixturedef.scope != "function":
+        pytest.fail(f"the fixture `{name}` starts a process: give it `starts_processes`")
+    return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> object:
+    """Refuse a test that starts a process without using `starts_processes`."""
+    before = _started
+    value = yield
+    if _started > before and not _drives_processes(item):
+        pytest.fail("this test starts a process: let it use the fixture `starts_processes`")
+    return value
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that passed or failed only when they were run again, and both outcomes."""
+    first = terminalreporter.stats.get("rerun", [])
+    if not first:
         return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in set(long)]
+    failed = {r.nodeid for kind in ("failed", "error") for r in terminalreporter.getreports(kind)}
+    terminalreporter.section("run again")
+    for report in first:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        line = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
+        again = "failed again" if report.nodeid in failed else "passed the second time"
+        terminalreporter.line(f"{report.nodeid}: {report.when} failed: {line[:200]}; {again}")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -169,22 +277,39 @@ def outside_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def starts_processes() -> None:
+    """For each test and each fixture that starts a process.
+
+    The test is left out of `make test`, unless it backs a line of the README, and fails if it
+    leaves a process behind.
+    """
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _no_process_left_by_module() -> Iterator[None]:
+def _no_process_left_by_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.path not in _process_modules:
+        yield
+        return
     before = Processes()
     yield
     _fail_for_those_left(before)
 
 
 @pytest.fixture(autouse=True)
-def _no_process_left_by_test(_no_process_left_by_module: None) -> Iterator[None]:
+def _no_process_left_by_test(
+    request: pytest.FixtureRequest, _no_process_left_by_module: None
+) -> Iterator[None]:
+    if not _drives_processes(request.node):
+        yield
+        return
     before = Processes()
     yield
     _fail_for_those_left(before)
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Rehearsal ranks, forked from one process that has imported torch_xla."""
     with warm(tmp_path_factory.mktemp("ranks")) as process:
         _session_roots.append(lambda: process.pid)
@@ -192,7 +317,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+def driver(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """Runs hand-made scripts on one supervisor that has imported torch_xla."""
     driver = Driver(tmp_path_factory.mktemp("runs"))
     driver.warm()
@@ -202,7 +327,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="session")
-def _lenders() -> Iterator[list[LentSupervisor]]:
+def _lenders(starts_processes: None) -> Iterator[list[LentSupervisor]]:
     lenders: list[LentSupervisor] = []
     _session_roots.append(lambda: lenders[-1].pid if lenders else 0)
     yield lenders

@@ -376,7 +376,7 @@ class TestDiagnose:
 
 
 @pytest.fixture(scope="module")
-def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_runs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a notebook has made a successful and a failed run."""
     folder = tmp_path_factory.mktemp("two-runs")
     train = "%%tpu_train --cores 2 --no-raise --name {name}\nimport os\n"
@@ -389,7 +389,6 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cells", "parameters", "name", "words"),
     [
@@ -433,7 +432,6 @@ class TestRun:
         assert "".join(part.text for part in out.cells[-1].outputs) == "b c\n"
         assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
 
-    @pytest.mark.long
     def test_a_failed_run_fails_even_where_the_cell_does_not(self, two_runs: Path) -> None:
         # a kernel under load may send one print in pieces
         last = nbformat.read(two_runs / "nb.out.ipynb", as_version=4).cells[-1]
@@ -443,7 +441,6 @@ class TestRun:
         assert one.startswith("one: succeeded on 2 rehearsal cores in ")
         assert two.startswith("two: failed on 2 rehearsal cores in ")
 
-    @pytest.mark.long
     def test_a_failed_cell_is_reported_as_in_the_notebook(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
         done = tpunb(tmp_path, "run", "nb.ipynb")
@@ -468,7 +465,6 @@ class TestRun:
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
 
-    @pytest.mark.long
     def test_runs_in_the_background_and_detached_ones_count_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -504,7 +500,6 @@ class TestRun:
         assert "tpunb: nb.ipynb: Kernel died" in done.stderr
         assert "Traceback" not in errors(done)
 
-    @pytest.mark.long
     def test_ctrl_c_stops_the_run_and_leaves_nothing(self, tmp_path: Path) -> None:
         train = """%%tpu_train --cores 2
 import os, time
@@ -532,7 +527,6 @@ except KeyboardInterrupt:
         until(lambda: run.read_result(), "the run's result")
         assert len(list(tmp_path.glob("saved *"))) == 2
 
-    @pytest.mark.long
     def test_a_terminal_shows_the_lines_as_they_come(self, tmp_path: Path) -> None:
         wait = (
             "import pathlib, time\nwhile not pathlib.Path('go on').exists():\n    time.sleep(0.05)"
@@ -555,7 +549,6 @@ except KeyboardInterrupt:
         [run] = list_runs(tmp_path / "runs")
         assert seen.startswith(f"run {run.id}\r\n[tpunb] rehearsal on CPU".encode())
 
-    @pytest.mark.long
     @pytest.mark.parametrize(
         ("name", "words"),
         [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
@@ -572,7 +565,6 @@ except KeyboardInterrupt:
         assert any(re.search(r"^assert accurac\S+ >= 0\.9", c.source, re.MULTILINE) for c in cells)
 
 
-@pytest.mark.slow
 class TestListings:
     @pytest.fixture(autouse=True)
     def _there(self, two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")  # where nobody listens
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_hadolint_finds_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run(
@@ -65,6 +66,7 @@ def test_hadolint_finds_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_hadolint_finds_what_is_wrong(tmp_path: Path) -> None:
     wrong = tmp_path / "Dockerfile"
     wrong.write_text(DOCKERFILE.read_text().replace(" --no-cache-dir", ""))
@@ -92,7 +94,7 @@ def test_it_installs_the_pair_that_is_pinned_with_libtpu() -> None:
     assert f"Programming Language :: Python :: {python}" in project["classifiers"]
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.timeout(900)  # it may download libtpu
 def test_its_steps_make_an_environment_in_which_the_entry_runs(tmp_path: Path) -> None:
     """COPY and RUN without a daemon: into a folder, and with an interpreter of its own.
@@ -227,6 +229,7 @@ def test_the_entry_says_which_host_it_is(
     assert not err
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_entry_asks_the_metadata_server() -> None:
     with FakeMetadataServer(DUMPS["v5e-16"].metadata) as server:
         env = {**os.environ, "GCE_METADATA_HOST": server.host}

@@ -30,7 +30,7 @@ while True:
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
+def pod(starts_processes: None, tmp_path: Path) -> Iterator[Pod]:
     if refused := hosts.why_refused():
         pytest.skip(refused)
     with Pod(2, tmp_path) as pod:

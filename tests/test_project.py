@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import tpunb
+from tests import readme
 
 tomllib = pytest.importorskip("tomllib", reason="in the standard library from Python 3.11 on")
 ROOT = Path(__file__).parents[1]
@@ -50,6 +52,14 @@ def test_the_installed_environment_satisfies_every_requirement(pyproject: dict[s
         assert requirement.specifier.contains(version, prereleases=True), str(requirement)
 
 
+def test_each_line_of_the_readme_s_table_has_its_scenarios() -> None:
+    """Those that `make test` runs; tests/conftest.py fails if one of them does not exist."""
+    table = (ROOT / "README.md").read_text().split("## What it does for you\n")[1].split("\n## ")[0]
+    titles = re.findall(r"^\| ([^|*]+) \| ", table, re.MULTILINE)
+    assert titles == list(readme.ROWS)
+    assert all(readme.ROWS.values())
+
+
 def test_the_given_packages_are_there(pyproject: dict[str, Any]) -> None:
     listed = [*pyproject["project"]["dependencies"]]
     for extra in pyproject["project"]["optional-dependencies"].values():
@@ -72,6 +82,7 @@ def test_the_xla_and_tpu_extras_name_the_same_pair(pyproject: dict[str, Any]) ->
     assert pairs[0] == pairs[1]
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     "statement", ["import tpunb", "import tpunb.kernel.magics", "import tpunb.cli"]
 )
@@ -85,7 +96,7 @@ def test_importing_is_light(statement: str) -> None:
     assert not loaded & heavy
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 def test_the_wheel_holds_what_is_needed_and_nothing_else(
     tmp_path: Path, pyproject: dict[str, Any]
 ) -> None:

@@ -113,6 +113,7 @@ def test_signatures_are_frozen(function: Callable[..., Any], signature: str) -> 
     assert str(inspect.signature(function)) == signature
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_importing_the_helpers_does_not_import_torch() -> None:
     code = "import sys, tpunb; dir(tpunb.training); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -94,7 +94,6 @@ def test_a_cache_that_was_emptied_is_filled_again(kaggle: FakeKaggle) -> None:
     assert files(folder) == {"x": b"1"}
 
 
-@pytest.mark.long
 def test_datasets_models_and_single_files(kaggle: FakeKaggle) -> None:
     kaggle.files |= {
         "datasets/me/cats/versions/2": Stored(zipped(**{"a.txt": b"two"})),
@@ -117,7 +116,6 @@ def test_datasets_models_and_single_files(kaggle: FakeKaggle) -> None:
         downloaded(CATS, "kept", unpack=False)
 
 
-@pytest.mark.long
 def test_a_lost_connection_is_resumed(kaggle: FakeKaggle) -> None:
     stored = Stored(zipped(x=NOISE), cut=[1_500_000])
     kaggle.files["datasets/me/cats"] = stored
@@ -126,7 +124,6 @@ def test_a_lost_connection_is_resumed(kaggle: FakeKaggle) -> None:
     assert stored.reads[-1][0] == 1 << 20
 
 
-@pytest.mark.long
 def test_the_next_call_resumes(kaggle: FakeKaggle) -> None:
     stored = Stored(zipped(x=NOISE), cut=[2_000_000, *[0] * 20])
     kaggle.files["datasets/me/cats"] = stored
@@ -140,7 +137,6 @@ def test_the_next_call_resumes(kaggle: FakeKaggle) -> None:
     assert stored.reads[-1][0] >= 1 << 20
 
 
-@pytest.mark.long
 def test_damage_and_parts_of_an_older_file_are_noticed(kaggle: FakeKaggle) -> None:
     wrong = base64.b64encode(bytes(16)).decode()
     kaggle.files["datasets/me/cats"] = Stored(zipped(x=b"1"), md5=wrong)
@@ -199,7 +195,6 @@ def test_what_kaggle_refuses(
     assert not Path("data").exists()
 
 
-@pytest.mark.long
 def test_wrong_credentials_and_none(kaggle: FakeKaggle, monkeypatch: pytest.MonkeyPatch) -> None:
     kaggle.files["datasets/me/cats"] = Stored(zipped(x=b"1"))
     monkeypatch.setenv("KAGGLE_KEY", "an-older-key")

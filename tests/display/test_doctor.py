@@ -13,6 +13,8 @@ from tpunb.display import doctor
 from tpunb.machine.doctor import Report
 from tpunb.machine.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 
 def found(name: str, folder: Path, **changes: str) -> Report:
     with machine(name, folder) as made:

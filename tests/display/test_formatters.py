@@ -159,7 +159,6 @@ def test_a_snapshot(shell: InteractiveShell) -> None:
     assert printed(SNAPSHOT) == f"{SNAPSHOT}\n"
 
 
-@pytest.mark.long
 def test_in_a_kernel_the_card_stands_once(tmp_path: Path) -> None:
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb", "load").good()

@@ -266,7 +266,6 @@ def test_one_line_left_out_is_not_called_lines(monkeypatch: pytest.MonkeyPatch) 
     assert shown.text == ("[2] … 1 line not shown; all are in run.log\n[2] yyyyyyyyyyyyyyyyyyyy\n")
 
 
-@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**32), floods=st.integers(0, 3))
 def test_every_line_is_shown_once_or_counted(seed: int, floods: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
 TRAIN = """%%tpu_train --cores 1 --grid rate=0.1,0.2 --grid seed=0..1 --out study
 import tpunb
@@ -23,7 +23,7 @@ if rate == 0.1 and seed:
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with kernel(tmp_path_factory.mktemp("lab")) as made:
         made.run("%load_ext tpunb\nrate, seed = 0.5, 7", "load").good()
         made.run("with open('prelude.txt', 'a') as file:\n    print('ran', file=file)", "p").good()

@@ -74,7 +74,7 @@ def test_a_device_in_use_cannot_be_changed(kernel: pytest.MonkeyPatch) -> None:
     assert os.environ["PJRT_DEVICE"] == "CPU"
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_importing_torch_xla_really_sets_it() -> None:
     code = "import os, torch_xla; print(os.environ['PJRT_DEVICE'])"
     env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
@@ -103,7 +103,7 @@ except RuntimeError:
 """
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_a_backward_pass_before_xla_started_is_explained() -> None:
     """When torch fixes this, the hint and tpunb.xla.runtime can be removed."""
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)

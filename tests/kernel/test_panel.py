@@ -224,7 +224,6 @@ def test_ipykernels_private_name_is_there() -> None:
     assert hasattr(BaseComm, "_reply_subshell_for") == (installed >= (7, 4))
 
 
-@pytest.mark.long
 def test_a_kernel_without_a_front_end_keeps_no_widget(tmp_path: Path) -> None:
     with kernel(tmp_path) as nb:
         assert _train(nb, "import time\ntime.sleep(2 * rank())") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,20 +31,15 @@ FLOPS = 2 * 2 * 16 * 4
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, RunResult]]:
+def runs(driver: Driver) -> dict[int, RunResult]:
     """Runs by number of cores, 1 and 2; run 0 has measured nothing."""
-    driver = Driver(tmp_path_factory.mktemp("runs"))
-    driver.warm()
     made = {ranks: driver.run([], TRAIN, ranks=ranks).result for ranks in (1, 2)}
     made[0] = driver.run([], "pass", ranks=1).result
     assert all(result.state == "succeeded" for result in made.values())
-    yield made
-    driver.launcher.close()
+    return made
 
 
-@pytest.mark.slow
 class TestCompare:
-    @pytest.mark.long
     def test_a_row_for_each_run_and_for_what_others_measured(
         self, runs: dict[int, RunResult]
     ) -> None:
@@ -66,13 +60,11 @@ class TestCompare:
         assert table["cores"].isna().tolist() == [False, False, True]
         assert "dollars" not in table
 
-    @pytest.mark.long
     def test_on_the_cpu_no_peak_is_known(self, runs: dict[int, RunResult]) -> None:
         table = tpunb.scaling(runs[1])
         assert "mfu" not in table
         assert table["device"].tolist() == ["CPU"]
 
-    @pytest.mark.long
     def test_on_a_tpu_the_chip_and_the_price_are_known(
         self, runs: dict[int, RunResult], tmp_path: Path
     ) -> None:

@@ -70,8 +70,6 @@ def test_a_tpu_that_another_process_holds(tmp_path: Path) -> None:
     assert "gke: KUBERNETES_SERVICE_HOST is set" in told["signs"]
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_trying_the_import(tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
         made.file("broken/torch_xla/__init__.py", "raise ImportError('undefined symbol: _ZN2at')")
@@ -89,7 +87,7 @@ def test_trying_the_import(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMachine]:
+def made(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMachine]:
     with machine("kaggle-tpu", tmp_path_factory.mktemp("machine")) as made:
         yield made
 
@@ -145,7 +143,6 @@ class TestKernel:
         made.release_lifelines(process)
         assert not (nb.folder / "runs").exists()
 
-    @pytest.mark.long
     def test_the_cell_in_which_this_kernel_took_it(self, nb: Kernel, made: FakeMachine) -> None:
         device = made.root / "dev/vfio/0"
         taking = f"import torch_xla\ntorch_xla.device()\nheld = open({str(device)!r})"

@@ -15,6 +15,8 @@ from tpunb.kernel.supervisor import BorrowedSupervisor, LentSupervisor, Supervis
 from tpunb.runs.spec import StopCause
 from tpunb.utils import env_vars, files, processes
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 FORKS = """
 import os, time
 from tpunb.kernel import supervisor as module
@@ -32,6 +34,7 @@ def wait_until_gone(gone: processes.Process) -> None:
     until(lambda: not processes.is_alive(gone), f"{gone} has ended")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_child_that_outlives_the_kernel_does_not_keep_the_supervisor() -> None:
     kernel = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout is not None
@@ -96,6 +99,7 @@ def test_a_stopped_supervisor_hears_a_stop(tmp_path: Path) -> None:
     supervisor.close(PATIENCE)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path: Path) -> None:
     """Processes that a rank started in sessions of their own, and temporary folders."""
     supervisor = SupervisorProcess(dict(os.environ))
@@ -119,6 +123,7 @@ def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path:
     supervisor.close(PATIENCE)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_files_of_a_killed_lender_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +139,7 @@ def test_the_files_of_a_killed_lender_are_removed(
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_it_is_lent_to_one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lender = LentSupervisor(dict(os.environ), "the same")
     monkeypatch.setenv(env_vars.LENT, str(lender.folder))

@@ -17,6 +17,7 @@ from tpunb.runs import state
 from tpunb.runs.directory import list_runs
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_an_error_of_papermills_own_is_the_trials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -43,8 +44,6 @@ def test_an_error_of_papermills_own_is_the_trials(
     assert said["error"].startswith("OSError: no space left on device")
 
 
-@pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("lent")
 def test_the_state_of_a_lent_supervisor_after_a_kernel(tmp_path: Path) -> None:
     train = "%%tpu_train --cores 1"

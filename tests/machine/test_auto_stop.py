@@ -39,6 +39,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = gcloud(tmp_path / "bin")
     monkeypatch.setenv("PATH", path_with(known))
@@ -54,6 +55,7 @@ def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("dump", "changed", "env", "words"),
     [
@@ -103,6 +105,7 @@ def test_what_google_cloud_says_otherwise(
     assert [call[3] for call in known.calls] == ["describe"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_gcloud_that_may_not_or_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +182,7 @@ def end(run: RunDir, state: RunState = RunState.SUCCEEDED, stop: Stop | None = N
 WAITING, COUNTING, STOPPED = StopPhase.WAITING, StopPhase.COUNTING, StopPhase.STOPPED
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_after_the_run_and_not_before(watched: Watched) -> None:
     run, other = watched.run(), watched.run("b")
     watched.give(run=str(run.path))
@@ -206,6 +210,7 @@ def test_who_stops_the_run_by_hand_decides(watched: Watched, origin: StopOrigin)
     assert watched.gcloud.calls == []
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_run_that_hangs_does_not_keep_it(watched: Watched) -> None:
     run = watched.run()
     end(run, RunState.HUNG, Stop(StopCause.HUNG))
@@ -214,6 +219,7 @@ def test_a_run_that_hangs_does_not_keep_it(watched: Watched) -> None:
     assert watched.after(60)[0] is STOPPED
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_any_run_that_ends_later_will_do(watched: Watched) -> None:
     end(watched.run())
     watched.give(since=time.time() + 0.01)
@@ -226,6 +232,7 @@ def test_any_run_that_ends_later_will_do(watched: Watched) -> None:
     assert watched.after(60)[0] is STOPPED
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_idle_counts_from_the_last_use(watched: Watched) -> None:
     watched.give(idle=1800.0)
     kernel = AutoStop()
@@ -244,6 +251,7 @@ def test_idle_counts_from_the_last_use(watched: Watched) -> None:
     assert watched.after(1)[0] is STOPPED
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_kernel_that_was_killed_does_not_hold_it_up(watched: Watched) -> None:
     code = (
         "import time; from tpunb.machine.auto_stop import AutoStop; a = AutoStop(); "
@@ -261,6 +269,7 @@ def test_a_kernel_that_was_killed_does_not_hold_it_up(watched: Watched) -> None:
     assert not list((folder() / "kernels").iterdir())
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_whoever_has_the_tpu_holds_it_up(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +285,7 @@ def test_whoever_has_the_tpu_holds_it_up(
         assert watched.after(1)[0] is COUNTING
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_google_cloud_refuses(watched: Watched) -> None:
     (watched.gcloud.folder / "denied").touch()
     watched.give(idle=60.0)
@@ -290,6 +300,7 @@ def test_google_cloud_refuses(watched: Watched) -> None:
     assert next(watched.looks, None) is None
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_machine_that_is_another_one_by_now_is_not_stopped(watched: Watched) -> None:
     watched.gcloud.put(PLACE, networkEndpoints=[{"ipAddress": "10.0.0.99"}])
     watched.give(idle=60.0)
@@ -319,6 +330,7 @@ def test_an_order_that_is_cancelled_while_gcloud_starts_is_not_carried_out(
     assert watched.stops == 0
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_full_disk_does_not_keep_it_running(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +344,7 @@ def test_a_full_disk_does_not_keep_it_running(
     assert auto_stop.read_order() is None
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_each_order_has_a_process_and_the_newest_counts(watched: Watched) -> None:
     first = auto_stop.order_stop(watched.order)
     newest = replace(watched.order, idle=0.1, countdown=0.1, since=time.time())
@@ -344,6 +357,7 @@ def test_each_order_has_a_process_and_the_newest_counts(watched: Watched) -> Non
     assert folder().stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_cell_shows_what_comes_of_it(watched: Watched) -> None:
     lines: queue.Queue[str] = queue.Queue()
     kernel = AutoStop()

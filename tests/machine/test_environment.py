@@ -38,6 +38,7 @@ PRESETS = [
 ]
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("presets", PRESETS)
 def test_what_is_meant_for_one_process_on_each_host_is_kept_for_that_alone(
     presets: dict[str, str], tmp_path: Path
@@ -99,6 +100,7 @@ def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
     assert environment.run_environment(kernel, "TPU", asked)["OMP_PROC_BIND"] == "close"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Path) -> None:
     with machine("v5e-8", tmp_path) as made:
         here = detect_machine(made.env, patience=patience_with(made))
@@ -115,6 +117,7 @@ def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Pat
         assert elsewhere["TPUNB_XLA_CACHE"] == "/c/tpunb/xla/v5e"
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("name", DUMPS)
 def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_path: Path) -> None:
     with machine(name, tmp_path) as made:
@@ -132,6 +135,7 @@ def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_p
         assert made_for_run.get("TPU_SKIP_MDS_QUERY") or "ACCELERATOR_TYPE" in here.metadata.tpu_env
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_kernel_that_used_the_tpu_itself_does_not_leave_ranks_its_one_chip(
     tmp_path: Path,
 ) -> None:
@@ -146,6 +150,7 @@ def test_a_kernel_that_used_the_tpu_itself_does_not_leave_ranks_its_one_chip(
         assert environment.run_environment(made.env | one_chip, "TPU", machine=here) == plain
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_gkes_label_becomes_the_name_that_torch_xla_knows(tmp_path: Path) -> None:
     with machine("gke", tmp_path) as made:
         for label in ({"TPU_ACCELERATOR_TYPE": "tpu-v5-lite-podslice"}, {}):

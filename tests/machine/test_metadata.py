@@ -33,6 +33,7 @@ def test_an_unwell_server(behaviour: Behaviour, tmp_path: Path) -> None:
     assert (told.state, told.tpu_env) == (behaviour, {})
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_name_that_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
@@ -42,6 +43,7 @@ def test_a_name_that_nobody_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert metadata.read_all(machine.env, tmp_path, 10).state == "unknown name"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_look_up_of_the_name_that_takes_for_ever_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

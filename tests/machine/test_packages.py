@@ -29,6 +29,7 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: version for name, version in packages.items() if name not in names}
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("place", "packages", "found", "words"),
     [
@@ -101,6 +102,7 @@ def test_a_mismatch_is_the_first_thing_to_mend(
         assert text in f"{problem.message} {problem.fix}"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:
     packages = PAIR | {"torch": "2.15.0", "torchvision": "0.30.0", "torchaudio": "2.15.0"}
     with machine("colab-tpu", tmp_path) as made:
@@ -108,6 +110,7 @@ def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:
     assert "torchvision==0.24.0 torchaudio==2.9.0" in problem.fix
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("python", [(3, 9, 18), (3, 14, 0)])
 def test_a_python_without_wheels(python: tuple[int, ...], tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
@@ -116,6 +119,7 @@ def test_a_python_without_wheels(python: tuple[int, ...], tmp_path: Path) -> Non
     assert "for Python 3.10 to 3.13" in problem.message
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("packages", "needs", "found", "words"),
     [
@@ -151,6 +155,7 @@ def test_what_one_package_needs_of_another(
     assert words in by_id[found].fix
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_on_a_machine_without_a_tpu_its_library_does_not_matter(tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
         assert look(made, PAIR | {"libtpu": "0.0.52"}).problems == ()
@@ -158,6 +163,7 @@ def test_on_a_machine_without_a_tpu_its_library_does_not_matter(tmp_path: Path) 
         assert ids(look(made, PAIR | {"tensorflow": "2.20.0"})) == ([], ["tensorflow"])
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_library_that_is_named_must_be_there(tmp_path: Path) -> None:
     with machine("v4-8", tmp_path) as made:
         made.env["TPU_LIBRARY_PATH"] = str(made.root / "libtpu.so")
@@ -168,6 +174,7 @@ def test_a_library_that_is_named_must_be_there(tmp_path: Path) -> None:
         assert ids(look(made, without(PAIR, "libtpu")))[0] == []
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_library_path_that_torch_xla_sets_is_not_the_users_choice(tmp_path: Path) -> None:
     with machine("v4-8", tmp_path) as made:
         made.file("libtpu/libtpu.so")
@@ -175,6 +182,7 @@ def test_the_library_path_that_torch_xla_sets_is_not_the_users_choice(tmp_path: 
         assert ids(look(made, PAIR | {"libtpu": "0.0.52"}))[0] == ["libtpu-release"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_was_installed_after_the_kernel_had_imported_another(tmp_path: Path) -> None:
     with machine("colab-tpu", tmp_path) as made:
         found = look(made, imported={"torch": SimpleNamespace(__version__="2.8.0+cpu")})
@@ -227,7 +235,7 @@ def test_what_is_installed_here_is_read_as_importlib_reads_it() -> None:
     assert "tensorflow" not in have.versions
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_the_pair_is_imported_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +256,7 @@ def test_the_pair_is_imported_in_a_process_of_its_own(
     assert "signal 6" in problem.message
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import threading; threading.Event().wait()")
@@ -261,6 +270,7 @@ def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.M
     assert str(tmp_path) not in done.stdout  # its process was killed
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_an_installation_that_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +283,7 @@ def test_an_installation_that_was_cut_short(
     assert "--force-reinstall" in problem.fix
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_looking_imports_neither_torch_nor_the_network_libraries(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path).chips("v5e", 8)
     code = (

@@ -26,6 +26,7 @@ EXPECTED_ADVICE = {
 }
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("name", DUMPS)
 def test_each_platform(name: str, tmp_path: Path) -> None:
     dump = DUMPS[name]
@@ -60,6 +61,7 @@ def test_one_folder_is_not_enough(tmp_path: Path) -> None:
     assert platform.find_platform({}, tmp_path, Metadata(), 0).name == "local"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_is_known_of_a_chip(tmp_path: Path) -> None:
     facts = {}
     for name in ("v2-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"):

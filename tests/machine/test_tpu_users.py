@@ -23,7 +23,7 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 @pytest.fixture
-def tpu(tmp_path: Path) -> FakeMachine:
+def tpu(starts_processes: None, tmp_path: Path) -> FakeMachine:
     return FakeMachine(tmp_path, {"TPU_ACCELERATOR_TYPE": "v5litepod-8"}).chips("v5e", 8)
 
 
@@ -132,6 +132,7 @@ print(json.dumps([len(holding.holders), holding.unreadable, holding.lock, holdin
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
 def test_what_another_user_has_left_and_what_cannot_be_read() -> None:
     folder = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot read pytest's folders

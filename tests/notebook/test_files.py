@@ -162,6 +162,7 @@ def test_sources_in_lines_and_ids_in_metadata_as_colab_writes_them(tmp_path: Pat
         load_cells(write(tmp_path / "nb.ipynb", [{**CODE, "source": 3}]))
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_outputs_are_not_looked_at(tmp_path: Path) -> None:
     """Neither large ones nor such as no front end would write; nbformat is not even loaded."""
     outputs = [{"output_type": "display_data", "data": {"image/png": "A" * 1_000_000}}, 3, None]

@@ -78,7 +78,7 @@ def run(code: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_each_name_is_in_the_state_that_the_table_says() -> None:
     report = json.loads(run(PROBE).rpartition("REPORT")[2])
     assert report["version"].startswith("2.9.")
@@ -95,7 +95,7 @@ def test_each_name_is_in_the_state_that_the_table_says() -> None:
     assert "nprocs" in report["nprocs"]
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_the_variable_for_bfloat16_still_rounds_what_looks_like_float32() -> None:
     assert run(BF16, XLA_USE_BF16="1").rpartition("VALUE")[2].strip() == "1.0"
 

@@ -14,7 +14,7 @@ from tpunb.places import kaggle_service
 
 
 @pytest.fixture(scope="module")
-def _pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
+def _pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
     if refused := why_refused():
         pytest.skip(refused)
     with reached_pod(2, tmp_path_factory.mktemp("pod")) as pod:
@@ -36,7 +36,9 @@ def pod(_pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReachedPo
 
 
 @pytest.fixture
-def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KaggleProject]:
+def kaggle(
+    starts_processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[KaggleProject]:
     """Kaggle's stand-in for its client in this process, and a project with a place on it."""
     with kaggle_project(tmp_path) as project:
         for name in project.removed():

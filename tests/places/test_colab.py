@@ -40,7 +40,9 @@ GO_ON = f"{BEGUN}time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
-def _project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ColabProject]:
+def _project(
+    starts_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ColabProject]:
     with colab_project(tmp_path_factory.mktemp("colab")) as made:
         made.without_torch()
         yield made
@@ -115,7 +117,6 @@ def test_what_is_decided_before_there_is_a_session(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.long
 def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) -> None:
     (project.project / "helper.py").write_text("WORD = 'helped'")
     project.set_place(files=["helper.py"])
@@ -136,7 +137,6 @@ def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) 
     assert "was released: its run's files were fetched at the end of" in fetched.stderr
 
 
-@pytest.mark.long
 def test_credentials_are_colabs_own(project: ColabProject) -> None:
     project.notebook("print('hello')", "--env SESAME=sesame-7")
     project.colab.fail(stop=503)
@@ -157,8 +157,6 @@ def test_credentials_are_colabs_own(project: ColabProject) -> None:
     project.colab.close()
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_a_cut_is_followed_again_and_stop_works(
     project: ColabProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +181,6 @@ def test_a_cut_is_followed_again_and_stop_works(
     assert len(once) == len(set(once)), once
 
 
-@pytest.mark.long
 def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
     project.notebook(GO_ON)
     known = runs(project)
@@ -200,7 +197,6 @@ def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
     assert "Colab has ended the session" in said
 
 
-@pytest.mark.long
 def test_a_detached_run_is_found_again(project: ColabProject) -> None:
     """The mirror is killed, and the run ends before another mirror follows it."""
     project.notebook(f"{SAVE}{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
@@ -244,7 +240,6 @@ def _uploads(project: ColabProject) -> int:
     return sum(words[2] == uploads[-1][2] for words in uploads)
 
 
-@pytest.mark.long
 def test_a_kernel_that_is_lost_ends_its_run(project: ColabProject) -> None:
     project.notebook(GO_ON)
     known = runs(project)
@@ -313,7 +308,6 @@ def test_a_lost_run_says_what_may_still_cost(tmp_path: Path) -> None:
     assert "release it with `colab stop -s tpunb-lost`" in state.lost_message(RunDir(tmp_path))
 
 
-@pytest.mark.long
 def test_who_interrupts_the_start_has_no_session_left(project: ColabProject) -> None:
     project.notebook("print('never')")
     project.colab.fail(new=2)

@@ -62,6 +62,7 @@ def stream_of(told: list[dict[str, Any]]) -> list[Line | str]:
     ]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_run_that_has_ended_is_told_from_where_it_is_known(
     content: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +171,7 @@ def test_who_follows_does_not_wait_for_files(
     assert packed.wait(60)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_files_are_packed_in_parts(
     content: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def test_files_are_packed_in_parts(
         assert archive.getnames() == ["checkpoints/step-1"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_session_without_torch_is_told_and_nothing_is_unpacked(content: Path) -> None:
     code = f"exec({Path(session.__file__).read_text()!r}, made := {{}})\n"
     code += "made['begin']('name', [], 'tpunb.whl', 'me', 1.0)"

@@ -14,7 +14,7 @@ from tpunb.places.place import Cancelled
 
 
 @pytest.fixture
-def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeColab:
+def account(starts_processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeColab:
     made = colab.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     return made
@@ -83,6 +83,7 @@ def test_an_error_shows_the_tools_last_line_and_no_credential(account: FakeColab
     assert last_words("") == ""
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_without_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ColabError, match="`colab` is not installed: `uv tool install google-co"):

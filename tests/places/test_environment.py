@@ -85,8 +85,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "write_lock", lambda *, tpu: "")
 
 
-@pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_hosts_get_this_tpunb_once(pod: ReachedPod) -> None:
     pod.set_place(environment="make")

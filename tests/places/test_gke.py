@@ -35,7 +35,9 @@ HUSH = {"TOKEN": "hush"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(
+    starts_processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gke, "AGAIN", 0.2)
@@ -213,8 +215,6 @@ def phases(run: RunDir) -> str:
     return "\n".join(getattr(event, "text", "") for event in run.read_events())
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,8 +282,6 @@ def test_what_comes_late_is_not_of_the_pods_that_jobset_has_started_again(
     assert made._said.empty()
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_what_a_deleted_pod_had_is_in_the_bucket(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,8 +302,6 @@ def test_what_a_deleted_pod_had_is_in_the_bucket(
     assert "attempts/0/0/stdout.log" not in names  # part of the stream
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
     train = (
         "import pathlib\n[run] = pathlib.Path('runs').iterdir()\n"
@@ -319,8 +315,6 @@ def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
     assert objects(cluster) == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -> None:
     made = place("import time\ntime.sleep(600)")
     made.start({}, print, lambda: False)
@@ -365,7 +359,6 @@ def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
         target()
 
 
-@pytest.mark.long
 def test_the_doctor_names_the_queue_only_for_its_own_problems(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,7 +374,6 @@ def test_the_doctor_names_the_queue_only_for_its_own_problems(
     assert gke.inspect_cluster(place).problems() == [("cluster", "i/o timeout")]
 
 
-@pytest.mark.long
 def test_the_doctor_says_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
     report = kinds.inspect_place("gke", Path.cwd())
     assert report.problems() == []

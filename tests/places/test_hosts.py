@@ -78,6 +78,7 @@ def write(folder: Path, *names: str) -> None:
         path.write_text(f"{folder.name} {name}")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_the_folder_here_has_for_the_whole_run_is_not_fetched(
     place: HostsPlace, run: RunDir, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_what_the_folder_here_has_for_the_whole_run_is_not_fetched(
     assert (run.path / "checkpoints/1/.metadata").read_text() == "h0 checkpoints/1/.metadata"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_nothing_is_written_through_a_link(place: HostsPlace, run: RunDir, tmp_path: Path) -> None:
     write(tmp_path / "h0", "checkpoints/last")
     (run.path / "checkpoints").mkdir()
@@ -103,6 +105,7 @@ def test_nothing_is_written_through_a_link(place: HostsPlace, run: RunDir, tmp_p
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("said", ["", "hello", f"{remote.ARCHIVE.decode()}no archive"])
 def test_a_host_that_sends_no_archive_is_named(
     place: HostsPlace, run: RunDir, shells: Shells, said: str
@@ -112,6 +115,7 @@ def test_a_host_that_sends_no_archive_is_named(
         place.fetch(["checkpoints"], run.path, hosts=[0])
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_an_archive_that_leads_out_of_the_folder_is_refused(
     place: HostsPlace, run: RunDir, shells: Shells, tmp_path: Path
 ) -> None:
@@ -128,6 +132,7 @@ def test_the_rendezvous_of_an_ipv6_address_is_read_as_it_was_meant(place: HostsP
     assert split_port(words[words.index("--rendezvous") + 1]) == ("fd00::1", 8470)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_host_that_reads_nothing_holds_up_no_other(
     place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +150,7 @@ def test_a_host_that_reads_nothing_holds_up_no_other(
         pytest.fail("the second host has heard nothing")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_line_without_end_takes_no_memory(
     place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

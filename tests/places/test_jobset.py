@@ -364,7 +364,7 @@ def mount(objects: list[Any], name: str, folder: Path) -> None:
             (folder / item["path"]).write_text(values[item["key"]])
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 def test_the_pods_of_a_manifest_are_the_hosts_of_one_run(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

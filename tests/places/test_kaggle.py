@@ -222,7 +222,6 @@ def test_what_is_not_pushed(
     assert not kaggle.service.sessions
 
 
-@pytest.mark.long
 def test_a_push_that_is_given_up(kaggle: KaggleProject, run: RunDir) -> None:
     with pytest.raises(Cancelled):
         opened(run).start({}, lambda text: None, lambda: True)
@@ -231,7 +230,6 @@ def test_a_push_that_is_given_up(kaggle: KaggleProject, run: RunDir) -> None:
         started(opened(run))
 
 
-@pytest.mark.long
 def test_a_push_whose_answer_is_lost(kaggle: KaggleProject, run: RunDir) -> None:
     kaggle.service.trouble["SaveKernel"] = [500]
     with pytest.raises(PlaceError, match="HTTP 500: the run has not started"):

@@ -61,6 +61,7 @@ tarfile.TarFile.extractall = lambda self, path: _extract(self, path, filter="ful
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("python", ["", OLDER])
 def test_what_is_packed_needs_nothing_else(run: RunDir, tmp_path: Path, python: str) -> None:
     """Without site-packages, as if nothing was installed: the node's command, and the session."""

@@ -71,6 +71,7 @@ def test_checkpoints_of_an_earlier_run(
     assert made._variables() == {"TPUNB_RESUME": str(checkpoints), "A": "b"}
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_data_that_does_not_come(sent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error is shown on the page, and sent to the mirror."""
     with pytest.raises(RuntimeError, match="the forms"):
@@ -84,6 +85,7 @@ def test_data_that_does_not_come(sent: Path, capsys: pytest.CaptureFixture[str])
     assert end.message.startswith("kaggle://datasets/cats does not have one of")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_else_the_node_prints_ends_nothing(
     sent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +97,7 @@ def test_what_else_the_node_prints_ends_nothing(
     assert list(Unpacker().feed(printed.err)) == [End(3)]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_it_loads_the_standard_library_only() -> None:
     code = (
         "import sys\nfrom tpunb.places import kaggle_session, log_stream\n"

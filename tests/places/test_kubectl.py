@@ -18,6 +18,7 @@ from tpunb.places.config import JobSetSettings
 VERBS = ("get", "create", "delete", "exec", "logs", "auth", "version", "config")
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_stand_in_has_only_flags_that_kubectl_has(verb: str) -> None:
     found = shutil.which("kubectl")
@@ -55,6 +56,7 @@ def test_pods_say_why_they_wait() -> None:
     assert pod() == kubectl.Pod("p", 3, 2, "Unknown")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_is_sent_and_printed_is_utf_8_whatever_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

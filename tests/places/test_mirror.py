@@ -150,6 +150,7 @@ def test_a_place_takes_its_things_back_before_the_result_is_here(
     assert "the session stays" in [e.text for e in run.read_events() if isinstance(e, Note)]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_killed_mirror_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     mirror = MirrorProcess(RunDir(tmp_path), variables=None, stays=True)
     os.kill(mirror.pid, signal.SIGKILL)
@@ -252,6 +253,7 @@ def test_files_that_cannot_be_read_here_are_in_the_result(run: RunDir) -> None:
     assert "data.csv" in failure.message
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_run_has_one_mirror(run: RunDir) -> None:
     """Two commands at once may both find that the run has no mirror."""
     ScriptedPlace(run, [], detached=True)

@@ -40,6 +40,7 @@ def receive(folder: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
     return call("receive", str(folder), str(len(data)), digest, given=data)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_files_arrive_as_this_user_s(tmp_path: Path) -> None:
     data = archive(member("src/deep/a.py", size=3, uid=12345, gid=12345, mode=0o755))
     assert receive(tmp_path, data).returncode == 0
@@ -49,6 +50,7 @@ def test_files_arrive_as_this_user_s(tmp_path: Path) -> None:
     assert arrived.stat().st_mode & 0o700 == 0o700
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     "refused",
     [
@@ -88,6 +90,7 @@ def test_a_python_without_filters_refuses_the_same(
     assert (tmp_path / "a").read_bytes() == b"\0"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_is_packed_has_no_links(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/one").write_text("one")

@@ -78,6 +78,7 @@ def test_what_a_link_leads_to_travels(root: Path, tmp_path_factory: pytest.TempP
     }
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_of_rsync_the_reason_is_told(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ class Shell:
         raise AssertionError("rsync is all that is called")
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("name", "target"), [("me@h0", "me@h0:"), ("me@fd00::1", "me@[fd00::1]:"), ("::1", "[::1]:")]
 )
@@ -155,7 +157,6 @@ def there(pod: ReachedPod, name: str) -> list[Path]:
     return sorted(pod.folder.glob(f"homes/*/.tpunb/projects/project-*/{name}"))
 
 
-@pytest.mark.long
 def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:
     one, two = pod.project / "one.txt", pod.project / "two.txt"
     one.write_text("one")

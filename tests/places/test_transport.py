@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import termios
 import threading
-import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from tests.drivers.kernel import until
 from tests.drivers.pods import FAKES, ReachedPod
 from tpunb.places import transport
 from tpunb.places.config import PlaceConfig, SshSettings, find_place
 from tpunb.places.errors import PlaceError
 from tpunb.places.transport import HostProcess, ask_hosts, make_transport
+
+pytestmark = pytest.mark.usefixtures("starts_processes")
 
 
 def named(settings: SshSettings) -> PlaceConfig:
@@ -32,6 +38,7 @@ def real(tool: str) -> str:
     return found
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_openssh_takes_the_options_that_it_gets() -> None:
     ssh = real("ssh")
     command = make_transport(named(SshSettings(hosts=("me@10.0.0.2",)))).command(0, "true")
@@ -65,11 +72,18 @@ def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         make_transport(named(SshSettings(hosts=("h0",)))).command(0, "true")
 
 
+@pytest.mark.usefixtures("starts_processes")
+def _bytes_in(pipe: IO[bytes]) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def test_closing_waits_for_nobody_who_waits_for_room() -> None:
     process = HostProcess(["sleep", "1000"])
     sender = threading.Thread(target=process.send, args=(bytes(10_000_000),))
     sender.start()
-    time.sleep(0.2)  # the pipe fills up
+    until(
+        lambda: _bytes_in(process.input) == fcntl.fcntl(process.input, fcntl.F_GETPIPE_SZ), "full"
+    )
     process.close()
     sender.join()
     assert process.returncode == -signal.SIGKILL
@@ -85,7 +99,6 @@ WIDE = {"--format", "--project", "--quiet"}
 """Flags that every command of gcloud takes (`gcloud help`)."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_gcloud_documents_the_flags_that_it_gets(pod: ReachedPod, name: str) -> None:
     used = {word.partition("=")[0] for call in calls_of_gcloud(pod, name) for word in call}

@@ -83,8 +83,6 @@ def test_what_is_defined_again_replaces_itself(got: Got, tmp_path: Path) -> None
     assert got == [({"loss": 1.0}, 1), ({"again": 2.0}, 1)]
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_in_the_kernel_each_step_once_and_in_a_rank_its_own(got: Got, driver: Driver) -> None:
     above = "import os, tpunb\ntpunb.on_log(lambda values, step: print('above', step))"
     train = (

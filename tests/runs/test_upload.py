@@ -297,6 +297,7 @@ def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
     assert upload.wait_for_upload(run, 60.0, lambda: True).startswith(f"not all of {run.path}")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_others_list_the_runs_read_their_logs_and_open_tensorboard(
     there: FakeBucket, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:

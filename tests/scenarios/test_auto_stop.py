@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def nb(place: Path) -> Iterator[Kernel]:
+def nb(starts_processes: None, place: Path) -> Iterator[Kernel]:
     with tpu_vm(place / "root") as machine:
         env = {**machine.env, "HOME": os.environ["HOME"], "PJRT_DEVICE": "CPU"}
         with kernel(place / "lab", **env) as made:
@@ -88,7 +88,6 @@ def stops(known: FakeGcloud) -> int:
     return sum(call[3] == "stop" for call in known.calls)
 
 
-@pytest.mark.long
 def test_data_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket/a.csv").write_text("1,2\n")
@@ -107,7 +106,6 @@ def test_data_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
     assert (tmp_path / "sent/a.csv").read_text() == "1,2\n"
 
 
-@pytest.mark.long
 def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
     nb.run(SLOWLY.format(9.0), "slowly").good()
     ran = nb.run(
@@ -131,7 +129,6 @@ def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
     assert stops(known) == 1
 
 
-@pytest.mark.slow
 def test_it_is_taken_back_or_refused(
     nb: Kernel, known: FakeGcloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +153,6 @@ def test_it_is_taken_back_or_refused(
     assert stops(known) == 0
 
 
-@pytest.mark.long
 def test_a_detached_run_of_a_kernel_that_is_gone(
     place: Path, nb: Kernel, known: FakeGcloud
 ) -> None:

@@ -31,7 +31,7 @@ while not os.path.exists("go on"):
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with kernel(tmp_path_factory.mktemp("lab")) as made:
         made.run("%load_ext tpunb\n%tpu_setup --cores 2\nimport tpunb", "load").good()
         made.run(PRELUDE, "prelude").good()
@@ -39,7 +39,9 @@ def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_another_test(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_of_another_test(
+    starts_processes: None, request: pytest.FixtureRequest
+) -> Iterator[None]:
     yield
     if "nb" in request.fixturenames:
         nb: Kernel = request.getfixturevalue("nb")
@@ -95,7 +97,6 @@ def listen(nb: Kernel, first: Ran, *words: str) -> tuple[str, dict[str, str]]:
 
 
 class TestInTheBackground:
-    @pytest.mark.long
     def test_the_handle_shows_itself_and_ends(self, nb: Kernel) -> None:
         ran = train(nb, f"{UNTIL_TOLD}\nprint('done', rank())\nn = 5", "--bg --returns n --out h")
         ran.good()
@@ -135,7 +136,6 @@ class TestInTheBackground:
         assert waited.shown.startswith("RunResult succeeded on 2 rehearsal cores")
         assert nb.value("n, h.wait() is tpunb.last_run") == (5, True)
 
-    @pytest.mark.long
     def test_a_failure_is_shown_and_raised_by_who_waits(self, nb: Kernel) -> None:
         ran = train(nb, "if rank() == 1:\n    raise ValueError('bad batch')", "--bg --out h").good()
         _, bundle = listen(nb, ran, "rank 1 failed in", "raise ValueError")
@@ -193,7 +193,6 @@ class TestInTheBackground:
         assert f"run {first} has ended: interrupted" in nb.run(f"%tpu_stop {first}").good().stdout
         assert "last run: run " in nb.run("%tpu_stop", "stop").traceback
 
-    @pytest.mark.long
     def test_in_a_saved_notebook(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What nbclient keeps: the handle as it was at last, in the cell that made it."""
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -215,7 +214,6 @@ class TestInTheBackground:
         assert value.data["text/plain"].startswith("RunResult succeeded on 2")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["restart", "unload"])
 def test_the_kernel_s_end_is_that_of_its_runs_in_the_background(how: str, tmp_path: Path) -> None:
     source = """
@@ -258,7 +256,6 @@ weights = [rank()] * 3
 
 
 class TestDetached:
-    @pytest.mark.long
     def test_a_killed_kernel_and_another_that_attaches(self, nb: Kernel, tmp_path: Path) -> None:
         with kernel(tmp_path, "other.ipynb") as doomed:
             doomed.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
@@ -305,7 +302,7 @@ class TestDetached:
         assert re.findall(r"^\[(.*)\] line 59$", again.stdout, re.MULTILINE) == ["1"]
         nb.run("%tpu_setup --runs runs", "setup").good()
 
-    @pytest.mark.long
+    @pytest.mark.usefixtures("starts_processes")
     def test_a_terminal_follows_and_stops_it_and_attach_raises(self, nb: Kernel) -> None:
         train(nb, f"{UNTIL_TOLD}", "--detach --name far").good()
         at_work(nb)
@@ -344,6 +341,7 @@ class TestDetached:
         assert "there is no rank 7" in nb.run("%tpu_attach far --ranks 7", "attach").stderr
         assert "-far " in nb.run("%tpu_runs", "list").good().stdout
 
+    @pytest.mark.usefixtures("starts_processes")
     def test_a_run_in_the_foreground_is_followed_from_elsewhere(self, nb: Kernel) -> None:
         """By a process without a notebook, as another kernel would."""
         ran = nb.send(f"%%tpu_train\n{UNTIL_TOLD}", "train")

@@ -131,7 +131,6 @@ def broken_ways(run: RunDir) -> Iterator[tuple[str, Callable[[Path], object]]]:
     yield "link to itself", lambda path: (path.unlink(), path.symlink_to(path))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("file", FILES)
 def test_any_file_may_be_anything(folder: Path, file: str) -> None:
     healthy = whole(folder, "healthy")
@@ -209,7 +208,6 @@ def is_lost_later(run: RunDir) -> bool:
     return state.run_state(run) is RunState.LOST
 
 
-@pytest.mark.long
 def test_many_gigabytes_are_not_read(folder: Path) -> None:
     """The files are sparse: nothing here takes the room or the time of what they seem to hold."""
     healthy = whole(folder, "healthy")

@@ -13,7 +13,7 @@ from nbformat import v4
 from tests.fakes.bucket import bucket
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_when_the_notebook_has_ended_its_run_is_in_the_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

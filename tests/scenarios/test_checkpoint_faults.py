@@ -153,6 +153,7 @@ def test_the_writer_keeps_the_bytes_in_order(size: int, tmp_path: Path) -> None:
         assert not format.is_whole(file, "another")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_full_disk_leaves_the_others_intact() -> None:
     save("first", 1)
     save("second", 2)
@@ -258,6 +259,7 @@ def test_an_interrupt_at_any_moment_is_not_lost() -> None:
     assert not list(Path("checkpoints").glob(".*.tmp"))
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_an_archive_that_an_interrupt_keeps_torch_from_closing_ends_no_process() -> None:
     """torch closes it when it is let go of, when the file is closed, and aborts on an error."""
 
@@ -274,6 +276,7 @@ def test_an_archive_that_an_interrupt_keeps_torch_from_closing_ends_no_process()
     assert not files()
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_stopped_rank_that_saves_has_saved() -> None:
     read, write = os.pipe()
 
@@ -297,6 +300,7 @@ def test_a_stopped_rank_that_saves_has_saved() -> None:
     assert not list(Path("checkpoints").glob(".*.tmp"))
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_temporary_files_of_the_dead_go_at_the_next_save() -> None:
     def dies() -> None:
         with store.LocalStore("checkpoints").write("x"):
@@ -318,6 +322,7 @@ def test_temporary_files_of_the_dead_go_at_the_next_save() -> None:
     assert [path.name[:6] for path in files()] == ["000001", "000002", "own"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_readers_beside_a_writer_always_find_a_whole_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -366,8 +371,6 @@ def test_old_ones_that_cannot_be_removed_do_not_end_the_training(
     assert loaded().step == 1
 
 
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 120), (2, 40)])
 def test_the_newest_whole_one_loads_after_kills(
     ranks: int, kills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,8 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support import Driver
 from tpunb.runs.events import Output
 
@@ -41,7 +39,6 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.slow
 def test_a_later_run_goes_on_and_a_stopped_one_saves(driver: Driver, tmp_path: Path) -> None:
     first = driver.run([PRELUDE], TRAIN, cwd=str(tmp_path))
     assert first.result.state == "succeeded", first.log

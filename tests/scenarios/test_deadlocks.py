@@ -42,7 +42,6 @@ def says(seen: Seen, *texts: str) -> None:
         assert re.search(text, f"{failure.headline()}\n{failure.message}"), failure.message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "texts"),
     [
@@ -203,13 +202,11 @@ dist.all_reduce(torch.ones(3))
 """
 
 
-@pytest.mark.slow
 def test_who_left_a_group_of_the_users_own_is_named(driver: Driver) -> None:
     seen = failed(driver, GLOO + "if rank != 1:\n    dist.all_reduce(torch.ones(3))")
     says(seen, r"cell \[2\], line 6: RuntimeError: ", "rank 1 has returned from the train cell: ")
 
 
-@pytest.mark.slow
 def test_a_killed_rank_is_the_cause_in_a_group_of_the_users_own(driver: Driver) -> None:
     train = GLOO + "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(3))"
     seen = failed(driver, train)
@@ -217,7 +214,6 @@ def test_a_killed_rank_is_the_cause_in_a_group_of_the_users_own(driver: Driver) 
     says(seen, "rank 1 .*SIGKILL")
 
 
-@pytest.mark.slow
 def test_within_a_function_that_is_launched(driver: Driver) -> None:
     train = "def main(index):\n" + indent(
         'for batch in range(5 - index):\n    xm.all_reduce("sum", [ones(3)])', "    "
@@ -243,7 +239,6 @@ print("done", rank)
 """
 
 
-@pytest.mark.long
 def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
     driver: Driver, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # a kernel and a training run
+pytestmark = pytest.mark.usefixtures("lent")  # a kernel and a training run
 
 NAME = "10_one_core_debugging.ipynb"
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / NAME
@@ -24,7 +24,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_report_finds_each_fault(tmp_path: Path) -> None:
     shutil.copy(NOTEBOOK, tmp_path)

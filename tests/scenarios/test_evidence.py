@@ -103,7 +103,7 @@ def test_native_code_s_last_words(driver: Driver, dies: str, said: str) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(starts_processes: None, tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
@@ -192,6 +192,7 @@ def test_the_limit_in_words() -> None:
     assert memory.describe_memory_limit().endswith((" GB", " MB"))
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_nobody_was_killed_for_memory_yet() -> None:
     watch = memory.OomDetector()
     child = subprocess.Popen(["sleep", "100"])
@@ -200,6 +201,7 @@ def test_nobody_was_killed_for_memory_yet() -> None:
     assert watch.evidence(child.pid) == ""
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_another_process_was_killed_for_its_memory(small_group: Path) -> None:
     watch = memory.OomDetector()
     eats = f"""

@@ -28,8 +28,6 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.returns import collect_returns
 from tpunb.runs.spec import RunState, StopCause
 
-pytestmark = pytest.mark.slow
-
 BEGUN = "import os, time\nprint('begun', flush=True)\n"
 GO_ON = f"{BEGUN}time.sleep(600)"
 
@@ -105,7 +103,7 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(starts_processes: None, tmp_path: Path) -> Iterator[Project]:
     with Cluster(tmp_path / "cluster") as cluster:
         folder = tmp_path / "project"
         folder.mkdir()
@@ -119,7 +117,6 @@ def finished(process: subprocess.Popen[str]) -> str:
     return out
 
 
-@pytest.mark.long
 def test_a_notebook_is_submitted(project: Project) -> None:
     project.cluster.set_queue("team", quota=16, used=4)
     project.cluster.add_node("tpu-v6e-slice", "2x4", "us-east5-b")
@@ -154,7 +151,6 @@ def test_a_notebook_is_submitted(project: Project) -> None:
     assert "xyzzy-177" not in json.dumps(calls)
 
 
-@pytest.mark.long
 def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
     project: Project, tmp_path: Path
 ) -> None:
@@ -180,7 +176,6 @@ def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
     assert project.result().state is RunState.SUCCEEDED
 
 
-@pytest.mark.long
 def test_a_pod_that_is_evicted_is_started_again_and_a_timeout_is_not(
     project: Project, tmp_path: Path
 ) -> None:
@@ -194,7 +189,6 @@ def test_a_pod_that_is_evicted_is_started_again_and_a_timeout_is_not(
     assert (result.state, result.attempts) == (RunState.TIMED_OUT, 2)
 
 
-@pytest.mark.long
 def test_ctrl_c_stops_every_pod(project: Project) -> None:
     project.set_place(restarts=3)
     process = project.start(GO_ON)
@@ -208,7 +202,6 @@ def test_ctrl_c_stops_every_pod(project: Project) -> None:
     project.await_nothing_left()
 
 
-@pytest.mark.long
 def test_a_cut_and_a_silent_cluster_lose_nothing(project: Project, tmp_path: Path) -> None:
     go = tmp_path / "go"
     train = (
@@ -227,7 +220,6 @@ def test_a_cut_and_a_silent_cluster_lose_nothing(project: Project, tmp_path: Pat
     assert sorted(project.log()) == ["after"] * 8 + ["begun"] * 8
 
 
-@pytest.mark.long
 def test_a_lost_kernel_ends_the_run(project: Project) -> None:
     process = project.start(GO_ON)
     project.await_lines("begun", 8)
@@ -239,7 +231,6 @@ def test_a_lost_kernel_ends_the_run(project: Project) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
-@pytest.mark.long
 def test_a_detached_run_is_found_again_when_all_here_is_lost(
     project: Project, tmp_path: Path
 ) -> None:
@@ -305,7 +296,7 @@ def test_a_train_cell_runs_in_the_cluster(project: Project) -> None:
         project.await_nothing_left()
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_values_come_back_and_a_restart_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     """With torch in the rank."""
     with Cluster(tmp_path / "cluster", tpunb=("-m", "tpunb")) as cluster:

@@ -33,7 +33,6 @@ def stacks(folder: Path, rank: int) -> str:
     return (folder / "attempts" / "0" / str(rank) / "stacks.txt").read_text()
 
 
-@pytest.mark.slow
 def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
     seen = driver.run([], LOOP.format(one="time.sleep(1000)"), ranks=3, hang_timeout=6.0, grace=1.0)
     result = seen.result
@@ -58,7 +57,6 @@ def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
     assert driver.run([], "print('next')").result.state == "succeeded"
 
 
-@pytest.mark.slow
 def test_ranks_in_c_code_are_seen_and_ended(driver: Driver) -> None:
     # It holds the interpreter's lock, so that no Python of this process runs any more.
     waits = (
@@ -70,7 +68,6 @@ def test_ranks_in_c_code_are_seen_and_ended(driver: Driver) -> None:
     assert "ranks 0, 1: at cell [1], line 5: lock(mutex)" in seen.result.explain()
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_is_named(driver: Driver) -> None:
     def stop(run: object) -> None:
         os.kill(pids[1], signal.SIGSTOP)
@@ -88,7 +85,6 @@ def test_a_stopped_rank_is_named(driver: Driver) -> None:
     assert "rank 1: is stopped (SIGSTOP, or a debugger)" in seen.result.explain()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "alive",
     [
@@ -123,7 +119,6 @@ threading.Thread(target=compute).start()  # the process ends when it does
 """
 
 
-@pytest.mark.long
 def test_silent_work_is_no_hang(driver: Driver, tmp_path: Path) -> None:
     """A loop that is tracked, computing, a slow disk, and a thread at the end of the run."""
     seen = driver.run(
@@ -132,7 +127,6 @@ def test_silent_work_is_no_hang(driver: Driver, tmp_path: Path) -> None:
     assert seen.result.state == "succeeded", seen.result.explain()
 
 
-@pytest.mark.long
 def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
     large = """
         import torch, torch_xla

@@ -19,6 +19,8 @@ import pytest
 from tests.drivers.kernel import PATIENCE, Kernel, kernel
 from tests.runs.test_listing import made
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 WATCH = """import time
 from pathlib import Path
 from tpunb.kernel import panel
@@ -132,7 +134,6 @@ class Page:
                 return
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
     fails: bool, tmp_path: Path
@@ -174,7 +175,6 @@ def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
         assert order == [click, watch.message, below[0].message]
 
 
-@pytest.mark.long
 def test_a_run_in_the_background_has_its_panel_in_an_idle_kernel(tmp_path: Path) -> None:
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb\nimport ipywidgets", "setup").good()
@@ -203,7 +203,6 @@ def test_a_run_in_the_background_has_its_panel_in_an_idle_kernel(tmp_path: Path)
         assert "widget" not in json.dumps(list(shown.displays.values()))
 
 
-@pytest.mark.slow
 def test_who_attaches_has_the_panel_below_the_card_and_may_leave(tmp_path: Path) -> None:
     run = made(tmp_path / "runs", "far")
     stdout = run.attempt(0, 1) / "stdout.log"

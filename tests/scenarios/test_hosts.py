@@ -42,7 +42,7 @@ Make = Callable[..., RunOnHosts]
 
 
 @pytest.fixture(scope="module")
-def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+def pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     if refused := hosts.why_refused():
         pytest.skip(refused)
     with Pod(3, tmp_path_factory.mktemp("pod")) as pod:
@@ -137,7 +137,6 @@ def test_all_hosts_start_again_together(make: Make) -> None:
     assert "rank h0/0 has failed: starting again" in run.nodes[1].text("events.jsonl")
 
 
-@pytest.mark.long
 def test_when_no_retry_is_left_all_hosts_end(make: Make) -> None:
     run = make("raise ValueError('always')", retries=1, count=3)
     run.start_all()
@@ -170,7 +169,6 @@ def test_stopped_twice_no_host_waits_for_the_grace_period(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-@pytest.mark.long
 def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
     """As `tpunb stop` does there."""
     from tpunb.runs import state
@@ -186,7 +184,6 @@ def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
     assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
 
 
-@pytest.mark.long
 def test_a_run_hangs_only_if_no_host_goes_on_and_all_say_where(make: Make) -> None:
     run = make(
         "import os, time\n"
@@ -224,7 +221,6 @@ def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> Non
         assert failure.headline().startswith("host h2 was lost")
 
 
-@pytest.mark.long
 def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
     """Nobody tells anybody: each side finds out by itself, and names the other."""
     run = make(GO_ON)
@@ -238,7 +234,6 @@ def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
     assert lost[0].headline() == "host h1 was lost: no heartbeat for 3 s"
 
 
-@pytest.mark.long
 def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> None:
     """Each time for as long as TCP itself would not come back from within the limit."""
     run = make(
@@ -260,7 +255,6 @@ def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> N
     assert run.nodes[0].result().state is RunState.SUCCEEDED
 
 
-@pytest.mark.long
 def test_the_host_that_leads_is_lost(make: Make, pod: Pod) -> None:
     run = make(GO_ON, count=3)
     run.start_all()
@@ -290,7 +284,6 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.long
 def test_a_host_may_come_late(make: Make) -> None:
     run = make("print('done')")
     run.start(1)
@@ -300,7 +293,6 @@ def test_a_host_may_come_late(make: Make) -> None:
     assert run.wait() == [0, 0]
 
 
-@pytest.mark.long
 def test_a_host_that_never_comes_is_named(make: Make) -> None:
     run = make("print('done')", count=3)
     for number in (0, 1):
@@ -337,7 +329,6 @@ def test_whoever_started_it_is_gone(make: Make) -> None:
     assert stop.cause is StopCause.KERNEL_GONE
 
 
-@pytest.mark.long
 def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
@@ -347,7 +338,6 @@ def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-@pytest.mark.long
 def test_whoever_started_it_is_cut_off(make: Make) -> None:
     """Nothing is closed: it is only not heard any more."""
     run = make(GO_ON)
@@ -373,7 +363,6 @@ def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) 
     assert run.wait() == [130]
 
 
-@pytest.mark.long
 def test_a_detached_run_goes_on_and_is_followed_later(make: Make) -> None:
     run = make(
         "import os, time\n"
@@ -415,7 +404,6 @@ def test_a_host_that_cannot_look_itself_up(make: Make, pod: Pod) -> None:
             host.know(names)
 
 
-@pytest.mark.long
 def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
     runs = [make("print('done')", port=port) for port in (29510, 29511)]
     for run in runs:
@@ -424,7 +412,6 @@ def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
         assert run.wait() == [0, 0]
 
 
-@pytest.mark.long
 def test_a_port_that_is_taken_is_named(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
@@ -448,7 +435,6 @@ def test_a_port_that_is_taken_is_named(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-@pytest.mark.long
 def test_another_version_on_one_host_is_refused_before_anything_starts(make: Make) -> None:
     run = make("print('done')", count=3)
     (run.folders[2] / "script.py").write_text("print('other')\n")
@@ -463,7 +449,6 @@ def test_another_version_on_one_host_is_refused_before_anything_starts(make: Mak
         assert not node.log()
 
 
-@pytest.mark.long
 def test_who_has_not_the_key_is_not_let_in(make: Make) -> None:
     run = make("print('done')")
     run.start(0, "--patience", "4s")
@@ -488,7 +473,6 @@ def test_host_0_listens_on_the_address_that_is_used_alone(make: Make, pod: Pod) 
     run.wait()
 
 
-@pytest.mark.long
 def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
     run = make(
         "import os, time\n"
@@ -513,7 +497,7 @@ def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
     pod[1].run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     """Not of their addresses' text, in which 10.77.0.10 comes before 10.77.0.2."""
     if refused := hosts.why_refused():
@@ -578,8 +562,6 @@ value = kept + rank
 """
 
 
-@pytest.mark.slow
-@pytest.mark.long
 def test_torch_elastic_starts_ranks_on_all_hosts_again_and_again(make: Make) -> None:
     """With torch, its store on host 0, a prelude on each host, and values of rank 0."""
     run = make(STORE, prelude=["kept = 40"], program=REAL, retries=1, returns=("value",))

@@ -28,8 +28,6 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, RunState
 
-pytestmark = pytest.mark.slow
-
 WAIT = """
 import os, time
 print('begun', flush=True)
@@ -40,7 +38,9 @@ print('went on', flush=True)
 
 
 @pytest.fixture(scope="module")
-def kaggle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KaggleProject]:
+def kaggle(
+    starts_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KaggleProject]:
     with (
         kaggle_project(tmp_path_factory.mktemp("kaggle")) as project,
         pytest.MonkeyPatch.context() as patch,
@@ -142,7 +142,6 @@ def test_a_train_cell_runs_there(kaggle: KaggleProject, nb: Kernel) -> None:
     assert "tpunb~" not in output.data["text/plain"]
 
 
-@pytest.mark.long
 def test_a_failure_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -> None:
     ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
     assert re.search(r"rank 3 failed in cell \[\d+\], line 4: ValueError: bad", ran.screen())
@@ -151,7 +150,6 @@ def test_a_failure_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -
     assert session(kaggle).status == "COMPLETE"
 
 
-@pytest.mark.long
 def test_an_interrupt_says_that_it_goes_on(
     kaggle: KaggleProject, nb: Kernel, tmp_path: Path
 ) -> None:
@@ -180,7 +178,6 @@ def test_an_interrupt_says_that_it_goes_on(
     assert result(kaggle).state is RunState.SUCCEEDED
 
 
-@pytest.mark.long
 def test_the_kernel_and_its_mirror_are_lost(kaggle: KaggleProject, tmp_path: Path) -> None:
     """Whoever asks next follows it from where it was, and every line is there once."""
     with kernel(kaggle.folder, "lost.ipynb", **kaggle.login()) as nb:
@@ -199,7 +196,6 @@ def test_the_kernel_and_its_mirror_are_lost(kaggle: KaggleProject, tmp_path: Pat
     assert result(kaggle).state is RunState.SUCCEEDED
 
 
-@pytest.mark.long
 def test_a_session_that_is_killed(kaggle: KaggleProject, nb: Kernel, tmp_path: Path) -> None:
     ran = train(nb, waiting(tmp_path / "go"), begun=kaggle)
     kaggle.service.kill(session(kaggle))
@@ -209,7 +205,6 @@ def test_a_session_that_is_killed(kaggle: KaggleProject, nb: Kernel, tmp_path: P
     assert failure.kind is FailureKind.HOST_LOST
 
 
-@pytest.mark.long
 def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
     kaggle.service.without_xla = True
     try:
@@ -221,7 +216,6 @@ def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
     assert failure.kind is FailureKind.REFUSED
 
 
-@pytest.mark.long
 def test_data_and_an_earlier_run(kaggle: KaggleProject, nb: Kernel) -> None:
     kaggle.service.files["datasets/me/cats"] = Stored(zipped(**{"downloaded.csv": b"1"}))
     kaggle.service.mounts["datasets/me/cats"] = "datasets/me/cats"
@@ -238,7 +232,6 @@ def test_data_and_an_earlier_run(kaggle: KaggleProject, nb: Kernel) -> None:
     assert result(kaggle).resumed_from == run.id
 
 
-@pytest.mark.long
 def test_training_from_a_shell(kaggle: KaggleProject) -> None:
     """Without a TPU the session has rehearsal cores: torch, metrics, returns, no secret."""
     kaggle.set_place(accelerator="", files=["helper.py"], cores=2)

@@ -14,6 +14,7 @@ from textwrap import dedent
 
 import pytest
 
+from tests.drivers.kernel import until
 from tests.support import Driver, Seen, fork_server, left_below, script_of
 from tpunb.runs.events import Note, Output
 from tpunb.runs.protocol import Preload
@@ -86,7 +87,6 @@ def test_nothing_runs_again_while_nothing_has_changed(notebook: Notebook) -> Non
     assert executed == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "executed", "told"),
     [
@@ -128,7 +128,6 @@ def test_what_runs_again(
     assert ran == []
 
 
-@pytest.mark.long
 def test_what_importing_torch_xla_sets_makes_no_difference(notebook: Notebook) -> None:
     notebook.run()
     listing = "import json, os\nprint(json.dumps(dict(os.environ)))"
@@ -172,7 +171,6 @@ def test_errors_are_in_the_cell_that_was_kept(notebook: Notebook) -> None:
     assert "    raise ValueError('here')" in [text for _, text in failure.source]
 
 
-@pytest.mark.long
 def test_a_local_module_that_changes_has_everything_run_again(
     notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -199,7 +197,6 @@ print(random.random(), torch.rand(1).item(), numpy.random.rand())
 """
 
 
-@pytest.mark.long
 def test_random_numbers_are_those_of_a_prelude_that_runs_anew(notebook: Notebook) -> None:
     notebook.cells[1] = SEEDED
     first, _ = notebook.run(DRAW)
@@ -266,7 +263,6 @@ def test_a_temporary_folder_that_ranks_remove_is_made_anew(notebook: Notebook) -
     assert executed == [0, 1, 2, 3]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "train",
     [
@@ -320,7 +316,6 @@ def kept_processes(driver: Driver) -> list[processes.Process]:
     return sorted(waiting, key=lambda process: process.started)
 
 
-@pytest.mark.long
 def test_kept_preludes_may_die_at_any_time(notebook: Notebook) -> None:
     notebook.run()
 
@@ -339,7 +334,6 @@ def test_kept_preludes_may_die_at_any_time(notebook: Notebook) -> None:
     assert (executed, seen.result.state) == ([0, 1, 2, 3], "succeeded")
 
 
-@pytest.mark.long
 def test_one_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     notebook.run()
     longest = kept_processes(notebook.driver)[-1]
@@ -354,7 +348,6 @@ def test_one_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     assert run.result().state == "succeeded"
 
 
-@pytest.mark.long
 def test_replicate_keeps_nothing_and_needs_nothing(notebook: Notebook) -> None:
     notebook.run()
     seen, executed = notebook.run(replicate="asked")
@@ -362,7 +355,6 @@ def test_replicate_keeps_nothing_and_needs_nothing(notebook: Notebook) -> None:
     assert notebook.run()[1] == []
 
 
-@pytest.mark.long
 def test_retries_begin_in_what_was_kept(notebook: Notebook) -> None:
     notebook.run()
     train = "import os\nif os.environ['TPUNB_ATTEMPT'] == '0': raise ValueError\nprint('second')"
@@ -370,7 +362,6 @@ def test_retries_begin_in_what_was_kept(notebook: Notebook) -> None:
     assert (executed, seen.result.state, seen.result.attempts) == ([], "succeeded", 2)
 
 
-@pytest.mark.long
 def test_a_detached_run_begins_in_what_was_kept(notebook: Notebook) -> None:
     notebook.run()
     run, _ = notebook.driver.start(
@@ -419,7 +410,7 @@ def test_a_prelude_that_has_run_ahead(notebook: Notebook) -> None:
     notebook.cells[1] = "import os\nstate[1] = os.sched_getscheduler(0) in (3, 5)"
     run_ahead(notebook)
     wait_for(notebook, 4)
-    time.sleep(0.5)  # its last copy is being left
+    until(lambda: not left_below(notebook.driver.supervisor_pid), "its last copy is kept")
     seen, executed = notebook.run(f"import os\nprint(os.sched_getscheduler(0))\n{READ}", ranks=1)
     assert executed == []
     # 3 and 5: batch and idle, which other processes go before.
@@ -433,7 +424,7 @@ def test_a_prelude_that_runs_ahead_goes_on_with_the_next_cell(notebook: Notebook
         notebook.cells, notebook.numbers, notebook.ids = (each[:count] for each in whole)
         run_ahead(notebook)
     wait_for(notebook, 4)
-    time.sleep(0.5)
+    until(lambda: not left_below(notebook.driver.supervisor_pid), "its last copy is kept")
     seen, executed = notebook.run()
     assert (executed, seen.result.state) == ([], "succeeded")
     assert notebook.log.read_text().split() == ["0", "1", "2", "3"]
@@ -441,16 +432,20 @@ def test_a_prelude_that_runs_ahead_goes_on_with_the_next_cell(notebook: Notebook
 
 def test_a_run_does_not_wait_for_a_prelude_that_runs_ahead(notebook: Notebook) -> None:
     notebook.cells[2] = "import time, os\ntime.sleep(600 if os.sched_getscheduler(0) else 0)"
+    before = set(kept_processes(notebook.driver))
     run_ahead(notebook)
     wait_for(notebook, 3)
-    time.sleep(0.5)  # a copy that is being left ends with the run that leaves it
+    until(
+        lambda: len(set(kept_processes(notebook.driver)) - before) == 2,
+        "a copy after each of two cells is kept",
+        patience=60.0,
+    )
     seen, executed = notebook.run()
     assert (executed, seen.result.state) == ([2, 3], "succeeded")
     run_ahead(notebook)  # nothing is left to do
     assert notebook.run()[1] == []
 
 
-@pytest.mark.long
 def test_those_that_nobody_uses_end(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(notebook.folder / "runs")
     preload = Preload.__init__
@@ -474,7 +469,6 @@ def test_those_that_nobody_uses_end(notebook: Notebook, monkeypatch: pytest.Monk
     driver.launcher.close()
 
 
-@pytest.mark.long
 def test_what_each_run_finds_follows_from_the_cells(notebook: Notebook) -> None:
     """Random edits, executions and runs beside a model of the rules."""
     dice = random.Random(20)

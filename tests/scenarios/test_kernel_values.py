@@ -33,7 +33,7 @@ SHOW = "if os.environ['RANK'] == '0': print(lr, config['width'], scaled(100), x.
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with kernel(tmp_path_factory.mktemp("lab")) as made:
         made.run("%load_ext tpunb\n%tpu_setup --cores 2", "load").good()
         yield made
@@ -64,7 +64,6 @@ def test_nothing_is_said_where_nothing_differs(nb: Kernel) -> None:
     assert last(nb).kernel_values.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("options", ["", "--replicate"])
 def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
     train(nb, "pass").good()
@@ -85,7 +84,6 @@ def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
     assert tpunb.runs(nb.folder / "runs").iloc[-1]["params.lr"] == 0.01
 
 
-@pytest.mark.long  # it imports torch_xla once more
 def test_the_script_alone_has_the_same_values(nb: Kernel) -> None:
     train(nb, "pass").good()
     nb.run("lr = 0.1", "below").good()
@@ -106,7 +104,6 @@ def test_a_line_of_an_error_below_the_parameters(nb: Kernel) -> None:
     assert "❯    3  1 / 0" in ran.status
 
 
-@pytest.mark.long
 def test_a_loop_around_a_train_cell(nb: Kernel) -> None:
     ran = nb.run(
         """
@@ -135,7 +132,6 @@ def test_a_name_that_only_a_skipped_cell_makes(nb: Kernel) -> None:
     assert "`steps` is defined only in cell [" in refused.traceback
 
 
-@pytest.mark.long
 def test_papermills_parameters(tmp_path: Path) -> None:
     """Those that ran, of `tpunb run -p` and of papermill itself."""
     tagged = v4.new_code_cell("lr = 0.002\nsteps = 3", metadata={"tags": ["parameters"]})

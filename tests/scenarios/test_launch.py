@@ -20,7 +20,7 @@ from tpunb.runs.directory import RunDir, list_runs
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A notebook in JupyterLab that never loads the extension, with cells that tests edit."""
     with kernel(tmp_path_factory.mktemp("lab")) as made:
         made.run("import os, time, torch, tpunb\nscale = 2", "first").good()
@@ -197,7 +197,6 @@ def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
     assert ran.statuses() == []
 
 
-@pytest.mark.long
 def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
     cell(
         nb,
@@ -217,7 +216,6 @@ def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
     cell(nb, "pass", "sweep").good()
 
 
-@pytest.mark.long
 def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel) -> None:
     cell(
         nb,
@@ -250,7 +248,6 @@ def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel
     cell(nb, "pass", "sweep").good()
 
 
-@pytest.mark.long
 def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -> None:
     cell(nb, "def core():\n    return int(os.environ.get('RANK', -1))", "above").good()
     ran = cell(nb, "%%tpu_debug --no-report\nhere = tpunb.launch(core).returns['value']").good()
@@ -267,7 +264,7 @@ def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -
     assert ran.stdout.count("cores=4 is ignored: 2 ranks run") == 1
 
 
-@pytest.mark.long  # torchrun imports torch_xla in each process
+@pytest.mark.usefixtures("starts_processes")
 def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> None:
     cell(
         nb,
@@ -311,7 +308,6 @@ def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> Non
     assert (folder / "1.txt").read_text() == "2 2 2 2 "
 
 
-@pytest.mark.long
 def test_the_kept_folder_says_what_was_called(nb: Kernel) -> None:
     cell(nb, "def plus(a, b=1):\n    return a + b\ntpunb.launch(plus, (1,), cores=1)").good()
     snapshot = json.loads(last_run(nb).snapshot.read_text(encoding="utf-8"))

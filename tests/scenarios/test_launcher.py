@@ -25,6 +25,8 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, RunState, StopCause
 from tpunb.utils import files, processes
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 
 def says(text: str, ranks: int = 2) -> Callable[[Event], bool]:
     """True once this many ranks have written the text."""
@@ -313,7 +315,6 @@ class TestReplicate:
         )
         assert not seen.result.replicated
 
-    @pytest.mark.long
     def test_boosting_of_scikit_learn_is_forked_after(self, driver: Driver) -> None:
         pytest.importorskip("sklearn")
         fit = "HistGradientBoostingClassifier(max_iter=3).fit(x, y).score(x, y)"
@@ -687,7 +688,6 @@ class TestLaunchers:
         launcher.close()
         assert processes.find_process(second.pid) is None
 
-    @pytest.mark.long
     def test_a_lost_fork_server_and_a_lost_supervisor(self, tmp_path: Path) -> None:
         """A run survives the one, and tells of the other; the next run gets new ones."""
         driver = Driver(tmp_path)
@@ -715,7 +715,6 @@ class TestLaunchers:
         assert sorted(driver.run([], "print(1)").log) == ["[0] 1", "[1] 1"]
         driver.launcher.close()
 
-    @pytest.mark.long
     def test_two_at_once(self, driver: Driver, tmp_path: Path) -> None:
         """Another notebook's run starts and ends in the middle of this one."""
         other = Driver(tmp_path)
@@ -734,7 +733,6 @@ class TestLaunchers:
         assert sorted(inner[0].log) == ["[0] 2", "[1] 2"]
         other.launcher.close()
 
-    @pytest.mark.long
     @pytest.mark.parametrize("how", ["close", "kill"])
     def test_the_kernel_s_end_ends_everything(self, tmp_path: Path, how: str) -> None:
         """The lifeline closes: ranks get their SIGINT, and time to save; then nothing is left."""
@@ -875,7 +873,6 @@ class TestTheQueue:
         assert (result.state, result.reason, result.failures) == ("interrupted", "not needed", ())
         assert not third.dir.log.exists()
 
-    @pytest.mark.slow
     def test_the_end_of_the_launcher_is_that_of_those_who_wait(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         runs = [driver.start(["import time"], WAITING)[0] for _ in range(3)]
@@ -885,7 +882,6 @@ class TestTheQueue:
             assert ended(run).reason == "the kernel has ended"
             assert not run.dir.is_running()
 
-    @pytest.mark.long
     def test_a_lost_fork_server_is_replaced_for_those_who_wait(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         first, _ = driver.start(["import time"], WAITING)
@@ -900,7 +896,6 @@ class TestTheQueue:
         assert ended(second).state == "succeeded"
         driver.launcher.close()
 
-    @pytest.mark.long
     def test_a_guard_that_no_later_run_can_use_ends_with_its_run(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         first, _ = driver.start(["import time"], WAITING)
@@ -916,7 +911,6 @@ class TestTheQueue:
         assert driver.launcher._retired == []
         driver.launcher.close()
 
-    @pytest.mark.long
     def test_a_device_is_had_by_one_launcher_at_a_time(
         self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -963,7 +957,6 @@ n = int(os.environ["RANK"]) + 7
 
 
 class TestDetached:
-    @pytest.mark.long
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])
     def test_it_outlives_who_started_it(self, tmp_path: Path, how: signal.Signals) -> None:
         """A killed kernel, and a terminal that is closed."""
@@ -1001,8 +994,6 @@ class TestDetached:
         until(lambda: not any(map(processes.is_alive, everyone)), "nothing of it is left")
         until(lambda: processes.find_process(int(again)) is None, "nor of the other supervisor")
 
-    @pytest.mark.long
-    @pytest.mark.slow
     def test_it_is_stopped_and_leaves_nothing(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         run, _ = driver.start(["import time"], WAITING, detached=True)
@@ -1014,7 +1005,6 @@ class TestDetached:
         assert ended(run).reason == "enough"
         until(lambda: all(left.has_exited for left in detached), "the supervisor ends")
 
-    @pytest.mark.long
     def test_a_guard_that_dies(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         run, _ = driver.start(["import time"], WAITING, detached=True)

@@ -24,7 +24,7 @@ PRELUDE = "import os, pathlib, signal, sys, time\nrank = lambda: int(os.environ[
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A notebook in JupyterLab with three cells that are edited and run again in each test."""
     with kernel(tmp_path_factory.mktemp("lab")) as made:
         made.run("%load_ext tpunb\n%tpu_setup --cores 3", "load").good()
@@ -33,7 +33,7 @@ def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def bare(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel as nbclient has it: no file, no ids, and, until TestDebug, no %tpu_setup."""
     with kernel(tmp_path_factory.mktemp("bare"), file=None) as made:
         made.run("%load_ext tpunb").good()
@@ -209,7 +209,6 @@ class TestATrainCell:
         assert [text.split(" · ")[1] for text in map(str, ran.statuses())] == ["1 rank", "2 ranks"]
         del nb.cells["loop"]
 
-    @pytest.mark.long
     def test_cold(self, nb: Kernel) -> None:
         train(nb, "pass").good()
         before = nb.processes()
@@ -424,7 +423,6 @@ class TestThatGoesWrong:
         assert nb.value("tpunb.last_run.diagnoses[0].id") == "disk-full"
         assert nb.value("tpunb.diagnose('all is well', 0)") == []
 
-    @pytest.mark.long
     def test_a_run_that_hangs(self, nb: Kernel) -> None:
         ran = train(
             nb,
@@ -614,7 +612,6 @@ except KeyboardInterrupt:
         assert len(list((nb.folder / f"saved {name}").iterdir())) == 3
         assert not (nb.folder / f"second {name}").exists()
 
-    @pytest.mark.long
     def test_a_rank_in_a_long_call_of_native_code_while_the_others_save(self, nb: Kernel) -> None:
         source = f"""
 import hashlib
@@ -655,7 +652,6 @@ while True:
         nb.interrupt()
         self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
 
-    @pytest.mark.long
     def test_while_the_agent_gets_ready(self, tmp_path: Path) -> None:
         with kernel(tmp_path) as nb:
             nb.run("%load_ext tpunb", "load").good()
@@ -680,10 +676,10 @@ while True:
         nb.run(PRELUDE, "prelude").good()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     "how",
-    ["SIGKILL", *(pytest.param(how, marks=pytest.mark.long) for how in ("restart", "shutdown"))],
+    ["SIGKILL", *(how for how in ("restart", "shutdown"))],
 )
 def test_the_kernel_s_end_is_the_run_s(how: str, tmp_path: Path) -> None:
     """Ranks have their interrupt and the time to save; then nothing is left of the run."""
@@ -721,7 +717,6 @@ except KeyboardInterrupt:
             assert "[0] anew" in train(nb, "print('anew')", "--cores 1").good().stdout
 
 
-@pytest.mark.long
 def test_two_notebooks_at_once(nb: Kernel, bare: Kernel) -> None:
     """A run in one kernel begins and ends in the middle of a run in another."""
     waiting = (
@@ -860,7 +855,6 @@ class TestDebug:
         assert (ran.shown, ran.stdout) == ("'xla:0'", "")
         assert bare.run("%%tpu_debug\n17;").good().value is None
 
-    @pytest.mark.long
     def test_its_names_stay_in_the_kernel_and_its_cell_out_of_runs(self, bare: Kernel) -> None:
         bare.run("%%tpu_debug\nonly_here = 4").good()
         assert bare.value("only_here") == 4
@@ -910,13 +904,12 @@ class TestDebug:
         assert "time.sleep(600)" in ran.traceback
         assert bare.run("%%tpu_debug\n'goes on'").good().shown == "'goes on'"
 
-    @pytest.mark.long
     def test_magics_and_shell_lines_work_in_it(self, bare: Kernel) -> None:
         ran = bare.run("%%tpu_debug\nout = !echo from the shell\n%time n = 3\n(out[0], n)").good()
         assert ran.shown == "('from the shell', 3)"
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_loading_again_and_unloading(tmp_path: Path) -> None:
     with kernel(tmp_path, file=None) as nb:
         nb.run("%load_ext tpunb\n%tpu_setup").good()

@@ -25,8 +25,6 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, RunState, StopCause
 
-pytestmark = pytest.mark.slow
-
 BEGUN = "import os, time\nprint('begun', flush=True)\n"
 GO_ON = f"{BEGUN}time.sleep(600)"
 SLOW_TO_END = f"""{BEGUN}
@@ -39,7 +37,7 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture(scope="module")
-def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
+def pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
     if refused := why_refused():
         pytest.skip(refused)
     with reached_pod(2, tmp_path_factory.mktemp("pod")) as pod:
@@ -141,7 +139,6 @@ while not told.exists():
 """
 
 
-@pytest.mark.long
 def test_the_chips_of_every_host_are_told_here(pod: ReachedPod, nb: Kernel) -> None:
     """Each host asks its own ports: nobody else can reach them."""
     command = [sys.executable, "-m", "tests.fakes.libtpu", "18431"]
@@ -171,7 +168,6 @@ def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
     assert (failure.rank, failure.host) == (3, "h1")
 
 
-@pytest.mark.long
 def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     run = newest(nb)
@@ -185,7 +181,6 @@ def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     assert result.stop.cause is StopCause.USER
 
 
-@pytest.mark.long
 def test_a_second_interrupt_skips_the_grace_period(nb: Kernel) -> None:
     ran = train(nb, SLOW_TO_END, "--grace 10m", until_begun=4)
     run = newest(nb)
@@ -231,7 +226,6 @@ def test_a_host_that_differs_is_refused_before_anything_starts(pod: ReachedPod, 
     assert len(list_runs(nb.folder / "runs")) == before
 
 
-@pytest.mark.long
 def test_retries_start_all_hosts_again(nb: Kernel) -> None:
     body = (
         "import os\nif os.environ['RANK'] == '2' and os.environ['TPUNB_ATTEMPT'] == '0':\n"
@@ -242,7 +236,6 @@ def test_retries_start_all_hosts_again(nb: Kernel) -> None:
     assert last(nb).attempts == 2
 
 
-@pytest.mark.long
 def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[1].kill()
@@ -255,7 +248,6 @@ def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> No
     assert "ranks h1/2-3 lost" in ran.status
 
 
-@pytest.mark.long
 def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[0].kill()
@@ -265,7 +257,6 @@ def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> N
     assert "h0" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
 
 
-@pytest.mark.long
 def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
     with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
         made.run("%load_ext tpunb", "load").good()
@@ -280,13 +271,11 @@ def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
-@pytest.mark.long
 def test_a_run_in_the_background(nb: Kernel) -> None:
     train(nb, "print('here')", "--bg --out handle").good()
     assert nb.run("handle.wait().state").good().shown == "'succeeded'"
 
 
-@pytest.mark.long
 def test_a_detached_run_is_found_again_when_its_mirror_is_gone(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(
         nb,
@@ -319,7 +308,6 @@ def mirrors(run: RunDir) -> list[int]:
     return found
 
 
-@pytest.mark.long
 def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) -> None:
     train(nb, GO_ON, "--detach").good()
     run = newest(nb)
@@ -330,7 +318,6 @@ def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) 
     assert state.run_state(run) is RunState.INTERRUPTED
 
 
-@pytest.mark.long
 def test_files_travel_and_only_what_changed(pod: ReachedPod, nb: Kernel) -> None:
     (pod.project / "data").mkdir(exist_ok=True)
     (pod.project / "data" / "numbers.txt").write_text("1 2 3")
@@ -343,7 +330,6 @@ def test_files_travel_and_only_what_changed(pod: ReachedPod, nb: Kernel) -> None
     assert who(train(nb, body).good(), "4 5 6 7 ['numbers.txt']") == EVERY
 
 
-@pytest.mark.long
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     import nbformat
     from nbformat import v4
@@ -371,7 +357,6 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     ]
 
 
-@pytest.mark.long
 def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
     import nbformat
     from nbformat import v4
@@ -393,7 +378,6 @@ def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
         assert (result.place, len(result.hosts)) == ("pod", 2)
 
 
-@pytest.mark.long
 def test_the_doctor_of_a_place(pod: ReachedPod) -> None:
     told = tpunb(pod, "doctor", "--on", "pod")
     assert told.returncode == 0, told.stdout

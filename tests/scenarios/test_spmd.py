@@ -16,7 +16,7 @@ import pytest
 from tests.drivers.kernel import Kernel, kernel
 from tpunb.runs.directory import list_runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
 SETUP = """
 import os
@@ -37,7 +37,7 @@ ONE = "SPMD: one process drives all"
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with kernel(tmp_path_factory.mktemp("spmd"), file=None) as made:
         made.run("%load_ext tpunb").good()
         made.run(SETUP.strip()).good()
@@ -100,7 +100,6 @@ def test_devices_are_not_chosen_by_a_variable(nb: Kernel) -> None:
     assert ran.stderr.startswith(refused)
 
 
-@pytest.mark.long
 def test_under_tpu_debug_the_kernel_has_it_and_later_runs_have_not(nb: Kernel) -> None:
     """One device in the kernel, so a mesh of one."""
     assert nb.run(f"%%tpu_debug\n{SPMD}").good().stdout.endswith("1 56.0\n")
@@ -117,7 +116,6 @@ def test_under_tpu_debug_the_kernel_has_it_and_later_runs_have_not(nb: Kernel) -
     )
 
 
-@pytest.mark.long
 def test_under_tpu_debug_after_a_device_was_used_the_kernel_lives(nb: Kernel) -> None:
     with kernel(nb.folder, file=None) as other:
         other.run("%load_ext tpunb").good()
@@ -128,7 +126,6 @@ def test_under_tpu_debug_after_a_device_was_used_the_kernel_lives(nb: Kernel) ->
         assert other.value("xr.is_spmd(), before.sum().item()") == (False, 2.0)
 
 
-@pytest.mark.long
 def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
     with kernel(nb.folder, file=None, XLA_USE_SPMD="1") as other:
         other.run("%load_ext tpunb").good()
@@ -141,7 +138,6 @@ def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
         assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)  # a kernel and two runs, on a machine that may do much else
 def test_the_notebook_of_spmd(tmp_path: Path) -> None:
     """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""

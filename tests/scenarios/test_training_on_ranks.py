@@ -32,7 +32,6 @@ def asked() -> list[tuple[int, int, bool]]:
     return found
 
 
-@pytest.mark.slow
 def test_the_runtime_is_asked_where_it_runs_and_not_started_for_it(ranks: Ranks) -> None:
     assert ranks.values(asked, 1) == [[(2, 4, False), (0, 1, True)]]
 
@@ -60,7 +59,6 @@ def seen(sizes: list[int], batch_size: int) -> list[tuple[list[int], int]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
 def test_real_ranks_meet_in_every_step_and_see_each_sample_once(ranks: Ranks, world: int) -> None:
     sizes = [7, 100]
@@ -121,7 +119,6 @@ def train(counts: list[int]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[12], [7, 5], [3, 0, 9]])
 def test_ranks_with_unequal_masks_learn_from_every_sample_alike(
     ranks: Ranks, counts: list[int]
@@ -167,7 +164,6 @@ def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_all_ranks_share_the_work_and_rank_0_has_all(ranks: Ranks, world: int) -> None:
     sizes = [70, 0, 1, 5, 6, 211]

@@ -33,7 +33,7 @@ SHOW = "%%tpu_train\nprint('weight', *model.weight.tolist())"
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def shared(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with kernel(tmp_path_factory.mktemp("lab")) as made:
         made.run(LOAD, "load").good()
         made.run(MODEL, "model").good()
@@ -55,7 +55,6 @@ def cell(nb: Kernel, source: str, name: str) -> Ran:
     return nb.run(dedent(source), f"{test[-40:]}-{name}")
 
 
-@pytest.mark.long
 def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
     cell(nb, ADD.format(" --out res", 1), "pretrain").good()
     cell(nb, "tpunb.last_run.metrics()\nres.plot", "look").good()
@@ -67,7 +66,6 @@ def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
     assert "3.0 3.0 succeeded 3.0" in shown.good().printed()
 
 
-@pytest.mark.long
 def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
     first = cell(nb, ADD.format(" --name one", 1), "one").good()
     cell(nb, "where = str(tpunb.last_run.dir)", "where").good()
@@ -77,7 +75,6 @@ def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
     assert re.search(r"dirs \S+-one\S* \S+-two\n", shown.printed())
 
 
-@pytest.mark.long
 def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None:
     cell(nb, ADD.format("", 1), "one").good()
     two = ADD.format("", 10)
@@ -90,7 +87,6 @@ def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None
     assert "weight 11.0 11.0" in cell(nb, SHOW, "below").good().printed()
 
 
-@pytest.mark.long
 def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
     cell(nb, ADD.format(",n --out res\nn = 5", 1), "one").good()
     failed = cell(nb, ADD.format(",n --out res\nn = 6\n1 / 0", 1), "one")
@@ -100,7 +96,6 @@ def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
     assert nb.value("n, res.state == 'failed'") == (5, True)
 
 
-@pytest.mark.long
 def test_what_was_not_returned_is_refused_with_what_to_do(nb: Kernel) -> None:
     number = cell(nb, "%%tpu_train\nlosses = [1.0]", "one").good().number
     refused = cell(nb, "%%tpu_train\nprint(losses)", "two")
@@ -120,7 +115,6 @@ def test_what_a_train_cell_has_not_brought_is_told(nb: Kernel) -> None:
     assert f"the train cell reads `model` as it is above cell [{ran.number}]" in shown.printed()
 
 
-@pytest.mark.long
 def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
     waits = "while not os.path.exists('go on'): time.sleep(0.05)\nb = 7"
     cell(nb, f"%%tpu_train --bg --returns b --out h\n{waits}", "one").good()
@@ -137,7 +131,6 @@ def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
     assert "7 8" in cell(nb, "%%tpu_train\nprint(b, m)", "two").good().printed()
 
 
-@pytest.mark.long
 def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel) -> None:
     cell(nb, "%%tpu_train --detach --returns k\nk = 3", "one").good()
     assert cell(nb, "", "attach").good()
@@ -149,7 +142,6 @@ def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel)
     assert "3 {'k': 3} succeeded" in shown.printed()
 
 
-@pytest.mark.long
 def test_a_skipped_change_is_told(nb: Kernel) -> None:
     skipped = cell(nb, "# tpu: skip\nmodel.load_state_dict(model.state_dict())", "skip").good()
     shown = cell(nb, SHOW, "show").good().printed()
@@ -237,7 +229,7 @@ def ends(text: str) -> set[str]:
     return set(re.findall(r"END ([\d. ]+[\d])", text))
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_three_train_cells_give_equal_numbers_everywhere(tmp_path: Path) -> None:
     path = tmp_path / "three.ipynb"
     notebook = v4.new_notebook(cells=[v4.new_code_cell(dedent(source).strip()) for source in THREE])

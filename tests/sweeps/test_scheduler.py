@@ -108,6 +108,7 @@ def test_a_trial_that_was_cut_off_runs_again(
     assert (trial.state, trial.started, trial.attempts) == (TrialState.WAITING, None, 0)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_processes_that_a_killed_sweep_left_in_any_slot_are_ended(
     sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,8 +532,7 @@ def states(folder: Path) -> Mapping[int, str]:
     return found
 
 
-@pytest.mark.long  # four sweeps, each of which imports torch
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.timeout(900)
 def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path) -> None:
     write(tmp_path / "nb.ipynb", CELL)

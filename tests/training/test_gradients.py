@@ -103,7 +103,6 @@ def test_pieces_are_one_backward_pass(max_norm: float) -> None:
     same(accumulated(max_norm), expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_pieces_of_ranks_are_one_backward_pass(ranks: Ranks, count: int) -> None:
     expected = plain(0.1)
@@ -148,7 +147,6 @@ def by_hand(device: str) -> tuple[Any, list[float]]:
     return weights, [norm.item() for norm in norms]
 
 
-@pytest.mark.slow
 def test_optimizer_step_counts_over_ranks(ranks: Ranks) -> None:
     weights, _, norms = plain(0.1)
     for found in ranks.values(by_hand, WORLD, "xla"):
@@ -164,7 +162,6 @@ def on_the_cpu() -> str:
     return str(raised.value)
 
 
-@pytest.mark.slow
 def test_a_model_that_was_not_moved_raises(ranks: Ranks) -> None:
     told = ranks.values(on_the_cpu, 2)
     assert told == [told[0]] * 2
@@ -196,7 +193,6 @@ def compiled_and_reduced() -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.slow
 def test_one_collective_a_step_and_no_program_after_the_second(ranks: Ranks) -> None:
     for found in ranks.values(compiled_and_reduced, 2):
         assert [reduced for _, reduced, _ in found] == [1, 2, 3, 4, 5, 6]

@@ -296,6 +296,7 @@ def test_under_torchrun_without_a_run_rank_0_prints(
     assert len(capsys.readouterr().out.splitlines()) == lines
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_torch_is_not_imported_by_it(tmp_path: Path) -> None:
     program = """
         import sys
@@ -310,6 +311,7 @@ def test_torch_is_not_imported_by_it(tmp_path: Path) -> None:
     assert [record["loss"] for record in written(tmp_path)] == [0.5]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_process_that_just_ends_has_written_all(tmp_path: Path) -> None:
     program = "import tpunb\nfor step in range(500): tpunb.log(step, loss=0.5)"
     env = {**os.environ, "TPUNB_RUN": str(tmp_path), "RANK": "0"}

@@ -81,12 +81,10 @@ def check(found: dict[str, Any]) -> None:
     assert exact["losses"][-1] < exact["losses"][0] / 2
 
 
-@pytest.mark.long
 def test_on_the_cpu_it_trains_as_float64_does() -> None:
     check(trained("cpu", short=True))
 
 
-@pytest.mark.long
 def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
     for found in ranks.values(trained_in_a_rank, 2):
         check(found)
@@ -188,7 +186,6 @@ def told_in_a_rank(lr: float) -> list[str]:
     return steps(net().bfloat16().to(torch_xla.device()), lr)
 
 
-@pytest.mark.long
 def test_ranks_warn_too(ranks: Ranks) -> None:
     assert [len(told) for told in ranks.values(told_in_a_rank, 2, 1e-6)] == [1, 1]
     assert ranks.values(told_in_a_rank, 1, 3e-3) == [[]]

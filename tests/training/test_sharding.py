@@ -133,6 +133,7 @@ def test_nested_samples_keep_their_structure(sample: Callable[[int], Any], as_ra
     assert mask.tolist() == [True, False]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_workers_keep_the_order(as_rank: As) -> None:
     data = TensorDataset(torch.arange(103))
     loader = DataLoader(data, 5, num_workers=2, persistent_workers=True)
@@ -272,6 +273,7 @@ def test_repeating_an_order_warns() -> None:
     assert list(map(str, evaluated)) == list(map(str, evaluated))
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_stream_gets_set_epoch_and_may_have_one_worker(as_rank: As) -> None:
     as_rank(1, 2)
     batches = shard(DataLoader(Stream(6), 2, num_workers=1))

@@ -57,6 +57,7 @@ def test_a_loop_that_is_left_is_forgotten(told: Path) -> None:
 TRACKED = "import tpunb; assert list(tpunb.track('abc', name='letter')) == ['a', 'b', 'c']"
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(("rank", "shown"), [(None, True), ("0", True), ("1", False)])
 def test_elsewhere_tqdm_shows_it_once(rank: str | None, shown: bool) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "TPUNB_RUN")}

@@ -38,7 +38,7 @@ may_end.set()
 """
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_what_a_thread_was_pinned_to_is_not_what_ranks_get() -> None:
     given = sorted(os.sched_getaffinity(0))
     if len(given) < 2:

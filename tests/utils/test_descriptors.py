@@ -74,6 +74,7 @@ print(is_open(users), is_open(later))
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_is_whose() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, check=True, env=os.environ

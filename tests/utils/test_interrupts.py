@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
+import pytest
+
 SIGNALLED = """
     import os, subprocess, sys, time
     from tpunb.utils.interrupts import counted_interrupts, start_in_own_session
@@ -29,6 +31,7 @@ SIGNALLED = """
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_it_does_not_reach_a_process_that_was_started_apart() -> None:
     done = subprocess.run(
         [sys.executable, "-c", dedent(SIGNALLED)],
@@ -40,6 +43,7 @@ def test_it_does_not_reach_a_process_that_was_started_apart() -> None:
     assert done.stdout == f"{list(range(20))}\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_process_apart_can_be_interrupted_itself_and_finds_this_tpunb() -> None:
     from tpunb.utils.interrupts import start_in_own_session
 

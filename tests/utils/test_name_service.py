@@ -35,6 +35,7 @@ print(name("10.1.1.1"), name("10.8.8.8"))
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_only_what_is_looked_up_outside_of_the_block_is_asked(tmp_path: Path) -> None:
     if refused := hosts.why_refused():
         pytest.skip(refused)

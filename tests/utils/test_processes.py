@@ -34,7 +34,7 @@ def python(code: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[str]]:
+def child(starts_processes: None) -> Iterator[subprocess.Popen[str]]:
     made = python("")
     yield made
     made.kill()
@@ -72,6 +72,7 @@ def test_a_process_is_told_from_a_later_one_with_its_pid(child: subprocess.Popen
     assert not processes.send_signal(found, signal.SIGTERM)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_adopted_children_that_have_ended_are_let_go() -> None:
     code = """
 import os, subprocess, sys, time

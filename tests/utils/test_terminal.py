@@ -83,6 +83,7 @@ def test_colours_do_not_depend_on_wording(words: str, tmp_path: Path) -> None:
     assert parts(str(finding)) == {"warning": "bold yellow", "  → ": "bold"}
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_command_has_colours_at_a_terminal_that_shows_them_and_nowhere_else(
     tmp_path: Path,
 ) -> None:
@@ -104,7 +105,7 @@ def test_a_command_has_colours_at_a_terminal_that_shows_them_and_nowhere_else(
     assert at_terminal(tmp_path, *words, term="dumb") == piped
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 def test_values_and_errors_have_colours_in_ipython(tmp_path: Path) -> None:
     (tmp_path / "cells.ipy").write_text(
         "from tpunb.notebook.models import Snapshot\nfrom tpunb.errors import TpunbError\n"

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,27 +14,27 @@ from tpunb.worker import fork_safety
 ROOT = Path(__file__).parent.parent.parent
 
 OFTEN = ("torch", "pandas", "tokenizers", "cv2", "tqdm", "concurrent.futures", "torch.autograd")
-"""One library of each kind; the others are tried in long tests."""
+"""One library of each kind; tests/long/test_forks.py tries the others."""
 
 
-def some_long(libraries: Iterable[str]) -> list[Any]:
-    marks = {name: () if name in OFTEN else pytest.mark.long for name in libraries}
-    return [pytest.param(name, marks=marks[name]) for name in libraries]
+@pytest.mark.parametrize("library", [name for name in FORKED if name in OFTEN])
+def test_fork_after_a_library_that_survives_it(ranks: Ranks, library: str) -> None:
+    check_fork(ranks, library)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("library", some_long(FORKED))
-def test_children_do_what_their_parent_did(ranks: Ranks, library: str) -> None:
+@pytest.mark.parametrize("library", [name for name in REFUSED if name in OFTEN])
+def test_fork_refused_after_a_library(ranks: Ranks, library: str) -> None:
+    check_refusal(ranks, library)
+
+
+def check_fork(ranks: Ranks, library: str) -> None:
     (parent,) = ranks.values(fork_after, 1, library, 4)
     if parent is None:
         pytest.skip(f"{library} is not installed")
     assert parent == (None, [0] * 4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("library", some_long(REFUSED))
-def test_what_a_fork_does_not_survive_is_named(ranks: Ranks, library: str) -> None:
+def check_refusal(ranks: Ranks, library: str) -> None:
     (parent,) = ranks.values(fork_after, 1, library, 4)
     if parent is None:
         pytest.skip(f"{library} is not installed")
@@ -67,22 +61,12 @@ def test_only_what_follows_a_call_is_a_return_address(code: str, is_call: bool) 
     assert (fork_safety._CALL.search(before) is not None) == is_call
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_many_forks_between_mixed_work() -> None:  # `make bench` makes a thousand
-    pytest.importorskip("sklearn")
-    command = [sys.executable, "-m", "tests.drivers.forks", "40"]
-    env = {**os.environ, "PJRT_DEVICE": "CPU"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert (told["ends"], told["refused"]) == ({"exit 0": 40}, {}), done.stderr
-
-
 def test_every_library_that_was_measured_is_in_the_docs() -> None:
     page = (ROOT / "docs" / "forks.md").read_text(encoding="utf-8")
     assert [name for name in [*FORKED, *REFUSED] if f"| {name} |" not in page] == []
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_test_fork_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a library's fork handler waited for a lock in the child."""
     monkeypatch.setattr(fork_safety, "CHILD_WAIT", 0.1)

@@ -33,6 +33,7 @@ def copy() -> Copy:
     return Copy(cast(Prelude, Made()), writer, os.getpid(), 0.0, begin)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_fork_handler_that_hangs_costs_a_run_only_the_next_copy(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_fork_handler_that_hangs_costs_a_run_only_the_next_copy(
     assert processes.find_process(pid) is None
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_another_thread_may_have_waited_for_the_process(copy: Copy) -> None:
     copy.await_successor()
     copy._between = os.fork()

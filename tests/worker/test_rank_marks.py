@@ -23,6 +23,7 @@ def in_fork(act) -> None:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_rank_s_mark_is_seen_by_the_process_that_forked_it() -> None:
     marks = RankMarks(3)
     assert [marks.of(rank).read() for rank in range(3)] == [Mark.NONE] * 3
@@ -49,6 +50,7 @@ def _no_bytes() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("limit", [_no_descriptors, _no_bytes])
 @pytest.mark.parametrize("length", [10, 1_000_000])
 def test_what_a_rank_cannot_write_the_runner_writes(tmp_path: Path, limit, length: int) -> None:

@@ -373,13 +373,12 @@ for step in range(30):
 
 
 @pytest.fixture
-def nb(tmp_path: Path) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path: Path) -> Iterator[Kernel]:
     with kernel(tmp_path, file=None) as notebook:
         notebook.run("%load_ext tpunb").good()
         yield notebook
 
 
-@pytest.mark.slow
 def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -> None:
     ran = nb.run(TRAIN).good()
     cell = f"cell [{ran.number}], line"
@@ -408,7 +407,6 @@ def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -
     assert any(name.strip() == "Python" for name in parts)
 
 
-@pytest.mark.long
 def test_a_run_that_does_the_same_at_every_step_is_told_nothing_but_what_it_reads(
     nb: Kernel,
 ) -> None:

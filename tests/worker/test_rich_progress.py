@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 BEGIN = """
 import json, os, sys
 from pathlib import Path
@@ -76,7 +78,6 @@ print(json.dumps(told()))
     assert run(tmp_path, code) == expected
 
 
-@pytest.mark.long
 def test_lightnings_bar(tmp_path: Path) -> None:
     code = """
 import torch, lightning

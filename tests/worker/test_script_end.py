@@ -13,6 +13,7 @@ import pytest
 from tpunb.worker import script_end
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("value", [None, 0, 3, 257, -1, True, False, 0.0, "text", (), ""])
 def test_the_exit_code_is_python_s(value: object) -> None:
     code = f"import sys; sys.exit({value!r})"
@@ -25,6 +26,7 @@ def test_what_the_system_would_cut_to_0_is_no_good_end(value: int) -> None:
     assert script_end.exit_code(SystemExit(value)) == 1
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_fork_has_none_of_its_parent_s_children() -> None:
     """Private names of multiprocessing, which `active_children` uses."""
     child = multiprocessing.get_context("fork").Process(target=int)

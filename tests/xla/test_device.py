@@ -38,7 +38,7 @@ print(torch_xla.__version__)
 """
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_what_is_compiled_is_kept_where_the_environment_says(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     env = {**os.environ, "PJRT_DEVICE": "CPU"}

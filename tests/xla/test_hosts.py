@@ -21,6 +21,7 @@ print(hosts.own_address(), hosts.interface_of("::1"), os.environ["GLOO_SOCKET_IF
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_host_finds_the_address_and_the_interface_by_which_others_reach_it() -> None:
     if refused := fakes.why_refused():
         pytest.skip(refused)

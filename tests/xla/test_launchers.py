@@ -176,7 +176,7 @@ LATER = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_in_a_kernel_libraries_may_be_imported_later_and_are_restored(tmp_path: Path) -> None:
     program = tmp_path / "kernel.py"
     program.write_text("import sys\n" + textwrap.dedent(LATER))

@@ -258,7 +258,7 @@ def signatures() -> list[str]:
 
 
 OWNERS = ("torch_xla", "torch", private_names.OPS)
-"""Libraries whose names this test checks. Other libraries: tests/scenarios/test_frameworks.py."""
+"""Libraries whose names this test checks. Other libraries: tests/long/test_frameworks.py."""
 
 
 def test_signatures_are_those_that_were_looked_up(ranks: Ranks) -> None:

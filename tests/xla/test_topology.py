@@ -136,7 +136,7 @@ def _look() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Any]:
+def found(starts_processes: None) -> list[Any]:
     if refused := hosts.why_refused():
         pytest.skip(refused)
     with Pod(1) as pod:
@@ -149,7 +149,6 @@ def found() -> list[Any]:
     return every
 
 
-@pytest.mark.slow
 def test_every_rank_of_every_slice_has_its_own_chip(found: list[Any]) -> None:
     *ranks, _, _ = found
     assert [(kind, worker) for _, kind, worker, _ in ranks] == RANKS * len(WAYS)
@@ -172,7 +171,6 @@ def test_every_rank_of_every_slice_has_its_own_chip(found: list[Any]) -> None:
             assert asked_again == (worker if by_metadata else worker * LOCAL + local_rank)
 
 
-@pytest.mark.slow
 def test_a_process_that_drives_a_whole_host_keeps_what_the_platform_has_set(
     found: list[Any],
 ) -> None:

@@ -10,11 +10,11 @@ import pytest
 from tests.diagnostics.cell.programs import CLEAN, FAULTY, NOT_FINITE, PRELUDE, TITLES
 from tests.drivers.kernel import Kernel, Ran, kernel
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with kernel(tmp_path_factory.mktemp("debug"), file=None) as notebook:
         notebook.run(f"%load_ext tpunb\n%tpu_setup --no-warm\n{PRELUDE}").good()
         yield notebook

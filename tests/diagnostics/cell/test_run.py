@@ -9,7 +9,7 @@ import pytest
 from tests.diagnostics.cell.programs import PRELUDE
 from tests.drivers.kernel import Kernel, kernel, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
 LOOP = """
 model, opt = make()
@@ -28,7 +28,7 @@ after = True
 
 
 @pytest.fixture(scope="module")
-def nb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     folder = tmp_path_factory.mktemp("cell")
     with kernel(folder, file="a.ipynb") as notebook:  # a front end that can be asked for input
         notebook.run(f"%load_ext tpunb\n%tpu_setup --no-warm\n{PRELUDE}").good()

@@ -22,6 +22,7 @@ def test_a_run_that_has_logged_a_step_has_trained(tmp_path: Path) -> None:
     assert run.observed_facts(result).stage == "step"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_holder_of_the_tpu_of_a_run_that_has_just_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,9 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kernel]:
+def kernel(
+    starts_processes: None, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Kernel]:
     path = tmp_path / "lab.ipynb"
     with started(tmp_path, JPY_SESSION_NAME=str(path), JPY_PARENT_PID="1") as client:
         yield Kernel(client)
@@ -181,7 +183,7 @@ def run(command: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(("command", "runner"), RUNNERS.values(), ids=RUNNERS)
 def test_runners_are_found_by_their_command_line(
     command: list[str], runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,8 +203,7 @@ def test_runners_are_found_by_their_command_line(
     assert found["notes"] == []
 
 
-@pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 def test_papermill_parameters_stay_where_they_ran(tmp_path: Path) -> None:
     write(tmp_path / "in.ipynb", *NOTEBOOK)
     run(["papermill", "in.ipynb", "out.ipynb", "-p", "rate", "3"], tmp_path)
@@ -220,7 +221,7 @@ def test_papermill_parameters_stay_where_they_ran(tmp_path: Path) -> None:
     assert len(found["cells"]) == len(NOTEBOOK) + 1
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_programs_that_call_papermill_and_nbclient(tmp_path: Path) -> None:
     """Their command line says nothing; the parameters of `--inject-paths` do."""
     write(tmp_path / "in.ipynb", *NOTEBOOK)

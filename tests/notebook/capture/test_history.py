@@ -146,6 +146,7 @@ def test_variables_that_cells_removed(
     assert history.removed_variables({1, 2, 3}) == {"ONE": "ONE was", "TWO": "TWO was"}
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_variables_removed_before_tpunb_was_loaded(tmp_path: Path) -> None:
     code = """
     import os, sys

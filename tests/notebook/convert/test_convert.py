@@ -116,12 +116,14 @@ def test_the_numbers_of_cells_that_never_ran_are_their_positions() -> None:
     assert [block.number for block in script.blocks] == [None, 1, 7, 3]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_without_a_train_cell_everything_is_prelude(tmp_path: Path) -> None:
     script = convert(notebook("x = 1", "print(x)", train=None))
     assert [block.role for block in script.blocks] == ["header", "prelude", "prelude"]
     assert run(script, tmp_path).stdout == "1\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("train", ["", "\n", "%%tpu_train", "%%tpu_train --cores 2\n\n# nothing\n"])
 def test_an_empty_train_cell(train: str, tmp_path: Path) -> None:
     script = convert(notebook("print(1)", train))
@@ -130,12 +132,14 @@ def test_an_empty_train_cell(train: str, tmp_path: Path) -> None:
     assert len(lines_of(script, 1)) == len(train.split("\n"))
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_train_cell_that_is_chosen_needs_no_magic(tmp_path: Path) -> None:
     script = convert(notebook("x = 1", "%%time\nprint(x)", "%%tpu_train\nnope", train=1))
     assert run(script, tmp_path).stdout == "1\n"
     assert lines_of(script, 1) == ["# magic: %%time", "print(x)"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_header_leaves_nothing_behind(tmp_path: Path) -> None:
     source = "print([name for name in globals() if not name.startswith('__')])"
     assert run(convert(notebook(source, train=None)), tmp_path).stdout == "[]\n"
@@ -165,12 +169,14 @@ def test_the_header_names_only_what_is_used() -> None:
     )
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_display_without_ipython(tmp_path: Path) -> None:
     script = convert(notebook("import sys", "display([1, 2])", train=None))
     text = f"import sys; sys.modules['IPython'] = None\n{script.text}"
     assert run(Script(text, ()), tmp_path).stdout == "[1, 2]\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_with_tpunb_installed_the_script_is_prepared(tmp_path: Path) -> None:
     """`standalone.prepare` is called, once, and its names do not stay."""
     script = convert(notebook("print(sorted(n for n in globals() if n[0] != '_'))", train=None))
@@ -223,10 +229,12 @@ CLEAN = [
 DIRTY = ["import os\nx = 1;\n!ls\nprint(y, f'a')", "%time a = l = 1\nif a == None: b = 1"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_ruff_finds_nothing_that_we_wrote(tmp_path: Path) -> None:
     assert _ruff(convert(notebook(*CLEAN, "%%tpu_train\nprint(1)")), tmp_path) == []
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_ruff_finds_is_in_lines_of_the_notebook(tmp_path: Path) -> None:
     script = convert(notebook(CLEAN[0], *DIRTY, "%%tpu_train\nimport json\n"))
     found = [script.locate(line) for line in _ruff(script, tmp_path)]
@@ -248,6 +256,7 @@ def _ruff(script: Script, folder: Path) -> list[int]:
     return [finding["location"]["row"] for finding in json.loads(done.stdout)]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_jupytexts_tags_say_where_a_cell_is_active(tmp_path: Path) -> None:
     cells = (
         Cell(0, "code", "print('notebook')", 1, None, ("active-ipynb",)),
@@ -266,6 +275,7 @@ def test_one_exporter_is_made_and_kept() -> None:
     assert exporter() is made
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_importing_it_does_not_import_nbconvert() -> None:
     code = (
         "import sys, tpunb.notebook.convert.convert, tpunb.notebook.convert.fork_safety;"

@@ -339,6 +339,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_construct(case: Case, tmp_path: Path) -> None:
     snapshot = notebook(case.source, f"%%tpu_train --cores 2\n{case.train}")

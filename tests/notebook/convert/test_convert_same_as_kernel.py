@@ -168,7 +168,6 @@ def test_each_construct(folder: Path, ipython: Shell) -> None:
     assert len(check(sources, folder, ipython)["trace"]) > len(PIECES)
 
 
-@pytest.mark.long
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

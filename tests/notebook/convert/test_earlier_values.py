@@ -71,7 +71,7 @@ def test_attaching_brings_it_at_its_line() -> None:
     ]
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_attaching_in_a_script_by_itself(tmp_path: Path) -> None:
     cells = ("%%tpu_train --detach --returns a\na = 1", "%tpu_attach --out r one\nprint(a)")
     script = convert(
@@ -111,7 +111,7 @@ layer = {"tied": weight, "again": weight}
 """.strip()
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_a_script_by_itself_runs_it_in_its_place(tmp_path: Path) -> None:
     script = convert(
         notebook(
@@ -156,7 +156,7 @@ def test_what_a_script_cannot_have_is_refused(source: str) -> None:
         convert(notebook(*cells))
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_a_name_that_rank_0_has_not_got(tmp_path: Path) -> None:
     script = convert(notebook("%%tpu_train --returns b\nimport torch", "%%tpu_train\nprint(b)"))
     assert "rank 0 has no variable 'b' after the train cell" in run(script, tmp_path).stderr

@@ -64,7 +64,7 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
+def ranks(starts_processes: None, tmp_path: Path) -> Ranks:
     return Ranks(tmp_path)
 
 
@@ -127,7 +127,6 @@ def test_what_nothing_works_without_ends_every_rank(
     assert all(message in done.stderr for done in ended), ended
 
 
-@pytest.mark.long
 def test_a_package_is_installed_for_this_interpreter_and_found(
     ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -231,7 +230,6 @@ def test_a_script_has_of_tpunb_what_it_uses(ranks: Ranks) -> None:
     assert second.stdout == ""
 
 
-@pytest.mark.long
 def test_launch_imported_by_its_name(ranks: Ranks) -> None:
     script = exported(
         "from tpunb import launch as go, log",
@@ -337,7 +335,7 @@ xmp.spawn(lambda *args: print(args), args=("b",), nprocs=8, start_method="fork")
 """
 
 
-@pytest.mark.long  # imports torch_xla
+@pytest.mark.usefixtures("starts_processes")
 def test_without_tpunb_a_rank_joins_the_others_on_a_tpu_and_launchers_call_here() -> None:
     code = f"{functions('_launch_here')}\n{ON_A_TPU}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -54,6 +54,7 @@ def test_a_notebook_runs_in_the_names_of_this_one(folder: Path, ipython: Shell) 
     )
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_of_a_notebook_does_not_run_is_said(folder: Path) -> None:
     write(folder / "other.ipynb", "!ls\ndisplay('shown')", "# tpu: skip\nx = 1", "y = 1")
     script = convert(notebook("a = 1\n%run other.ipynb", "%%tpu_train\nprint(y)"))
@@ -69,11 +70,13 @@ def test_what_of_a_notebook_does_not_run_is_said(folder: Path) -> None:
     assert (done.stdout, done.stderr) == ("shown\n1\n", "")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_cells_tagged_to_be_skipped_are_not_run(folder: Path) -> None:
     write(folder / "other.ipynb", "y = 1", "y = 2", tags=("tpu-skip",))
     assert run(convert(notebook("%run other.ipynb\nprint(y)")), folder).stdout == "1\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_line_separator_in_a_string_ends_no_line(folder: Path) -> None:
     write(folder / "other.ipynb", "# \x0c\x1c\nx = 'a\u2028b'\ny = 1 / 0")
     source = "import traceback\ntry:\n    %run other.ipynb\nexcept ZeroDivisionError:\n"
@@ -81,6 +84,7 @@ def test_a_line_separator_in_a_string_ends_no_line(folder: Path) -> None:
     assert "line 3, in <module>\n    y = 1 / 0\n" in done.stdout
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_failure_names_the_cell_of_the_other_notebook(folder: Path) -> None:
     write(folder / "other.ipynb", "x = 1", "def f():\n    return 1 / 0")
     source = "import traceback\n%run other.ipynb\ntry:\n    f()\nexcept ZeroDivisionError:\n"
@@ -95,6 +99,7 @@ def test_notebooks_that_run_others(folder: Path, ipython: Shell) -> None:
     assert both("%run a.ipynb\nprint(z)", folder, ipython) == "3\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_an_ipython_file(folder: Path) -> None:
     (folder / "other.ipy").write_text("%time x = 1\n", encoding="utf-8")
     script = convert(notebook("%run other.ipy\nprint(x)", train=None))
@@ -135,12 +140,14 @@ def test_a_python_file(options: str, folder: Path, ipython: Shell) -> None:
     assert "sub/m.py" in both(f"x = 1\n%run {options}\n{shown}", folder, ipython)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_module(folder: Path) -> None:
     (folder / "m.py").write_text("import sys\nx = sys.argv[1:], __name__", encoding="utf-8")
     script = convert(notebook("import sys; sys.path.insert(0, '.')\n%run -m m a\nprint(x)"))
     assert run(script, folder).stdout == "(['a'], '__main__')\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_files_beside_the_notebook_are_found(tmp_path: Path, folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "m.py").write_text("x = 1", encoding="utf-8")
@@ -154,6 +161,7 @@ def test_a_script_without_it_has_nothing_of_it(folder: Path) -> None:
     assert "_run_" not in convert(notebook("x = 1")).text
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_linters_find_nothing_in_it(folder: Path) -> None:
     write(folder / "other.ipynb", "x = '''a\n\"\"\" \\\\'''", "", "await f()")
     (folder / "m.py").touch()

@@ -158,6 +158,7 @@ NOT_REFUSED = [
 ]
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("source", NOT_REFUSED)
 def test_not_refused_because_it_works(source: str, tmp_path: Path) -> None:
     script = convert(notebook(SKIPPED, source, "%%tpu_train\nprint('end')"))
@@ -173,6 +174,7 @@ def test_a_result_may_be_called_run() -> None:
     assert "\nrun\n" in shown.text
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_functions_may_need_what_a_cell_below_makes(tmp_path: Path) -> None:
     cells = ["# tpu: skip\nx = 1", "def f():\n    return x", "x = 2", "%%tpu_train\nprint(f())"]
     assert run(convert(notebook(*cells)), tmp_path).stdout == "2\n"

@@ -20,6 +20,7 @@ def test_plain_lists_stay() -> None:
     assert "_Lines" not in script.text
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_only_names_whose_attributes_are_read(tmp_path: Path) -> None:
     source = "é = 1; x = 2\nx = !echo 'é {é}' \\\n  b\ny = !ls\nprint(type(y).__name__)"
     script = convert(
@@ -33,6 +34,7 @@ def test_only_names_whose_attributes_are_read(tmp_path: Path) -> None:
     assert run(script, tmp_path).stdout == "list\né 1 b ['é b']\nlist ['é 1 b']\n"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_in_a_notebook_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.ipy").write_text("x = !echo a\n", encoding="utf-8")

@@ -27,7 +27,7 @@ FACTS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.skipif(find_spec("torch_xla") is None, reason="needs torch_xla")
 def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
     script = Path(__file__).with_name("facts.py")

@@ -188,6 +188,7 @@ def test_a_notebook_with_every_example_is_linted() -> None:
     assert len(found(*cells)) > 50
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_lint_imports_no_library_that_is_slow() -> None:
     code = (
         "import sys; from tpunb.notebook.lint.linter import lint\n"

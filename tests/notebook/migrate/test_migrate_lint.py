@@ -73,14 +73,12 @@ def test_pieces_of_old_notebooks(sources: list[str]) -> None:
     assert_not_worse(notebook(*sources))
 
 
-@pytest.mark.long
 @settings(calm, max_examples=25)
 @given(cells)
 def test_notebooks_of_any_shape(sources: list[str]) -> None:
     assert_not_worse(notebook(*sources))
 
 
-@pytest.mark.long
 def test_the_notebooks_of_this_repository() -> None:
     for path in sorted(ROOT.glob("notebooks/**/*.ipynb")):
         made = json.loads(path.read_text(encoding="utf-8"))

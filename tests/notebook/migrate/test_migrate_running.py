@@ -104,7 +104,7 @@ def run(cells: list[str], folder: Path) -> dict[str, object]:
     return facts
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_a_notebook_of_2020_runs(tmp_path: Path) -> None:
     amp = "from torch_xla.amp import autocast"
     cells = migrated(DATA, amp, LOOPS, START)
@@ -112,7 +112,7 @@ def test_a_notebook_of_2020_runs(tmp_path: Path) -> None:
     assert run(cells, tmp_path) == {"seen": 72, "world": 1, "rank": 0, "bfloat16": False}
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_data_parallel_of_2019_runs_by_a_launch(tmp_path: Path) -> None:
     head = (
         "import torch_xla\nimport torch_xla_py.xla_model as xm\n"

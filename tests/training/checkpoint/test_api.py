@@ -615,7 +615,6 @@ def _train_and_save(run: str) -> tuple[int, list[float], bool]:
     return rank, model.weight.detach().cpu().flatten().tolist(), back is not None
 
 
-@pytest.mark.long
 def test_tensors_of_xla_devices(ranks: Ranks, tmp_path: Path) -> None:
     values = ranks.values(_train_and_save, 2, str(tmp_path / "run"))
     assert [rank for rank, _, _ in values] == [0, 1]
@@ -643,14 +642,13 @@ def _save_on_a_stop(run: str) -> tuple[float, float, int]:
     return during, after, int(unfinished[0].item())
 
 
-@pytest.mark.long
 def test_on_a_stop_only_what_the_state_needs_is_computed(ranks: Ranks, tmp_path: Path) -> None:
     ((during, after, value),) = ranks.values(_save_on_a_stop, 1, str(tmp_path / "run"))
     assert after == during + 1  # the pending step, which all ranks start in the same way
     assert value == 3
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_saving_numbers_does_not_import_torch_xla(tmp_path: Path) -> None:
     code = (
         "import sys, tpunb; assert 'torch' not in sys.modules; assert tpunb.load() is None; "

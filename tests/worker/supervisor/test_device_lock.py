@@ -61,6 +61,7 @@ def test_a_damaged_ticket_still_counts(tmp_path: Path, written: str) -> None:
     second.release()
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TAKES, str(tmp_path), "theirs"],
@@ -80,6 +81,7 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["chips.lock"]
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_many_at_once_have_it_one_after_the_other(tmp_path: Path) -> None:
     """Each process prints whether it has the device: exactly one has, and then the next."""
     commands = [[sys.executable, "-c", TAKES, str(tmp_path), str(number)] for number in range(8)]

@@ -143,8 +143,7 @@ def test_last_words_arrive_though_the_other_end_speaks_too(make: Callable[..., E
         ends.member.send(HostEnded({"n": number}, 0.0))
     ends.leader.send(AllFinished())
     assert ends.member.connection is not None
-    time.sleep(0.1)
-    messages = ends.member.read()
+    messages = read(ends.member, 1)
     ends.member.close()
     ends.leader.close(deadline=time.monotonic() + 20)
     assert messages == [AllFinished()]

@@ -240,6 +240,7 @@ main.main()
 """
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_supervisor_with_over_a_thousand_open_files(tmp_path: Path) -> None:
     """As with kept preludes, hosts and runs that wait; `select` knows 1024 only."""
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:

@@ -69,7 +69,7 @@ def test_a_server_that_has_answered_once_may_be_slow(monkeypatch: pytest.MonkeyP
     assert notice_after(monkeypatch, [slow, (TRUE, "NONE")]) == ""
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_a_run_on_a_machine_that_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def begin(run: RunDir) -> Iterator[Callable[[str], processes.Process]]:
+def begin(starts_processes: None, run: RunDir) -> Iterator[Callable[[str], processes.Process]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(code: str) -> processes.Process:

@@ -507,6 +507,7 @@ def test_a_folder_that_is_deleted_ends_nothing(one_run: Callable[..., OneRun]) -
     assert run.pass_time(5.0)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_file_system_that_is_read_only_ends_nothing(tmp_path: Path, world: World) -> None:
     with mounted(tmp_path) as make_read_only:
         run = OneRun(tmp_path, world)

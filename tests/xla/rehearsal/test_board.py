@@ -59,6 +59,7 @@ def test_it_does_what_torch_s_store_does(file: int) -> None:
     assert late.num_keys() == board.num_keys()
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_all_who_write_at_once_agree(file: int) -> None:
     children = []
     big = "x" * 100_000

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
 
-pytestmark = pytest.mark.slow  # hundreds of small programs are compiled
-
 FLOATS = ["float32", "float64", "bfloat16", "float16"]
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 TYPES = [*FLOATS, *INTEGERS, "bool"]

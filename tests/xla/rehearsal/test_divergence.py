@@ -126,7 +126,6 @@ def trained(*kinds: str) -> list[str]:
     return said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -139,7 +138,6 @@ def test_what_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
     assert ranks.values(trained, 3, *kinds) == [[], [], []]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -157,7 +155,6 @@ def test_a_rank_that_leaves_the_others_is_named_once(ranks: Ranks, kind: str, wo
     assert re.search(r"rank 2: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -203,7 +200,6 @@ train()
 """
 
 
-@pytest.mark.slow
 def test_tensors_that_differ_are_named(driver: Driver) -> None:
     seen = driver.run([], ELSEWHERE, ranks=3)
     assert seen.result.state == "succeeded"
@@ -267,7 +263,6 @@ for step in range(10):
 """
 
 
-@pytest.mark.slow
 def test_a_run_warns_with_cell_and_line_and_goes_on(driver: Driver) -> None:
     seen = driver.run([], LEAVES, ranks=4)
     assert seen.result.state == "succeeded"

@@ -189,7 +189,6 @@ def test_a_rank_that_runs_a_collective_alone_is_an_error_on_all(ranks: Ranks) ->
     assert "rank 0: calls torch_xla.sync()" in first["barrier"]
 
 
-@pytest.mark.long
 def test_every_way_to_read_is_one(ranks: Ranks) -> None:
     for found in ranks.values(mistakes, 2, list(MISTAKES)):
         assert [name for name, text in found.items() if not text] == []

@@ -361,7 +361,6 @@ def train(optimizer_name: str, workers: int) -> tuple[list[float], list[Any]]:
     return values, [p.detach().cpu().flatten().tolist() for p in model.parameters()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "workers", "counts"), [("SGD", 0, [2, 4]), ("AdamW", 2, [2])]
 )

@@ -107,7 +107,7 @@ def ran(device: str, env: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 def test_torch_xla_is_untouched_and_each_rank_has_its_own_chip() -> None:
     found = ran("TPU", TPU)
     assert "tpunb.xla.rehearsal.install" in found["modules"]
@@ -124,7 +124,7 @@ def test_torch_xla_is_untouched_and_each_rank_has_its_own_chip() -> None:
     assert "PJRT_NPROC" not in env
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_the_same_look_sees_a_rehearsal() -> None:
     found = ran("CPU", REHEARSAL)
     different = found["different"]

@@ -116,7 +116,6 @@ def trained() -> Any:
     return train(model.to(torch_xla.device()), rank, world, step_with_xm=True)
 
 
-@pytest.mark.long
 def test_every_collective_gives_what_it_gives_on_one_host(ranks: Ranks) -> None:
     one = ranks.values(everything, 4)
     two = ranks.values(everything, 4, hosts=LOOPBACK)
@@ -147,7 +146,6 @@ while True:
 """
 
 
-@pytest.mark.long
 def test_on_hosts_that_know_no_names_and_have_no_name_server(ranks: Ranks, tmp_path: Path) -> None:
     if refused := hosts.why_refused():
         pytest.skip(refused)

@@ -107,7 +107,6 @@ xm.rendezvous("end", b"four")
 """
 
 
-@pytest.mark.long
 def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
     # Far longer than the ranks' starts differ on a busy machine.
     result = driver.run([], TRAIN.format(seconds=2), ranks=2).result
@@ -137,8 +136,6 @@ def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
     assert "6 collectives, 1.6 kB" in status.html()
 
 
-@pytest.mark.long
-@pytest.mark.slow
 def test_ranks_that_fail_tell_of_theirs_too_and_one_rank_has_none(driver: Driver) -> None:
     failed = driver.run([], TRAIN.format(seconds=0) + "\nraise ValueError('late')", ranks=2).result
     assert failed.state == "failed"

@@ -11,6 +11,7 @@ import pytest
 from tpunb.xla.rehearsal.transport import Mesh
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_another_process_gets_nothing() -> None:
     rank0, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
     pids = dict.fromkeys((0, 1), os.getpid())

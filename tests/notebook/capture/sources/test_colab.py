@@ -29,7 +29,7 @@ def notebook(*cells: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
+def page(starts_processes: None, tmp_path: Path) -> Iterator[Page]:
     with started(tmp_path, FAKE) as client:
         yield Page(client, {})
 

@@ -1,6 +1,6 @@
 """Jupyter servers, real ones, and what they leave in the environment of kernels.
 
-JupyterLab and Notebook 7 in a browser are in `tests/scenarios/test_frontends.py`.
+JupyterLab and Notebook 7 in a browser are in `tests/long/test_frontends.py`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def client(tmp_path: Path, kernel: str) -> Iterator[BlockingKernelClient]:
         made.stop_channels()
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_the_path_of_the_session_right_after_a_rename(tmp_path: Path) -> None:
     with server(
         tmp_path, "--ServerApp.base_url=/user/me/", "--IdentityProvider.token=s3"
@@ -152,7 +152,7 @@ def test_the_path_of_the_session_right_after_a_rename(tmp_path: Path) -> None:
         jupyter.ask("DELETE", f"api/sessions/{session['id']}")
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_a_server_that_only_takes_a_password(tmp_path: Path) -> None:
     """What is known then is JPY_SESSION_NAME, and nothing is said."""
     path = write(tmp_path / "one.ipynb", LOAD, TRAIN)
@@ -171,6 +171,7 @@ def test_a_server_that_only_takes_a_password(tmp_path: Path) -> None:
         assert SessionName().locate(asking) == LocatedNotebook("JPY_SESSION_NAME", path)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_server_with_a_certificate_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +272,7 @@ def test_files_of_servers_that_cannot_be_asked(folder: Path, info: str) -> None:
     assert Server().locate(kernel()) is None
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_session_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     path = folder / "in.ipynb"

@@ -47,6 +47,7 @@ def draft(tmp_path: Path, *cells: str) -> str:
     return write(tmp_path / "draft.ipynb", *map(code, cells)).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_draft_of_an_interactive_session(service: Service, tmp_path: Path) -> None:
     service.source = draft(tmp_path, ADDED, LOAD, "rate = 2", "never = 1", TRAIN)
     with started(tmp_path, fake_kaggle.__name__, **service.environ) as client:
@@ -89,6 +90,7 @@ def test_a_service_that_does_not_give_it(
     refused("JWT Token is required")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_is_asked_in_which_kind_of_run(
     service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

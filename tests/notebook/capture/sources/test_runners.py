@@ -13,6 +13,8 @@ from tests.notebook.capture.fronts import kernel, program
 from tpunb.notebook.capture.sources import LocatedNotebook
 from tpunb.notebook.capture.sources.runners import CommandLine, PapermillParameters
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 
 @pytest.mark.parametrize(
     ("command", "found"),

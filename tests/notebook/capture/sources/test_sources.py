@@ -40,6 +40,7 @@ def test_what_the_user_names(
         assert (caught.value.path, caught.value.origin) == (name, origin)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_first_source_that_knows_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     a, b, c = (str(write(folder / f"{name}.ipynb", "a = 1")) for name in "abc")

@@ -12,7 +12,7 @@ from tests.notebook.capture.fronts import LOAD, TRAIN, code, sources, started, w
 
 
 @pytest.fixture
-def window(tmp_path: Path) -> Iterator[Window]:
+def window(starts_processes: None, tmp_path: Path) -> Iterator[Window]:
     with started(tmp_path) as client:
         yield Window(client, tmp_path / "my notebook.ipynb")
 

@@ -14,8 +14,6 @@ import pytest
 from tests.drivers.ranks import Ranks, rehearse
 from tests.support import Driver
 
-pytestmark = pytest.mark.long  # trainings on 1 to 8 ranks
-
 BATCH, STEPS = 16, 10
 CLOSE = {
     "SGD": 1e-5,
@@ -81,7 +79,6 @@ def all_trained(*kinds: str) -> list[tuple[list[float], list[float]]]:
     return [trained(kind) for kind in kinds]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds", [["SGD", "momentum", "AdamW", "accumulation"], ["batch norm", "autocast"]]
 )
@@ -120,7 +117,7 @@ for step in range(5):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("starts_processes")
 def test_in_real_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     driver = Driver(tmp_path_factory.mktemp("runs"))
     driver.warm()

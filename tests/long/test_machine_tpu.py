@@ -54,7 +54,7 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """torch_xla's results for all environments, from one process: its import takes seconds."""
     asked, servers = [], []
     for name in EXPECTED:
@@ -77,8 +77,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(zip(EXPECTED, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_ranks_and_addresses(name: str, found: dict[str, Any]) -> None:
     numbers, bounds, kind, version = EXPECTED[name]
@@ -99,6 +97,7 @@ def test_ranks_and_addresses(name: str, found: dict[str, Any]) -> None:
     assert {rank["TPU_PROCESS_ADDRESSES"] for rank in ranks} == {addresses}
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_kernels_own_environment_is_as_it_was(tmp_path: Path) -> None:
     with machine("kaggle-tpu-batch", tmp_path) as made:
         before = dict(made.env)

@@ -21,9 +21,9 @@ import tpunb
 from tpunb import errors, training
 
 # A build of all pages, and an executed notebook.
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OUTPUTS = [
     nbformat.v4.new_output("stream", name="stdout", text="[0] trained on 4 cores\n"),
     nbformat.v4.new_output("stream", name="stderr", text="a note\n"),
@@ -48,7 +48,7 @@ def builder() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, with the saved notebooks, of which the first has outputs."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "notebooks", folder / "notebooks")

@@ -24,7 +24,7 @@ COLAB = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 def test_what_people_do_works_with_colab_s_packages(tmp_path: Path) -> None:
     """On this interpreter, whose torch is there already; Colab's own is in `make matrix`."""
     environment = matrix.Environment(sys.executable, lambda _: COLAB.split())

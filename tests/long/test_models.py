@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 # Each test starts a kernel and several training runs.
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
 ROOT = Path(__file__).parents[2] / "notebooks" / "models"
 
@@ -84,7 +84,6 @@ SHOWS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # a kernel and several runs, possibly on a busy machine
 @pytest.mark.parametrize("name", SHOWS)
 def test_a_model_trains_to_what_its_notebook_claims(name: str, tmp_path: Path) -> None:

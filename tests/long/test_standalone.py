@@ -17,7 +17,9 @@ from tests.fakes.hosts import Pod
 from tests.support import free_port
 from tpunb.utils.errors import INSTALL_XLA
 
-pytestmark = pytest.mark.long  # each imports torch_xla in new processes
+pytestmark = [
+    pytest.mark.usefixtures("starts_processes"),
+]  # each imports torch_xla in new processes
 
 SCRIPT = """
     from tpunb.worker import standalone
@@ -91,12 +93,13 @@ def trained(tmp_path: Path, *command: str) -> tuple[list[dict[str, Any]], str]:
 
 
 @pytest.fixture(scope="module")
-def one_core(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+def one_core(
+    starts_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], str]:
     (found,), output = trained(tmp_path_factory.mktemp("one"))
     return found, output
 
 
-@pytest.mark.slow
 def test_python_runs_one_core(one_core: tuple[dict[str, Any], str]) -> None:
     found, output = one_core
     losses = found["losses"]
@@ -105,7 +108,6 @@ def test_python_runs_one_core(one_core: tuple[dict[str, Any], str]) -> None:
     assert output == f"step 0 · loss {losses[0]:.4g}\nstep 6 · loss {losses[6]:.4g}\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
     one_core: tuple[dict[str, Any], str], tmp_path: Path, count: int
@@ -122,7 +124,6 @@ def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
             assert weights == pytest.approx(others, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.slow
 def test_torchrun_on_two_hosts_trains_as_one_core_does(
     one_core: tuple[dict[str, Any], str], tmp_path: Path
 ) -> None:
@@ -209,7 +210,6 @@ ON_A_TPU = """
 """
 
 
-@pytest.mark.slow
 def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -233,7 +233,6 @@ def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: P
     ], done.stderr
 
 
-@pytest.mark.slow
 def test_one_process_on_each_of_several_tpu_hosts_joins_the_others(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -250,7 +249,6 @@ def test_one_process_on_each_of_several_tpu_hosts_joins_the_others(tmp_path: Pat
     assert done.stdout.splitlines()[0] == "joined (0, 1)", done.stderr
 
 
-@pytest.mark.slow
 def test_two_devices_in_a_process_are_refused_as_a_tpu_v2_or_v3_has_them(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -280,7 +278,6 @@ SPMD = """
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("env", "cores"), [({}, 4), ({"CPU_NUM_DEVICES": "2"}, 2)])
 def test_a_script_of_spmd_drives_rehearsal_cores(
     tmp_path: Path, env: dict[str, str], cores: int

@@ -15,7 +15,6 @@ import pytest
 from tests.support import Driver
 
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.usefixtures("lent"),
 ]  # the libraries alone take seconds to import
 
@@ -23,8 +22,6 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks" / "frameworks").glob("*.ipynb"))
 
 
-@pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.timeout(900)  # libraries are imported in three processes, and ranks train
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_trains_on_two_ranks_to_the_same_weights(notebook: Path, tmp_path: Path) -> None:
@@ -124,7 +121,6 @@ PRINTED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fork", "replicate"])
 def test_lightning_and_accelerate_know_their_rank_however_they_are_imported(
     way: str, driver: Driver, tmp_path: Path
@@ -173,7 +169,6 @@ NAMES = """
 """
 
 
-@pytest.mark.slow
 def test_the_private_names_of_libraries_are_there() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(NAMES)],
@@ -212,7 +207,6 @@ ON_A_TPU = """
 """
 
 
-@pytest.mark.slow
 def test_on_a_tpu_libraries_are_told_nothing() -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "PJRT_"))}
     env |= {"PJRT_DEVICE": "TPU", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}

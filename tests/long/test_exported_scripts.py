@@ -14,8 +14,6 @@ import pytest
 from tests.support import free_port
 from tpunb import cli
 
-pytestmark = pytest.mark.long  # each imports torch_xla, and trains
-
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 TRAINING = "it uses tpunb.training, which is a library: pip install tpunb"
 LONG = "it takes long, and differs from the others in nothing that a script does"
@@ -63,7 +61,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter that has all that this one has, but for tpunb."""
     folder = tmp_path_factory.mktemp("without-tpunb")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -104,7 +102,6 @@ def test_tpunb_is_not_there(python: Path, tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'tpunb'"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), ALONE)
 def test_a_script_stands_alone(name: str, how: str, python: Path, tmp_path: Path) -> None:
     script, empty = exported(ALL[name], tmp_path)

@@ -20,8 +20,6 @@ from tpunb.runs.events import Ended, Metric, RanksStarted
 from tpunb.runs.spec import StopCause
 from tpunb.utils import processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
-
 STOPS = int(os.environ.get("TPUNB_TEST_STOPS", "60"))
 SEED = int(os.environ.get("TPUNB_TEST_SEED", "7"))
 START, STEP = "after the start", "after the first step"

@@ -9,8 +9,6 @@ import pytest
 
 from tests.drivers.ranks import Ranks, rehearse
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]  # dynamo takes seconds to get going
-
 
 def _compared(function: Callable[..., Any], *args: Any, **options: Any) -> list[list[Any]]:
     """The results of `function` for fresh arguments, twice, plain and compiled."""

@@ -15,7 +15,7 @@ from tests import saved
 from tests.drivers.kernel import ROOT
 from tpunb.runs.directory import list_runs
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]  # whole notebooks that print much
+pytestmark = pytest.mark.usefixtures("lent")  # whole notebooks that print much
 
 # Kaggle's batch runs are papermill, and its image has this variable.
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
@@ -25,7 +25,6 @@ WAYS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_of_100000_lines_leaves_a_small_notebook(way: str, tmp_path: Path) -> None:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}

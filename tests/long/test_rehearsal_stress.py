@@ -67,7 +67,6 @@ def mixed(seed: int) -> int:
     return ROUNDS
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_hangs(ranks: Ranks, seed: int) -> None:
     assert ranks.values(mixed, RANKS, seed) == [ROUNDS] * RANKS

@@ -35,8 +35,6 @@ from tpunb.runs.result import Failure
 from tpunb.runs.spec import FailureKind, StopCause
 from tpunb.utils import processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
-
 SLEEP = "time.sleep(600)"
 TIMEOUT = 8.0
 """Seconds, for runs that are to reach it: in this time a busy machine has started four ranks."""
@@ -357,7 +355,7 @@ def _direct(supervisor: int) -> list[processes.Process]:
 
 @pytest.fixture(scope="module")
 def bench(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    starts_processes: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
     ids = " ".join(item.name for item in request.session.items if "test_fault[" in item.name)
     near, far = (Driver(tmp_path_factory.mktemp(name)) for name in ("near", "far"))
@@ -380,7 +378,9 @@ def bench(
 
 
 @pytest.fixture(autouse=True)
-def _no_process_left_by_test(request: pytest.FixtureRequest) -> Iterator[None]:
+def _no_process_left_by_test(
+    starts_processes: None, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """As everywhere, but supervisors and fork servers that wait for the next run stay."""
     before = Processes()
     yield

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 # Each test starts a kernel and a training run.
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("lent")]
+pytestmark = pytest.mark.usefixtures("lent")
 
 ROOT = Path(__file__).parents[2] / "notebooks"
 SHOWS = {
@@ -25,7 +25,6 @@ SHOWS = {
 """Pattern of each notebook's last output: the figures before and after."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)  # a kernel and several runs, possibly on a busy machine
 @pytest.mark.parametrize("name", SHOWS)
 def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> None:
@@ -44,7 +43,6 @@ def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> Non
     assert "lint:" not in printed
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # several runs
 def test_a_sweep_of_a_grid(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "sweeps", tmp_path / "sweeps")

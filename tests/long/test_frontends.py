@@ -21,7 +21,7 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import processes
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.usefixtures("starts_processes"),
     pytest.mark.skipif(
         not CHROMIUM.exists() and os.environ.get("CI") != "true",
         reason=f"needs {CHROMIUM} (apt-get install chromium)",
@@ -60,15 +60,14 @@ def browser() -> Iterator[Browser]:
         yield made
 
 
-@pytest.fixture(
-    params=[pytest.param(app, marks=[pytest.mark.long] * (app != "jupyterlab")) for app in APPS]
-)
-def opened(browser: Browser, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+@pytest.fixture(params=APPS)
+def opened(
+    starts_processes: None, browser: Browser, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Opened]:
     with browsers.opened(browser, request.param, CELLS, tmp_path) as made:
         yield made
 
 
-@pytest.mark.long
 def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.edit("prelude", "import os, time\nfactor = 3")  # and does not save
     opened.run_all()
@@ -134,7 +133,6 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.shows("below", "factor = 3")
 
 
-@pytest.mark.long
 def test_a_run_of_100000_lines_is_saved_small(browser: Browser, tmp_path: Path) -> None:
     cells = dict(zip(("load", "train", "below"), saved.CELLS, strict=True))
     with browsers.opened(browser, "jupyterlab", cells, tmp_path) as opened:
@@ -144,7 +142,6 @@ def test_a_run_of_100000_lines_is_saved_small(browser: Browser, tmp_path: Path) 
         saved.check(opened.folder / "small.ipynb")
 
 
-@pytest.mark.long
 def test_closing_the_server_during_a_run_leaves_nothing(opened: Opened) -> None:
     opened.run_all()
     opened.shows("train", "3 of 3 ranks")
@@ -170,7 +167,6 @@ while not os.path.exists("go on"):
     time.sleep(0.05)"""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("app", ["notebook"])
 def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
     app: str, browser: Browser, tmp_path: Path
@@ -206,7 +202,6 @@ def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
         assert '"widgets"' not in saved_text
 
 
-@pytest.mark.long
 def test_who_comes_back_interrupts_and_attaches_again(browser: Browser, tmp_path: Path) -> None:
     setup = "import ipywidgets\n%load_ext tpunb"
     train = f"%%tpu_train --cores 2 --name far --detach\n{STEPS}"

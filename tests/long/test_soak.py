@@ -18,8 +18,6 @@ from tests.drivers.kernel import Kernel, kernel, until
 from tests.support import Driver, fork_server
 from tpunb.utils import processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
-
 RUNS = 60
 EARLY = 20
 """The run after which everything has been imported and every cache is filled."""
@@ -104,6 +102,7 @@ def own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_many_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
     gc.collect()  # what tests before this one have left would be closed some time later
     driver = Driver(tmp_path / "runs")
@@ -134,6 +133,7 @@ def test_many_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
     until(lambda: not os.listdir(own_temporary), "nothing is left in temporary files")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_runs_of_one_kernel(tmp_path: Path, own_temporary: Path) -> None:
     """With all that a train cell does in a kernel: capture, conversion, display, returns."""
     with kernel(tmp_path) as nb:

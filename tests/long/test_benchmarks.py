@@ -13,12 +13,11 @@ import pytest
 
 from benchmarks.table import Samples, met, table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LONGEST = ("failing", "lines", "loop", "predict", "prelude", "start", "step", "sweeping")
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("which", "rows"),
     [

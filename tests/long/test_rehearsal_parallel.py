@@ -12,8 +12,6 @@ import pytest
 
 from tests.drivers.ranks import Ranks, rehearse
 
-pytestmark = pytest.mark.long  # trainings of each kind, on several ranks
-
 STEPS, BATCH = 4, 3
 """BATCH is the batch size of one rank."""
 
@@ -85,7 +83,6 @@ def ddp() -> list[float]:
     return _flat(model.module.state_dict())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_ddp_trains_as_one_process(ranks: Ranks, world: int) -> None:
     found = ranks.values(ddp, world)
@@ -163,7 +160,6 @@ def fsdp(folder: str) -> dict[str, Any]:
     return {"held": held, "whole": whole, "before": before, "after": after}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_fsdp_trains_as_one_process_and_its_checkpoint_is_whole(
     ranks: Ranks, tmp_path: Path, world: int
@@ -202,7 +198,6 @@ def zero(folder: str) -> tuple[list[float], int]:
     return _flat(model.state_dict()), held
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_zero_1_trains_as_one_process(ranks: Ranks, tmp_path: Path, world: int) -> None:
     found = ranks.values(zero, world, str(tmp_path))

@@ -11,8 +11,6 @@ import torch
 from tests.support import Driver, Seen
 from tpunb.runs.events import Output
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
-
 CORES = 4
 SETUP = """
 import os, time

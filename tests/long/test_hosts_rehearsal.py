@@ -18,8 +18,6 @@ from tests.support import Driver
 from tpunb.diagnostics.failure.run import diagnose_log
 from tpunb.runs.spec import FailureKind, RunState
 
-pytestmark = pytest.mark.long  # torch_xla is imported on each host
-
 DATA = "import torch\ntorch.manual_seed(5)\nfeatures, goal = torch.randn(16, 6), torch.randn(16, 1)"
 TRAIN = """\
 import json, os, torch, torch_xla
@@ -83,7 +81,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+def pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     if refused := hosts.why_refused():
         pytest.skip(refused)
     with Pod(2, tmp_path_factory.mktemp("pod")) as pod:

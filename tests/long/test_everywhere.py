@@ -32,7 +32,7 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.returns import collect_returns
 from tpunb.runs.spec import RunState
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 PRELUDE = """
 import torch
@@ -132,7 +132,9 @@ class Everywhere:
 
 
 @pytest.fixture(scope="module")
-def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everywhere]:
+def everywhere(
+    starts_processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Everywhere]:
     if refused := why_refused():
         pytest.skip(refused)
     with ExitStack() as stack:

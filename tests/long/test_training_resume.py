@@ -17,8 +17,6 @@ from tests.drivers.ranks import Ranks, rehearse
 from tpunb.errors import CheckpointError
 from tpunb.training import Position, TrainingState
 
-pytestmark = pytest.mark.long  # trainings, each run twice
-
 EPOCHS = 3
 
 
@@ -97,7 +95,6 @@ def train(kind: str, folder: str, stop: int | None) -> tuple[list[float], list[t
     return losses, [tensor.cpu() for tensor in tensors]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count", "stop"),
     [
@@ -105,8 +102,8 @@ def train(kind: str, folder: str, stop: int | None) -> tuple[list[float], list[t
         ("shuffled", 2, 1),
         ("device", 2, 7),
         # At the end of an epoch: of 3 batches.
-        pytest.param("distributed", 2, 2, marks=pytest.mark.long),
-        pytest.param("stream", 1, 8, marks=pytest.mark.long),
+        ("distributed", 2, 2),
+        ("stream", 1, 8),
     ],
 )
 def test_a_resumed_training_is_the_same(
@@ -207,7 +204,6 @@ def saved(folder: str) -> None:
     TrainingState(model=nn.Linear(2, 2), path=folder).save(3)
 
 
-@pytest.mark.slow
 def test_another_number_of_ranks_raises(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.values(saved, 2, str(tmp_path)) == [None, None]
     assert ranks.values(counted, 2, str(tmp_path)) == [4, 4]

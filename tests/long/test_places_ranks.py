@@ -14,7 +14,7 @@ from tpunb.runs import trace
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.spec import Profile, RunState
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 PRELUDE = """
 import helper
@@ -58,7 +58,7 @@ close = [torch.allclose(a, b, atol=1e-6) for a, b in zip(on_pod, alone.parameter
 
 
 @pytest.fixture(scope="module")
-def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
+def pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReachedPod]:
     if refused := why_refused():
         pytest.skip(refused)
     with reached_pod(2, tmp_path_factory.mktemp("pod")) as pod:
