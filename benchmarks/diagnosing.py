@@ -26,6 +26,16 @@ OF_FAMILY = {
     "xrt-session-lost": {"xrt-config-missing"},
     "xrt-compile-empty": {"xrt-config-missing"},
     "bf16-nan": set(),
+    "dynamo": {"dynamo-fake-tensor"},
+    "kaggle-push-image": {"torch-xla-missing"},
+    "kaggle-model-gated": {"kaggle-licence"},
+    "user-api": {"accelerate-arguments"},
+    "accelerate-batch-sampler": {"accelerate-batch-size"},
+    "api-too-new": {"api-removed"},
+    "dcp-missing-key": {"distributed-checkpoint-mismatch"},
+    "accelerate-release": {"launcher-config-stale"},
+    "lightning-release": {"queue-not-picklable"},
+    "meta-device": {"weights-on-meta"},
 }
 """Rules that explain a family of reports but have another name, by family."""
 PARTLY = {

@@ -100,7 +100,7 @@ def _diagnosis(of: Diagnosis) -> str:
             f"<div><b>{escape(of.cause)}</b> [{escape(of.id)}]</div>",
             html.preformatted(escape(evidence)) if evidence else "",
             f"<div><b>Fix:</b> {_steps(of)}</div>",
-            f'<div><a href="{link}">{link}</a></div>',
+            f'<div><a href="{link}">{link}</a></div>' if link else "",
         ],
     )
 

@@ -248,9 +248,12 @@ class Diagnosis(Printable):
     evidence: tuple[Evidence, ...]
     """The lines of the log that support it."""
     confidence: float
-    """How certain it is, from 0 to 1, that this is the cause and not a consequence."""
+    """How certain it is, from 0 to 1, that this is the cause and not a consequence.
+
+    0 if no cause is known, and this only says where the error was raised.
+    """
     link: str
-    """The address of a report or of documentation."""
+    """The address of a page about exactly this error; '' if there is none."""
     steps: tuple[str, ...] = ()
     """`fix` as a list of steps, in order."""
 
@@ -268,8 +271,8 @@ class Diagnosis(Printable):
         """Return cause, evidence, fix and link in at most 20 lines."""
         cause = [paint(line, Style.STRONG) for line in _wrap(f"{self.cause} [{self.id}]", "", 5)]
         first, *more = self._fix_lines()
-        link = paint(_shorten(f"  see {self.link}"), Style.FAINT)
-        rest = [paint(first, Style.STRONG, end=len("  fix:")), *more, link]
+        link = [paint(_shorten(f"  see {self.link}"), Style.FAINT)] if self.link else []
+        rest = [paint(first, Style.STRONG, end=len("  fix:")), *more, *link]
         wrapped = (part for line in self.evidence for part in _wrap(str(line), "  | ", 2))
         evidence = [paint(line, Style.FAINT) for line in wrapped]
         return join("\n", [*cause, *evidence[: _HEIGHT - len(cause) - len(rest)], *rest])

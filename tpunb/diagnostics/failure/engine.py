@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tpunb.diagnostics.failure.details import texts, what_is_known
 from tpunb.diagnostics.failure.evidence import PossibleReasons
 from tpunb.diagnostics.failure.facts import Facts, exit_name
-from tpunb.diagnostics.failure.log import Log
+from tpunb.diagnostics.failure.log import LinePattern, Log
 from tpunb.diagnostics.failure.rules import Line, Rule, Sign, rules
 from tpunb.runs.result import Causes, Diagnosis, Evidence
 from tpunb.runs.spec import RunState
@@ -60,7 +61,29 @@ def diagnose(
     matches = seen.matches(used)
     if matches and all(match.rule.kind == "symptom" for match in matches) and seen.reasons.widen():
         matches = seen.matches(used)
-    return Causes(_rank(matches, facts))
+    return Causes(_rank(matches, seen))
+
+
+def unexplained(
+    text: str, returncode: int | None = None, *, facts: Facts | None = None
+) -> list[Diagnosis]:
+    """Return what is known about a failure without a known cause: the library that raised it.
+
+    Args:
+        text: The log of one run, as for `diagnose`.
+        returncode: How the process ended.
+        facts: Other facts about the run; none by default.
+
+    Returns:
+        At most one Diagnosis, with the id `unexplained` and the confidence 0; none if no library
+        raised the error.
+    """
+    facts = facts or Facts()
+    if returncode == 0 or facts.state == RunState.SUCCEEDED:
+        return []
+    seen = _Seen(text, returncode, facts)
+    known = what_is_known(seen.log, seen.reasons.exceptions, facts)
+    return Causes([] if known is None else [known])
 
 
 @dataclass(frozen=True)
@@ -92,6 +115,9 @@ class _Seen:
             if code:
                 name = exit_name(code)
                 self.exits[name] = (*self.exits.get(name, ()), rank)
+        codes = facts.exits.values() or [returncode or 0]
+        self.all_by_signal = any(codes) and not any(exit_name(c).isdigit() for c in codes if c)
+        """True if a signal ended each process that failed: no exception did."""
         self.ended_by_itself = facts.state not in (RunState.HUNG, RunState.TIMED_OUT) and bool(
             self.exits or self.reasons.exceptions or self.reasons.fatal
         )
@@ -100,7 +126,7 @@ class _Seen:
         """Return all rules that hold."""
         found = [match for rule in table if (match := self.match(rule)) is not None]
         explained = {number for match in found for number in match.lines}
-        if self.reasons.unexplained(explained):
+        if self.reasons.unexplained(explained) and not self.all_by_signal:
             # That exception is shown anyway, and explains more than the ends of other processes.
             found = [match for match in found if match.rule.kind != "symptom" or match.crash]
         return found
@@ -139,7 +165,8 @@ class _Seen:
 
     def lines_of(self, sign: Sign, *, slow: bool) -> list[int]:
         """Return the lines that may be a reason and match one of the sign's patterns."""
-        found = sorted({number for line in sign.lines for number in self.find(line)})
+        among = self.reasons.candidates.find
+        found = sorted({number for line in sign.lines for number in self.all_of(line, among)})
         if sign.last:
             found = [number for number in found if number == self.log.last]
         kept: list[int] = []
@@ -153,10 +180,10 @@ class _Seen:
                 kept.append(number)
         return kept
 
-    def find(self, line: Line) -> list[int]:
+    def all_of(self, line: Line, find: Callable[[LinePattern], list[int]]) -> list[int]:
         """Return the numbers of the lines that match all of these patterns."""
-        numbers = self.log.find(line.pattern)
-        return [n for n in numbers if all(one.search(self.log.body(n)) for one in line.others)]
+        first, *others = line
+        return [n for n in find(first) if all(one.regex.search(self.log.body(n)) for one in others)]
 
     def holds(self, sign: Sign) -> bool:
         """True if every condition of the sign holds, apart from that on its lines."""
@@ -164,7 +191,7 @@ class _Seen:
             return False
         if any(getattr(self.facts, name) != value for name, value in sign.facts.items()):
             return False
-        if not all(self.find(line) for line in sign.context):
+        if not all(self.all_of(line, self.log.find) for line in sign.context):
             return False
         report = self.log.report if sign.report else None
         return report is None or all(
@@ -193,8 +220,9 @@ def _shortened(line: str, most: int = 400) -> str:
     return line if len(line) <= most else line[: most - 2] + " …"
 
 
-def _rank(matches: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
+def _rank(matches: Sequence[_Match], seen: _Seen) -> list[Diagnosis]:
     """First the causes that no other explains, the sure ones in order of time; then the others."""
+    facts = seen.facts
     names = {match.rule.id for match in matches}
     causes = {match.rule.id for match in matches if match.rule.kind == "cause"}
     explained = {
@@ -235,15 +263,17 @@ def _rank(matches: Sequence[_Match], facts: Facts) -> list[Diagnosis]:
     ceiling = 1.0
     for match in ordered:
         ceiling = min(ceiling, weight(match))
+        error = seen.reasons.exception_at(match.first)
+        cause, steps = texts(match.rule, match.first, error, seen.log, facts)
         answers.append(
             Diagnosis(
                 match.rule.id,
-                match.rule.cause,
-                " ".join(match.rule.steps(facts.platform)),
+                cause,
+                " ".join(steps),
                 match.evidence,
                 round(ceiling, 2),
-                match.rule.source,
-                match.rule.steps(facts.platform),
+                match.rule.link,
+                steps,
             )
         )
     if answers and (observed := facts.observations(ordered[0].rule.stage)):

@@ -11,12 +11,12 @@ import builtins
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 
-from tpunb.diagnostics.failure.log import LinePattern, Log, compile_pattern
+from tpunb.diagnostics.failure.log import LinePattern, Lines, Log, compile_pattern
 
 EXCEPTION = re.compile(
     r"^\s*(?:E\s+)?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Pool)"
@@ -24,11 +24,11 @@ EXCEPTION = re.compile(
     r"(?::(?!:)|\s*$)"
 )
 """A line that names an exception, such as the last line of a traceback."""
-FATAL = re.compile(
-    r"^F\d{4} |^\d{4}-\S+ \S+: F |^\[libprotobuf FATAL|^\s*what\(\): |^\*\*\* SIG(?!TERM|INT)"
+FATAL = LinePattern.compile(
+    r"(?-i:^F\d{4} |^\d{4}-\S+ \S+: F |^\[libprotobuf FATAL|^\s*what\(\): |^\*\*\* SIG(?!TERM|INT)"
     r"|^\*\*\* Aborted|^terminate called |^Fatal Python error|Segmentation fault"
     r"|^ERROR: Unexpected [\w -]+ encountered in worker"
-    r"|\(core dumped\)|Out of memory: Killed|^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b"
+    r"|\(core dumped\)|Out of memory: Killed|^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b)"
 )
 """A line that native code or the system writes about a process that ends at this point."""
 
@@ -60,6 +60,8 @@ _FRAMES = 600
 """Maximal number of lines of a traceback."""
 _TRACEBACKS = 2000
 """Maximal number of tracebacks that are read, from the end of a log."""
+_FIRST, _LAST = 200, 1000
+"""Number of different lines that are searched in a log without an exception."""
 _ABOVE = 8
 """Number of lines above a traceback that show its context."""
 
@@ -80,6 +82,8 @@ class LoggedException:
     name: str
     """Its class without the module; '' if a launcher omits it."""
     rank: int | None
+    start: int
+    """The first line of its traceback, or the line that names it if no traceback is shown."""
     line: int
     """The line that names it."""
     end: int
@@ -135,17 +139,20 @@ class PossibleReasons:
         }
         self._names = {one.line for one in self.exceptions}
         self._told = any(not one.of_another_process for one in self.exceptions)
+        self.candidates = Lines(self._log, list(self._find_candidates()))
+        """The lines to search for reasons; `counts` has the last word on each."""
+
+    def _find_candidates(self) -> Sequence[Sequence[int]]:
+        if self._told:
+            return [[number] for number in sorted(self._names | self._messages | self.fatal)]
+        shapes = self._log.shapes
+        # Failures come last; the first lines show how the run was started.
+        return [*shapes[:_FIRST], *shapes[max(_FIRST, len(shapes) - _LAST) :]]
 
     @cached_property
     def fatal(self) -> frozenset[int]:
         """The fatal lines."""
-        log = self._log
-        return frozenset(
-            number
-            for alike in log.by_shape()
-            if FATAL.search(log.body(alike[0]))
-            for number in alike
-        )
+        return frozenset(self._log.find(FATAL))
 
     def _is_notice(self, number: int) -> bool:
         first = self._log.alike(number)
@@ -172,6 +179,10 @@ class PossibleReasons:
             if not one.of_another_process
         )
 
+    def exception_at(self, number: int) -> LoggedException | None:
+        """The exception whose name or message is in this line."""
+        return next((one for one in self.exceptions if one.line <= number < one.end), None)
+
     def _is_frame(self, number: int) -> bool:
         at = bisect.bisect_right(self._tracebacks, (number, len(self._log.lines))) - 1
         return at >= 0 and self._tracebacks[at][0] <= number < self._tracebacks[at][1]
@@ -193,23 +204,42 @@ class PossibleReasons:
                 starts[number] = (number, match["name"])
             elif match := _OF_LAUNCHER.match(log.body(number)):
                 starts[number] = (number, "ProcessRaisedException" if match["other"] else "")
+        used: set[int] = set()
+        named = -2
         for line in sorted(starts):
             start, full_name = starts[line]
             name = full_name.rpartition(".")[2]
-            end = self._end_of_message(line, name, starts)
-            above = list(self._above(start))
-            if any(_REMARK.match(text) for text in above[:2]):
-                self._remarks.update(range(start, end))
+            near = list(self._above(start))
+            above = [log.body(n) for n in near]
+            remark = next((n for n in near[:2] if _REMARK.match(log.body(n))), None)
+            if remark is not None and remark not in used:  # it is about the first exception below
+                used.add(remark)
+                self._remarks.update(range(start, self._end_of_message(line, starts, short=True)))
+                continue
+            end = self._end_of_message(line, starts, short=_is_plain(name))
+            inside = start == line == named + 1  # a part of the message above
+            named = line
+            of_another = name in _FOR_OTHERS or bool(_ENGINE.search(log.body(line)))
+            raised = start < line or inside or of_another or not name
+            if not raised and self._is_only_printed(line, end):
                 continue
             yield LoggedException(
                 name,
                 log.writer(line),
+                start,
                 line,
                 end,
-                any(_CHAIN.search(text) for text in [log.body(start), *above]),
+                inside or any(_CHAIN.search(text) for text in [log.body(start), *above]),
                 any(_THREAD.match(text) for text in above[:2]),
-                name in _FOR_OTHERS or bool(_ENGINE.search(log.body(line))),
+                of_another,
             )
+
+    def _is_only_printed(self, line: int, end: int) -> bool:
+        """True for a line without a traceback after which the process goes on: it was handled."""
+        log = self._log
+        rank = log.writer(line)
+        following = range(end, min(len(log.lines), end + _FRAMES))
+        return any(log.body(n).strip() and rank in (None, log.writer(n)) for n in following)
 
     def _end_of_traceback(self, header: int, following: int) -> tuple[int, str] | None:
         """The line that names the exception, and the name; None for a truncated traceback."""
@@ -223,10 +253,10 @@ class PossibleReasons:
                 return number, match["name"]
         return None
 
-    def _end_of_message(self, line: int, name: str, starts: dict[int, tuple[int, str]]) -> int:
-        """The end of a message: a blank line or, for Python's own errors, an unindented line."""
+    def _end_of_message(self, line: int, starts: dict[int, tuple[int, str]], *, short: bool) -> int:
+        """The end of a message: a blank line or, for a `short` one, an unindented line."""
         log = self._log
-        rank, short = log.writer(line), _is_plain(name)
+        rank = log.writer(line)
         for number in range(line + 1, min(len(log.lines), line + _MESSAGE)):
             body, other = log.body(number), log.writer(number)
             if other != rank and rank is not None and other is not None:
@@ -236,12 +266,12 @@ class PossibleReasons:
                 return number
         return min(len(log.lines), line + _MESSAGE)
 
-    def _above(self, start: int) -> Iterator[str]:
+    def _above(self, start: int) -> Iterator[int]:
         """Yield the non-blank lines of the same rank above a traceback, the nearest first."""
         log = self._log
         for number in range(start - 1, max(-1, start - 1 - _ABOVE), -1):
             if log.writer(number) == log.writer(start) and log.body(number).strip():
-                yield log.body(number)
+                yield number
 
 
 def _is_plain(name: str) -> bool:

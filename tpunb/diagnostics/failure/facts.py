@@ -34,6 +34,8 @@ class Facts:
 
     If there are any, no other exception in the log is the reason: it was handled, or belongs to
     another process."""
+    here: bool = False
+    """True if the run used the Python environment of this process, so that versions are known."""
     platform: str | None = None
     """'colab', 'kaggle' or 'gcp': chooses among fixes that differ."""
     lost_hosts: tuple[str, ...] = ()

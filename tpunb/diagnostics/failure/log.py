@@ -6,16 +6,13 @@ import bisect
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-# Patterns for single lines, with the fixed text that makes the search cheap
+# Patterns for single lines
 
-_SHORTEST = 4
-"""Consecutive fixed characters that a pattern must have, so that not every line is tried."""
-_CLASSES = set("dDwWsSbBAZ0123456789")
-_REPEAT = re.compile(r"\{\d*,?\d*\}")
+_DIGITS = re.compile(r"(?P<kept>\\.|\{\d*,?\d*\}|\[\^[^]]*\])|\[(?P<set>[^]]*\d[^]]*)\]|\d")
 
 
 class PatternError(ValueError):
@@ -28,133 +25,32 @@ class LinePattern:
 
     source: str
     regex: re.Pattern[str]
-    fixed: tuple[str, ...]
-    """Each matching line contains at least one of these, in lower case."""
-    digits: bool
-    """True if it may distinguish lines that differ only in digits."""
+    loose: re.Pattern[str]
+    """Matches, within a text, the same lines and those that differ from them in digits only."""
 
     @classmethod
     def compile(cls, source: str) -> LinePattern:
-        """Raises PatternError if the source is invalid or has too little fixed text."""
+        """Raises PatternError if the source is invalid."""
         regex = compile_pattern(source)
-        fixed = _fixed(source)
-        if min(map(len, fixed)) < _SHORTEST:
-            raise PatternError(
-                f"{source!r} needs {_SHORTEST} fixed characters in a row in each alternative"
-            )
-        return cls(source, regex, tuple(sorted({text.lower() for text in fixed})), _digits(source))
+        loose = re.compile(_DIGITS.sub(_any_digit, source), re.IGNORECASE | re.MULTILINE)
+        return cls(source, regex, loose)
 
 
 def compile_pattern(source: str) -> re.Pattern[str]:
-    """Raises PatternError if the source is invalid."""
+    """Raises PatternError if the source is invalid, or matches every line."""
     try:
-        return re.compile(source, re.IGNORECASE)
+        regex = re.compile(source, re.IGNORECASE)
     except re.error as error:
         raise PatternError(f"{source!r} is not a regular expression: {error}") from error
+    if regex.search("") or regex.search("-"):
+        raise PatternError(f"{source!r} matches nearly every line")
+    return regex
 
 
-def _digits(source: str) -> bool:
-    """True if the pattern contains a digit, except in a repetition such as {2}."""
-    return any(char.isdigit() for char in _REPEAT.sub("", source))
-
-
-def _fixed(source: str) -> tuple[str, ...]:
-    """Texts of which a match contains at least one; an empty text if no text is certain."""
-    return tuple(text for part in _alternatives(source) for text in _best(part))
-
-
-def _best(tokens: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The part of a sequence whose shortest text is longest: fixed characters, or a group."""
-    pieces: list[tuple[str, ...]] = []
-    run = ""
-    for at, (kind, text) in enumerate(tokens):
-        optional = (
-            at + 1 < len(tokens) and tokens[at + 1][0] == "times" and tokens[at + 1][1] != "+"
-        )
-        if kind == "char" and not optional:
-            run += text
-            continue
-        pieces.append((run,))
-        run = ""
-        if kind == "group" and not optional:
-            pieces.append(_fixed(text))
-    pieces.append((run,))
-    return max(pieces, key=lambda texts: (min(map(len, texts)), -len(texts)))
-
-
-def _tokens(source: str) -> list[tuple[str, str]]:
-    """('char' | 'group' | 'other' | 'times' | 'or', text); for a group, the text inside it."""
-    tokens = []
-    at = 0
-    while at < len(source):
-        char = source[at]
-        kind, text, end = "char", char, at + 1
-        if char == "\\":
-            kind, text, end = "char", source[at + 1], at + 2
-            if text in _CLASSES:
-                kind = "other"
-        elif char == "[":
-            kind, end = "other", _class_end(source, at)
-        elif char == "(":
-            kind, text, end = _group(source, at)
-        elif char in ".^$":
-            kind = "other"
-        elif char == "|":
-            kind = "or"
-        elif char in "*?+":
-            kind = "times"
-        elif match := _REPEAT.match(source, at):
-            kind, end = "times", match.end()
-        tokens.append((kind, text))
-        at = end
-    return tokens
-
-
-def _group(source: str, start: int) -> tuple[str, str, int]:
-    """A group that matches text, or another bracketed construct (a look-ahead, a flag)."""
-    end = _group_end(source, start)
-    if source.startswith("(?:", start):
-        return "group", source[start + 3 : end - 1], end
-    if source.startswith("(?", start):
-        return "other", "", end
-    return "group", source[start + 1 : end - 1], end
-
-
-def _class_end(source: str, start: int) -> int:
-    at = start + 1
-    if source[at] == "^":
-        at += 1
-    at += 1  # a bracket in first position is literal: a class is never empty
-    while source[at] != "]":
-        at += 2 if source[at] == "\\" else 1
-    return at + 1
-
-
-def _group_end(source: str, start: int) -> int:
-    depth = 0
-    at = start
-    while True:
-        char = source[at]
-        if char == "\\":
-            at += 2
-            continue
-        if char == "[":
-            at = _class_end(source, at)
-            continue
-        depth += (char == "(") - (char == ")")
-        at += 1
-        if depth == 0:
-            return at
-
-
-def _alternatives(source: str) -> list[list[tuple[str, str]]]:
-    parts: list[list[tuple[str, str]]] = [[]]
-    for token in _tokens(source):
-        if token[0] == "or":
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
+def _any_digit(match: re.Match[str]) -> str:
+    if match["kept"]:
+        return match[0]
+    return rf"[\d{match['set']}]" if match["set"] else r"\d"
 
 
 # The metrics report of torch_xla (`met.metrics_report()`)
@@ -222,23 +118,47 @@ _CELL_DISTANCE = 40
 """Number of lines above a match that are searched for the cell of its traceback."""
 
 
+class Lines:
+    """Some lines of a log, in which patterns are searched."""
+
+    def __init__(self, log: Log, shapes: Sequence[Sequence[int]]) -> None:
+        """`shapes`: the lines, those of one shape together."""
+        self._log, self._shapes = log, shapes
+        bodies = [log.body(alike[0]) for alike in shapes]
+        self._text = "\n".join(bodies)
+        self._starts = list(itertools.accumulate((len(body) + 1 for body in bodies), initial=0))
+
+    def find(self, pattern: LinePattern) -> list[int]:
+        """The numbers of the lines that match, in order."""
+        found: list[int] = []
+        match = pattern.loose.search(self._text)
+        while match is not None:
+            # It may extend to the next line, or differ in digits: each line is tried by itself.
+            at = min(bisect.bisect_right(self._starts, match.start()), len(self._shapes)) - 1
+            found += [n for n in self._shapes[at] if pattern.regex.search(self._log.body(n))]
+            if at + 1 == len(self._shapes):
+                break
+            match = pattern.loose.search(self._text, self._starts[at + 1])
+        return sorted(found)
+
+
 class Log:
     """The lines of a log, without colours, with carriage returns as line ends.
 
     Lines that differ only in digits ("step 17, loss 0.25") have the same shape. Patterns are tried
-    on shapes, of which a long log has few: this makes searching 100,000 lines fast.
+    once for each shape, of which a long log has few.
     """
 
     def __init__(self, text: str) -> None:
         self.lines = _pieces(_plain(_unpacked(text)).split("\n"))
-        self._found: dict[str, list[int]] = {}
-        self._shapes: dict[bytes, list[int]] = {}
+        shapes: dict[bytes, list[int]] = {}
         lowered = "\n".join(self.lines).encode("utf-8", "surrogatepass").translate(_SHAPE)
         for number, shape in enumerate(lowered.split(b"\n")):
-            self._shapes.setdefault(shape, []).append(number)
-        self._numbers = list(self._shapes.values())
-        self._haystack = b"\n".join(self._shapes)
-        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in self._shapes)]
+            shapes.setdefault(shape, []).append(number)
+        self.shapes: list[list[int]] = list(shapes.values())
+        """The lines of each shape, in order of the shapes' first lines."""
+        self._found: dict[str, list[int]] = {}
+        self._bodies: dict[int, str] = {}
 
     @cached_property
     def report(self) -> MetricsReport:
@@ -248,14 +168,13 @@ class Log:
     def find(self, pattern: LinePattern) -> list[int]:
         """The numbers of the lines that match, in order."""
         if pattern.source not in self._found:
-            # A shape's lines are in order, but shapes are not.
-            numbers = {number for shape in self._matches(pattern) for number in shape}
-            self._found[pattern.source] = sorted(numbers)
+            self._found[pattern.source] = self.all.find(pattern)
         return self._found[pattern.source]
 
-    def by_shape(self) -> Sequence[Sequence[int]]:
-        """The lines of each shape."""
-        return self._numbers
+    @cached_property
+    def all(self) -> Lines:
+        """All lines."""
+        return Lines(self, self.shapes)
 
     def alike(self, number: int) -> int:
         """The first line of the same shape."""
@@ -264,7 +183,7 @@ class Log:
     @cached_property
     def _firsts(self) -> list[int]:
         firsts = [0] * len(self.lines)
-        for numbers in self._numbers:
+        for numbers in self.shapes:
             for number in numbers:
                 firsts[number] = numbers[0]
         return firsts
@@ -275,25 +194,14 @@ class Log:
         numbers = range(len(self.lines) - 1, -1, -1)
         return next((number for number in numbers if self.lines[number].strip()), None)
 
-    def _matches(self, pattern: LinePattern) -> Iterator[list[int]]:
-        """The numbers of lines that match, shape by shape."""
-        for fixed in pattern.fixed:
-            text = fixed.encode("utf-8", "surrogatepass").translate(_SHAPE)
-            position = self._haystack.find(text)
-            while position >= 0:
-                shape = bisect.bisect_right(self._starts, position) - 1
-                numbers = self._numbers[shape]
-                if pattern.digits:
-                    yield [n for n in numbers if pattern.regex.search(self.body(n))]
-                elif pattern.regex.search(self.body(numbers[0])):
-                    yield numbers
-                position = self._haystack.find(text, self._starts[shape + 1])
-
     def body(self, number: int) -> str:
         """A line without its rank prefix."""
-        line = self.lines[number]
-        match = _RANK.match(line)
-        return line[match.end() :] if match else line
+        body = self._bodies.get(number)
+        if body is None:
+            line = self.lines[number]
+            match = _RANK.match(line)
+            body = self._bodies[number] = line[match.end() :] if match else line
+        return body
 
     def rank(self, number: int) -> int | None:
         """The rank that wrote a line, if the line names it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from typing import Any, Literal, get_args
@@ -39,7 +39,7 @@ _LONGEST = 110
 """Maximal number of characters of a pattern."""
 _FACTS = {field.name for field in fields(Facts)} | {"memory_full", "host_lost"}
 _RULE_KEYS = {"id", "kind", "stage", "cause", "fix", "source", "versions", "signs"}
-_RULE_OPTIONAL = {"explains", "confidence", "harmless"}
+_RULE_OPTIONAL = {"explains", "confidence", "harmless", "library", "mended", "link"}
 _LINE_KEYS = {"any", "not", "with", "last", "notices"}
 _SIGN_KEYS = _LINE_KEYS | {"exit", "facts", "report", "confidence"}
 _REPORT_KEYS = {"compiles", "executions", "compile_seconds", "share", "share_below"}
@@ -56,30 +56,8 @@ class RuleError(TpunbError):
         return f"{self.file}: rule {self.rule}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Line:
-    """One or several patterns that must all match the same line."""
-
-    pattern: LinePattern
-    """The pattern that is used to find lines."""
-    others: tuple[re.Pattern[str], ...] = ()
-
-    @classmethod
-    def of(cls, sources: Sequence[str]) -> Line:
-        """Raises PatternError if one of them is invalid, or none has enough fixed text."""
-        compiled = [compile_pattern(source) for source in sources]
-        for number, source in enumerate(sources):
-            try:
-                found_by = LinePattern.compile(source)
-            except PatternError:
-                if number == len(sources) - 1:
-                    raise
-                continue
-            return cls(found_by, tuple(compiled[:number] + compiled[number + 1 :]))
-        raise PatternError("a list of patterns is empty")
-
-    def matches(self, body: str) -> bool:
-        return all(one.search(body) for one in (self.pattern.regex, *self.others))
+Line = tuple[LinePattern, ...]
+"""One or several patterns that must all match the same line."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +98,14 @@ class Rule:
     fixes: Mapping[str, tuple[str, ...]]
     """Steps, keyed by platform: 'any', 'colab', 'kaggle', 'gcp'."""
     source: str
+    """Where the failure was reported or documented: the reason for the rule, not shown."""
+    link: str
+    """A page about exactly this error, to show; '' if there is none."""
     versions: str
+    library: str
+    """The fix if not the user's code but a library makes the call; '' if it is the same."""
+    mended: Mapping[str, str]
+    """The first release without the failure, keyed by the library that makes the call."""
     signs: tuple[Sign, ...]
     explains: frozenset[str]
     """Rules of the same kind that rank behind this one if both hold."""
@@ -210,7 +195,10 @@ def _rule(file: str, entry: Any) -> Rule:
             _plain(entry["cause"]),
             _fixes(entry["fix"]),
             entry["source"],
+            entry["source"] if entry.get("link") else "",
             entry["versions"],
+            _plain(str(entry.get("library", ""))),
+            {str(k): str(v) for k, v in _mapping(entry, "mended").items()},
             tuple(_sign(sign, confidence) for sign in entry["signs"]),
             frozenset(_texts(entry.get("explains", []), "explains")),
             _texts(entry.get("harmless", []), "harmless"),
@@ -294,12 +282,14 @@ def _lines(entry: Any, key: str) -> tuple[Line, ...]:
     """A pattern, or a list whose items are patterns or lists of patterns for the same line."""
     items = entry.get(key, [])
     items = items if isinstance(items, list) else [items]
-    return tuple(Line.of(_patterns(item, key)) for item in items)
+    return tuple(tuple(map(LinePattern.compile, _patterns(item, key))) for item in items)
 
 
 def _patterns(entry: Any, key: str) -> tuple[str, ...]:
     """Patterns. Raises ValueError if one is too long for a person to review."""
-    for source in (texts := _texts(entry, key)):
+    if not (texts := _texts(entry, key)) and key == "any":
+        raise ValueError("a list of patterns is empty")
+    for source in texts:
         if len(source) > _LONGEST:
             raise ValueError(f"{source!r} is longer than {_LONGEST} characters: make it a list")
     return texts
