@@ -485,4 +485,10 @@ def describe_end(result: RunResult) -> str:
 
 def _one_line(text: str) -> str:
     line = text.partition("\n")[0]
-    return line if len(line) <= LONGEST_STATE else f"{line[: LONGEST_STATE - 1]}…"
+    if len(line) <= LONGEST_STATE:
+        return line
+    cut = line[: LONGEST_STATE - 1]
+    half = LONGEST_STATE // 2
+    places = (max(cut.rfind(mark) for mark in (": ", "; ", ", ")), cut.rfind(" "))
+    end = next((place for place in places if place > half), None)
+    return f"{cut}…" if end is None else f"{cut[:end]} …"

@@ -160,3 +160,33 @@ def test_the_exceptions_of_a_log_are_read_with_their_messages() -> None:
     log = Log(traceback("RuntimeError: first\nsecond\n\nthird"))
     (one,) = PossibleReasons(log).exceptions
     assert log.lines[one.line : one.end] == ["RuntimeError: first", "second"]
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        "[0] AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'\n",
+        "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'\n",
+        IGNORED,
+        "[0] KeyError: 'optional'\n",
+    ],
+)
+def test_an_exception_that_was_only_printed_does_not_hide_how_a_process_ended(above: str) -> None:
+    killed = Facts(exits={0: -9, 1: -15})
+    assert ids(f"{above}[0] step 3\n", 1, killed)[0] == "process-killed"
+    assert ids(f"{above}[0] step 3\n", -9) == ["process-killed"]
+    hbm = (
+        "[0] E0000 00:00:1.2 7 x.cc:1] RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.\n"
+    )
+    assert ids(f"{above}{hbm}", 1, killed)[0] == "hbm-oom"
+    # An exception that did end its rank explains more than the ends of the others.
+    own = "Traceback (most recent call last):\n  File 'a.py', line 3, in f\nKeyError: 'lr'\n"
+    assert ids(f"{above}{own}", 1, Facts(exits={0: 1, 1: -9})) == []
+
+
+def test_a_bare_line_within_a_message_is_a_part_of_it() -> None:
+    log = traceback("torch._dynamo.exc.BackendCompilerFailed: backend='openxla' raised:") + (
+        "RuntimeError: Check failed: xtensor\n*** Begin stack trace ***\n"
+        "Input tensor is not an XLA tensor: XLAFloatType\nWhile executing %stft\n"
+    )
+    assert ids(log)[0] == "dynamo-fake-tensor"

@@ -79,3 +79,11 @@ def test_a_folder_without_its_notebook(tmp_path: Path, text: str) -> None:
     result = failed(tmp_path)
     (tmp_path / "notebook.json").write_text(text)
     assert "collective-on-some-ranks" not in [name for name, _ in causes(result)]
+
+
+def test_another_train_cell_is_no_cause(tmp_path: Path) -> None:
+    result = failed(tmp_path, line=3)
+    ours = "%%tpu_train\nimport torch_xla.core.xla_model as xm\nxm.rendezvous('end')\n"
+    cells = notebook("data = [1]", TRAIN, ours)
+    (tmp_path / "notebook.json").write_text(json.dumps(asdict(cells)))
+    assert "collective-on-some-ranks" not in [name for name, _ in causes(result)]

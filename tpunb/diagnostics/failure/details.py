@@ -15,11 +15,11 @@ UNEXPLAINED = "unexplained"
 
 
 def texts(
-    rule: Rule, number: int, error: LoggedException | None, log: Log, facts: Facts
+    rule: Rule, error: LoggedException | None, log: Log, facts: Facts
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the cause and the steps of the fix for a rule that matched a line of an exception."""
+    """Return the cause and the steps of the fix for a rule; `error`: in which it matched."""
     cause, steps = rule.cause, rule.steps(facts.platform)
-    named = explain_name(log.body(number)) if error is not None else None
+    named = explain_name(log.body(error.line)) if error is not None else None
     if named is not None:
         cause, steps = named[0], (named[1],)
     origin = Origin.of(log, error) if error is not None else None
@@ -39,7 +39,8 @@ def what_is_known(log: Log, errors: list[LoggedException], facts: Facts) -> Diag
 
     For an error that the user's own code raised, the traceback shows all there is to know.
     """
-    error = next((one for one in errors if not one.of_another_process), None)
+    raised = [one for one in errors if not one.of_another_process]
+    error = max(raised, key=lambda one: one.line > one.start, default=None)
     if error is None:
         return None
     message = log.body(error.line).strip()

@@ -263,8 +263,8 @@ def _rank(matches: Sequence[_Match], seen: _Seen) -> list[Diagnosis]:
     ceiling = 1.0
     for match in ordered:
         ceiling = min(ceiling, weight(match))
-        error = seen.reasons.exception_at(match.first)
-        cause, steps = texts(match.rule, match.first, error, seen.log, facts)
+        error = seen.reasons.exception_of(match.lines)
+        cause, steps = texts(match.rule, error, seen.log, facts)
         answers.append(
             Diagnosis(
                 match.rule.id,

@@ -179,9 +179,12 @@ class PossibleReasons:
             if not one.of_another_process
         )
 
-    def exception_at(self, number: int) -> LoggedException | None:
-        """The exception whose name or message is in this line."""
-        return next((one for one in self.exceptions if one.line <= number < one.end), None)
+    def exception_of(self, lines: Sequence[int]) -> LoggedException | None:
+        """The exception whose message contains one of these lines, one with a traceback first."""
+        found = [
+            one for one in self.exceptions if any(one.line <= number < one.end for number in lines)
+        ]
+        return max(found, key=lambda one: one.line > one.start, default=None)
 
     def _is_frame(self, number: int) -> bool:
         at = bisect.bisect_right(self._tracebacks, (number, len(self._log.lines))) - 1

@@ -50,7 +50,7 @@ LOG_END = 1_000_000
 _CRASH_WORDS = {
     "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
     "SIGABRT": "crashed with SIGABRT (native code gave up)",
-    "SIGBUS": "crashed with SIGBUS (a memory mapping could not be read; is /dev/shm full?)",
+    "SIGBUS": "crashed with SIGBUS (memory that was mapped could not be read)",
 }
 _WATCHER = "the process that watches the ranks"
 _NOT_SENT = "not sent by tpunb: another process sent SIGINT (kill -INT), or the code raised it"

@@ -315,7 +315,8 @@ def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     fact="the other ranks wait for the gradients of the ranks that skip the step: the run hangs",
     source="follows from how collectives work; not measured on a TPU",
     fix="decide by a value that is the same on all ranks (from `xm.all_reduce` or "
-    "`xm.mesh_reduce`), or multiply the loss by zero instead of skipping the step",
+    "`xm.mesh_reduce`), or keep the step and multiply the loss by a tensor on the device that is 0 "
+    "or 1 (a Python number would give the ranks different programs)",
 )
 def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.multi or not notebook.xla:
