@@ -261,6 +261,10 @@ def test_unfinished_lines_stand_below_and_are_few(make: Callable[..., Status]) -
 def test_a_long_state_is_cut(make: Callable[..., Status]) -> None:
     (state,) = make(Phase(PhaseKind.TRAINING, "x" * 500)).state()
     assert state == "x" * (LONGEST_STATE - 1) + "…"
+    clauses = f"rank 0 waited in {'all_reduce ' * 12}: this is its 72nd call{', and more' * 9}"
+    (state,) = make(Phase(PhaseKind.TRAINING, clauses)).state()
+    assert state.removesuffix(" …").endswith(("call", "more"))
+    assert len(state) <= LONGEST_STATE
 
 
 KEPT = set(
