@@ -397,7 +397,7 @@ class RunResult(Printable):
     place: str = ""
     """The place that `--on` named; '' for the kernel's machine."""
     diagnoses: tuple[Diagnosis, ...] = ()
-    """Possible causes of a failure, the likeliest first."""
+    """Possible causes of a failure, the likeliest first; without one, where it was raised."""
     summary: Summary = field(default_factory=Summary)
     """Best metrics, time per phase and advice."""
 

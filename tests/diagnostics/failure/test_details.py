@@ -87,6 +87,11 @@ def test_removed_names_called_by_a_library_name_both() -> None:
             "torch_xla no longer has `torch_xla.core.xla_model.get_ordinal`.",
             "Write `torch_xla.runtime.global_ordinal()`, which takes no argument.",
         ),
+        (
+            "ModuleNotFoundError: No module named 'torch_xla.experimental.pjrt'",
+            "torch_xla no longer has `torch_xla.experimental.pjrt`.",
+            "Import `torch_xla.runtime`.",
+        ),
     ],
 )
 def test_a_name_that_torch_xla_does_not_have(message: str, cause: str, fix: str) -> None:
@@ -100,6 +105,7 @@ def test_a_name_that_torch_xla_does_not_have(message: str, cause: str, fix: str)
         "module 'torch_xla' has no attribute 'sync'",  # the log is of an older release
         "module 'torch_xla' has no attribute 'qqqqqqqq'",
         "module 'numpy' has no attribute 'meen'",
+        "No module named 'torch_xla.no_such_module'",
     ],
 )
 def test_a_name_without_a_likely_meaning_is_not_guessed(message: str) -> None:

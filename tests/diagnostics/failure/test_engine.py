@@ -210,7 +210,7 @@ def load(name: str) -> list[dict[str, str]]:
 
 
 def test_the_reports_of_users_are_explained_or_get_no_answer() -> None:
-    """The trade-off: none of 129 reports with a log is wrong; logs unlike them get no answer."""
+    """The trade-off: none of the reports with a log is wrong; logs unlike them get no answer."""
     if not diagnosing.REPORTS.exists():
         pytest.skip("the reports of users are not beside the repository")
     usable = [one for one in load("failures.json") if one["log_usable"]]

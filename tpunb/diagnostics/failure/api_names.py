@@ -14,6 +14,7 @@ from tpunb.notebook import removed_apis
 _MISSING = re.compile(
     r"module '(?P<module>torch_xla[\w.]*)' has no attribute '(?P<name>\w+)'"
     r"|cannot import name '(?P<imported>\w+)' from '(?P<source>torch_xla[\w.]*)'"
+    r"|No module named '(?P<lost>torch_xla\w*\.[\w.]+)'"
 )
 _ALIKE = 0.7
 """Smallest similarity of a misspelt name and the right one."""
@@ -28,10 +29,12 @@ def explain_name(message: str) -> tuple[str, str] | None:
     if match is None:
         return None
     module, name = match["module"] or match["source"], match["name"] or match["imported"]
-    full = f"{module}.{name}"
-    old = next((api for api in removed_apis.NAMES if api.old == full), None)
+    full = match["lost"] or f"{module}.{name}"
+    old = removed_apis.lookup_name(full)
     if old is not None and old.state == "missing":
         return f"torch_xla no longer has `{full}`.", old.advice
+    if module is None:
+        return None
     known = names_of(module)
     if name in known:  # the log is of another release than the installed one
         return None
