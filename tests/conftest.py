@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.readme import SCENARIOS
 
 from tests.drivers.kernel import ROOT, until
 from tests.drivers.ranks import Ranks, warm
+from tests.readme import SCENARIOS
 from tests.support import Driver, left_below
 from tpunb.kernel.launcher import fingerprint_of
 from tpunb.kernel.supervisor import LentSupervisor

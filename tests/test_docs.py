@@ -18,8 +18,6 @@ from tests import option_tables
 from tpunb import cli
 from tpunb.kernel.options import PARSERS
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md",
@@ -47,6 +45,7 @@ def notebook_of(cells: list[str]) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.timeout(1200)  # for a whole page
 @pytest.mark.parametrize(
     "page",
@@ -64,6 +63,7 @@ def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Pa
         assert float(final.splitlines()[-2].split()[-1]) < 0.5  # it has learned
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.timeout(1200)  # for all pages
 def test_python_blocks_of_all_how_to_pages_run_in_one_notebook(tmp_path: Path) -> None:
     cells = ["%load_ext tpunb", *(cell for page in HOWTO for cell in blocks(page, "python"))]
@@ -89,6 +89,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.timeout(1200)  # three libraries, in one process and on ranks
 def test_scripts_and_cells_side_by_side_train_to_the_same_weights(tmp_path: Path) -> None:
     both = blocks("docs/coming_from.md", "python")
@@ -124,6 +125,7 @@ def test_scripts_and_cells_side_by_side_train_to_the_same_weights(tmp_path: Path
             torch.testing.assert_close(in_cells[name], script[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("lent")
 @pytest.mark.timeout(1200)  # for all commands
 def test_bash_blocks_run(tmp_path: Path) -> None:
     train = "%%tpu_train --cores {cores}\nprint('epochs', epochs)"

@@ -24,11 +24,9 @@ TpunbError
 ├─ CheckpointError        .path
 ├─ DataError
 ├─ PlaceError             .file .key
-├─ HostsError             .place .problems: hosts differ or cannot be reached
-└─ RuleError              .file .rule: a rule of `tpunb diagnose` is invalid
+└─ HostsError             .place .problems: hosts differ or cannot be reached
 """
 
-from tpunb.diagnostics.failure.rules import RuleError
 from tpunb.notebook.errors import ConversionError, NotebookError, NotebookNotFoundError
 from tpunb.notebook.lint.findings import LintError
 from tpunb.places.errors import HostsError, PlaceError
@@ -76,7 +74,6 @@ __all__ = [
     "PeerLostError",
     "PlaceError",
     "RankFailedError",
-    "RuleError",
     "RunError",
     "RunHungError",
     "RunInterruptedError",

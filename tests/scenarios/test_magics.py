@@ -12,14 +12,16 @@ from textwrap import dedent
 
 import pytest
 
+import tpunb
 from tests.drivers.kernel import Kernel, Ran, kernel, until
-from tests.kernel.test_options import SURFACE
 from tests.runs.test_tensorboard import curves
 from tests.support import is_kept
+from tpunb.kernel.options import PARSERS
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import processes
 from tpunb.utils.errors import INSTALL_XLA
 
+PACKAGE = str(Path(tpunb.__file__).parent)
 PRELUDE = "import os, pathlib, signal, sys, time\nrank = lambda: int(os.environ['RANK'])"
 
 
@@ -555,7 +557,7 @@ class TestThatGoesWrong:
 def short(ran: Ran) -> None:
     """The error is for a person: no frames of ours, IPython's or torch elastic's."""
     text = ran.screen()
-    for ours in ("/tpunb/", "IPython/", "ipykernel", "torch/distributed", "elastic", "runpy"):
+    for ours in (PACKAGE, "IPython/", "ipykernel", "torch/distributed", "elastic", "runpy"):
         assert ours not in text
     assert ran.red_line
 
@@ -889,7 +891,7 @@ class TestDebug:
         assert re.search(r"-> +4 +return 1 / n", text)
         assert re.search(r"-> +6 +torch_xla.launch\(half\)", text)
         assert f"[{ran.number}]" in text
-        assert "/tpunb/" not in text
+        assert PACKAGE not in text
         assert "IPython" not in text
         assert "run_cell_magic" not in text
         assert "ZeroDivisionError" in bare.run("%tb").good().screen()
@@ -925,7 +927,7 @@ def test_loading_again_and_unloading(tmp_path: Path) -> None:
         until(lambda: len(nb.processes()) == 2, "a new supervisor and fork server")
         assert nb.run("%unload_ext tpunb").good().screen() == ""
         assert nb.processes() == []
-        for magic in SURFACE:
+        for magic in (parser.prog for parser in PARSERS):
             cell = "\npass" if magic.startswith("%%") else ""
             assert "not found" in nb.run(f"{magic}{cell}").stderr
         nb.run("%load_ext tpunb").good()

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema
 import pytest
 import yaml
 
 from tpunb.diagnostics.failure import Facts, diagnose
-from tpunb.diagnostics.failure.rules import RuleError, read_rules, rules
+from tpunb.diagnostics.failure import rules as rules_module
+from tpunb.diagnostics.failure.rules import read_rules, rules
 
 GOOD = {
     "id": "moon",
@@ -18,65 +24,27 @@ GOOD = {
 }
 
 
-def read(**changes: object) -> None:
-    entry = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
-    read_rules({"sky.yaml": yaml.safe_dump([entry])})
+FACTS = {field.name for field in fields(Facts)} | {"memory_full", "host_lost"}
+FOLDER = Path(rules_module.__file__).parent / "rules"
+SCHEMA = json.loads(Path(__file__).with_name("rules.schema.json").read_text(encoding="utf-8"))
 
 
-def test_a_good_rule_is_read() -> None:
-    read()
-    (rule,) = read_rules({"sky.yaml": yaml.safe_dump([GOOD])})
-    assert (rule.id, rule.signs[0].confidence) == ("moon", 0.9)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"fix": None}, "lacks fix"),
-        ({"fix": " "}, "fix must be text"),
-        ({"fix": []}, "fix must be text"),
-        ({"fix": {"kaggle": "Wait."}}, "fix lacks any"),
-        ({"fix": {"any": "Wait.", "moon": "Jump."}}, "unknown places: moon"),
-        ({"colour": "red"}, "unknown keys: colour"),
-        ({"kind": "guess"}, "cause, symptom or slow"),
-        ({"stage": "dtaa"}, "stage must be one of install, "),
-        ({"source": "a friend"}, "https address"),
-        ({"signs": []}, "at least one"),
-        ({"signs": [".*"]}, "matches nearly every line"),
-        ({"signs": ["(moon"]}, "not a regular expression"),
-        ({"signs": [["moon", "(full"]]}, "not a regular expression"),
-        ({"signs": [[]]}, "is empty"),
-        ({"signs": ["|".join(["the moon is full"] * 9)]}, "longer than 110 characters"),
-        ({"signs": [7]}, "a pattern or a mapping, not 7"),
-        ({"signs": [{"txt": "the moon"}]}, "unknown keys: txt"),
-        ({"signs": [{"with": "the moon"}]}, "needs any, exit, facts or report"),
-        ({"signs": [{"exit": ["SIGKILL"], "last": True}]}, "need any"),
-        ({"signs": [{"exit": 137}]}, "exit must be a list"),
-        ({"signs": [{"facts": {"mood": "bad"}}]}, "unknown facts: mood"),
-        ({"signs": [{"facts": "mood"}]}, "facts must be a mapping"),
-        ({"signs": [{"report": {"tides": 3}}]}, "tides"),
-        ({"harmless": {"moon": "new"}}, "harmless must be text"),
-        ({"explains": {"sun": 1}}, "explains must be text"),
-        ({"confidence": 3}, "confidence must be"),
-        ({"explains": ["sun"]}, "unknown rules: sun"),
-    ],
-)
-def test_a_bad_rule_names_file_rule_and_reason(changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(RuleError, match=reason) as caught:
-        read(**changes)
-    assert str(caught.value).startswith("sky.yaml: rule moon: ")
-
-
-@pytest.mark.parametrize("text", ["{", "moon: 1", "- moon"])
-def test_a_file_that_is_not_a_list_of_rules_is_refused(text: str) -> None:
-    with pytest.raises(RuleError, match=r"sky\.yaml"):
-        read_rules({"sky.yaml": text})
-
-
-def test_an_id_is_unique() -> None:
-    text = yaml.safe_dump([GOOD])
-    with pytest.raises(RuleError, match=r"a\.yaml has a rule of this id"):
-        read_rules({"a.yaml": text, "b.yaml": text})
+def test_schema_of_the_rules() -> None:
+    """Each file satisfies it; each pattern is one, and matches no line that says nothing."""
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for path in FOLDER.glob("*.yaml"):
+        validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate([{**GOOD, "colour": "red"}])
+    table = rules()
+    assert len({rule.id for rule in table}) == len(table)
+    for rule in table:
+        assert rule.explains <= {other.id for other in table}, rule.id
+        for sign in rule.signs:
+            assert set(sign.facts) <= FACTS, rule.id
+            patterns = [one for line in (*sign.lines, *sign.context) for one in line]
+            for regex in (*sign.unless, *(one.regex for one in patterns)):
+                assert not any(map(regex.search, ("", "-"))), regex.pattern
 
 
 def test_the_rules_of_the_package_are_read_once() -> None:

@@ -1,4 +1,4 @@
-"""The table of rules: the YAML files in `rules/`, read and checked once.
+"""The table of rules: the YAML files in `rules/`, read once.
 
 docs/diagnose.md describes the keys of a rule.
 """
@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from tpunb.diagnostics.failure.facts import Facts
-from tpunb.diagnostics.failure.log import LinePattern, PatternError, compile_pattern
+from tpunb.diagnostics.failure.log import LinePattern, compile_pattern
 from tpunb.machine import packages
-from tpunb.utils.errors import TpunbError
 
 Kind = Literal["cause", "symptom", "slow"]
 Stage = Literal[
@@ -33,29 +31,6 @@ Stage = Literal[
 ]
 """How far a run got, in order. A failed install or start does not cause a failure after it."""
 _CONFIDENCE = {"cause": 0.9, "symptom": 0.5, "slow": 0.7}
-Place = Literal["any", "colab", "kaggle", "gcp"]
-"""The platform for which a fix is meant; `any` if no other matches."""
-_LONGEST = 110
-"""Maximal number of characters of a pattern."""
-_FACTS = {field.name for field in fields(Facts)} | {"memory_full", "host_lost"}
-_RULE_KEYS = {"id", "kind", "stage", "cause", "fix", "source", "versions", "signs"}
-_RULE_OPTIONAL = {"explains", "confidence", "harmless", "library", "mended", "link"}
-_LINE_KEYS = {"any", "not", "with", "last", "notices"}
-_SIGN_KEYS = _LINE_KEYS | {"exit", "facts", "report", "confidence"}
-_REPORT_KEYS = {"compiles", "executions", "compile_seconds", "share", "share_below"}
-
-
-class RuleError(TpunbError):
-    """An invalid rule: its file, its id, and the reason."""
-
-    def __init__(self, file: str, rule: str, reason: str) -> None:
-        super().__init__(file, rule, reason)
-        self.file, self.rule, self.reason = file, rule, reason
-
-    def __str__(self) -> str:
-        return f"{self.file}: rule {self.rule}: {self.reason}"
-
-
 Line = tuple[LinePattern, ...]
 """One or several patterns that must all match the same line."""
 
@@ -133,102 +108,50 @@ def _with_commands(step: str, platform: str) -> str:
 
 @functools.cache
 def rules() -> tuple[Rule, ...]:
-    """The rules of this package. Raises RuleError if one is invalid."""
+    """The rules of this package."""
     folder = resources.files("tpunb.diagnostics.failure") / "rules"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return read_rules({name: (folder / name).read_text(encoding="utf-8") for name in names})
 
 
 def read_rules(files: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Read rules from texts, keyed by file name. Raises RuleError for the first invalid rule."""
+    """Read rules from texts, keyed by file name.
+
+    They come with the package; a test checks them against a schema.
+    """
     import yaml  # not needed before something has failed
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table: dict[str, tuple[str, Rule]] = {}
-    for file, text in files.items():
-        try:
-            entries = yaml.load(text, Loader=loader)
-        except yaml.YAMLError as error:
-            raise RuleError(file, "?", f"not YAML: {error}") from error
-        if not isinstance(entries, list):
-            raise RuleError(file, "?", "the file must be a list of rules")
-        for entry in entries:
-            rule = _rule(file, entry)
-            if rule.id in table:
-                raise RuleError(file, rule.id, f"{table[rule.id][0]} has a rule of this id")
-            table[rule.id] = (file, rule)
-    for file, rule in table.values():
-        if unknown := sorted(rule.explains - set(table)):
-            raise RuleError(file, rule.id, f"explains unknown rules: {', '.join(unknown)}")
-    return tuple(rule for _, rule in table.values())
+    return tuple(_rule(entry) for text in files.values() for entry in yaml.load(text, loader))
 
 
-def _rule(file: str, entry: Any) -> Rule:
-    name = str(entry.get("id", "?")) if isinstance(entry, dict) else "?"
-
-    def wrong(reason: str) -> RuleError:
-        return RuleError(file, name, reason)
-
-    if not isinstance(entry, dict):
-        raise wrong(f"must be a mapping, not {entry!r}")
-    if missing := sorted(_RULE_KEYS - set(entry)):
-        raise wrong(f"lacks {', '.join(missing)}")
-    if unknown := sorted(set(entry) - _RULE_KEYS - _RULE_OPTIONAL):
-        raise wrong(f"has unknown keys: {', '.join(unknown)}")
-    for key in ("id", "cause", "source", "versions"):
-        if not isinstance(entry[key], str) or not entry[key].strip():
-            raise wrong(f"{key} must be text")
-    if entry["kind"] not in get_args(Kind):
-        raise wrong(f"kind must be cause, symptom or slow, not {entry['kind']!r}")
-    if entry["stage"] not in get_args(Stage):
-        raise wrong(f"stage must be one of {', '.join(get_args(Stage))}, not {entry['stage']!r}")
-    if not entry["source"].startswith("https://"):
-        raise wrong("source must be an https address")
-    if not isinstance(entry["signs"], list) or not entry["signs"]:
-        raise wrong("signs must be a list with at least one")
-    try:
-        confidence = float(entry.get("confidence", _CONFIDENCE[entry["kind"]]))
-        return Rule(
-            entry["id"],
-            entry["kind"],
-            entry["stage"],
-            _plain(entry["cause"]),
-            _fixes(entry["fix"]),
-            entry["source"],
-            entry["source"] if entry.get("link") else "",
-            entry["versions"],
-            _plain(str(entry.get("library", ""))),
-            {str(k): str(v) for k, v in _mapping(entry, "mended").items()},
-            tuple(_sign(sign, confidence) for sign in entry["signs"]),
-            frozenset(_texts(entry.get("explains", []), "explains")),
-            _texts(entry.get("harmless", []), "harmless"),
-        )
-    except (PatternError, TypeError, ValueError) as error:
-        raise wrong(str(error)) from error
+def _rule(entry: Mapping[str, Any]) -> Rule:
+    confidence = float(entry.get("confidence", _CONFIDENCE[entry["kind"]]))
+    return Rule(
+        entry["id"],
+        entry["kind"],
+        entry["stage"],
+        _plain(entry["cause"]),
+        _fixes(entry["fix"]),
+        entry["source"],
+        entry["source"] if entry.get("link") else "",
+        entry["versions"],
+        _plain(str(entry.get("library", ""))),
+        {str(name): str(release) for name, release in entry.get("mended", {}).items()},
+        tuple(_sign(sign, confidence) for sign in entry["signs"]),
+        frozenset(_list(entry.get("explains", []))),
+        _list(entry.get("harmless", [])),
+    )
 
 
 def _fixes(entry: Any) -> dict[str, tuple[str, ...]]:
-    """A fix: text, a list of steps, or a mapping from platform to either. Raises ValueError."""
-    if not isinstance(entry, dict):
-        entry = {"any": entry}
-    if unknown := sorted(set(entry) - set(get_args(Place))):
-        raise ValueError(f"fix is for unknown places: {', '.join(map(str, unknown))}")
-    if "any" not in entry:
-        raise ValueError("fix lacks any, for places that it does not name")
-    fixes = {}
-    for place, steps in entry.items():
-        fixes[place] = tuple(map(_plain, _texts(steps, "fix")))
-        if not all(fixes[place]) or not fixes[place]:
-            raise ValueError("fix must be text, or a list of texts")
-    return fixes
+    """A fix: text, a list of steps, or a mapping from platform to either."""
+    by_place = entry if isinstance(entry, dict) else {"any": entry}
+    return {place: tuple(map(_plain, _list(steps))) for place, steps in by_place.items()}
 
 
-def _texts(entry: Any, key: str) -> tuple[str, ...]:
-    """Text, or a list of texts. Raises ValueError for anything else."""
-    texts = entry if isinstance(entry, list) else [entry]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{key} must be text, or a list of texts")
-    return tuple(texts)
+def _list(entry: Any) -> tuple[Any, ...]:
+    return tuple(entry) if isinstance(entry, list) else (entry,)
 
 
 def _plain(text: str) -> str:
@@ -236,60 +159,22 @@ def _plain(text: str) -> str:
 
 
 def _sign(entry: Any, confidence: float) -> Sign:
-    """One entry of `signs`. Raises ValueError if it is invalid."""
-    if isinstance(entry, (str, list)):
-        entry = {"any": [entry]}
+    """One entry of `signs`."""
     if not isinstance(entry, dict):
-        raise ValueError(f"a sign is a pattern or a mapping, not {entry!r}")
-    if unknown := sorted(set(entry) - _SIGN_KEYS):
-        raise ValueError(f"a sign has unknown keys: {', '.join(unknown)}")
-    if not {"any", "exit", "facts", "report"} & set(entry):
-        raise ValueError("a sign needs any, exit, facts or report")
-    if "any" not in entry and {"not", "last", "notices"} & set(entry):
-        raise ValueError("not, last and notices of a sign need any")
-    facts, report = _mapping(entry, "facts"), _mapping(entry, "report")
-    if unknown := sorted(set(facts) - _FACTS):
-        raise ValueError(f"a sign requires unknown facts: {', '.join(unknown)}")
-    if unknown := sorted(set(report) - _REPORT_KEYS):
-        raise ValueError(f"a sign uses unknown keys of report: {', '.join(unknown)}")
-    exits = entry.get("exit", [])
-    if not isinstance(exits, list):
-        raise ValueError(f"exit must be a list, such as [SIGKILL, 17], not {exits!r}")
-    sure = float(entry.get("confidence", confidence))
-    if not 0 < sure <= 1:
-        raise ValueError(f"confidence must be above 0 and at most 1, not {sure}")
+        entry = {"any": [entry]}
     return Sign(
-        sure,
-        _lines(entry, "any"),
-        tuple(map(compile_pattern, _patterns(entry.get("not", []), "not"))),
-        _lines(entry, "with"),
-        frozenset(map(str, exits)),
+        float(entry.get("confidence", confidence)),
+        _lines(entry.get("any", [])),
+        tuple(map(compile_pattern, _list(entry.get("not", [])))),
+        _lines(entry.get("with", [])),
+        frozenset(map(str, entry.get("exit", []))),
         bool(entry.get("last", False)),
         bool(entry.get("notices", False)),
-        facts,
-        report,
+        entry.get("facts", {}),
+        entry.get("report", {}),
     )
 
 
-def _mapping(entry: Any, key: str) -> dict[str, Any]:
-    value = entry.get(key, {})
-    if not isinstance(value, dict):
-        raise ValueError(f"{key} must be a mapping, not {value!r}")
-    return value
-
-
-def _lines(entry: Any, key: str) -> tuple[Line, ...]:
+def _lines(entry: Any) -> tuple[Line, ...]:
     """A pattern, or a list whose items are patterns or lists of patterns for the same line."""
-    items = entry.get(key, [])
-    items = items if isinstance(items, list) else [items]
-    return tuple(tuple(map(LinePattern.compile, _patterns(item, key))) for item in items)
-
-
-def _patterns(entry: Any, key: str) -> tuple[str, ...]:
-    """Patterns. Raises ValueError if one is too long for a person to review."""
-    if not (texts := _texts(entry, key)) and key == "any":
-        raise ValueError("a list of patterns is empty")
-    for source in texts:
-        if len(source) > _LONGEST:
-            raise ValueError(f"{source!r} is longer than {_LONGEST} characters: make it a list")
-    return texts
+    return tuple(tuple(map(LinePattern.compile, _list(item))) for item in _list(entry))
