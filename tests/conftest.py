@@ -68,8 +68,8 @@ PATIENCE = 60.0
 
 LONG = Path(__file__).parent / "long"
 """What repeats, trains or needs a browser: `make test-long`."""
-WARM = ("driver", "ranks", "lent")
-"""Session fixtures that import torch_xla, those with the longest tests first."""
+WARM = ("driver", "lent", "ranks")
+"""Fixtures of a process that has imported torch_xla. Some tests have a parameter `ranks`: it is last."""
 
 _started = 0
 """How many processes this one has started so far."""
@@ -122,8 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left_out)]
     items.sort(key=_order)
     for item in items:
-        warm = [name for name in WARM if name in item.fixturenames]  # type: ignore[attr-defined]
-        group = warm[0] if warm else str(item.path.relative_to(ROOT / "tests"))
+        group = _warm(item) or str(item.path.relative_to(ROOT / "tests"))
         item.add_marker(pytest.mark.xdist_group(group))
         if _drives_processes(item) and LONG not in item.path.parents:
             # A machine that is busy with other things is no reason to refuse a change. The run's
@@ -136,11 +135,16 @@ def _short_id(item: pytest.Item) -> str:
     return item.nodeid.removeprefix("tests/").partition("[")[0]
 
 
+def _warm(item: pytest.Item) -> str | None:
+    """The warm process that a test uses."""
+    names = item.fixturenames if _drives_processes(item) else ()  # type: ignore[attr-defined]
+    return next((name for name in WARM if name in names), None)
+
+
 def _order(item: pytest.Item) -> int:
     """The warm processes' tests first: each of these groups takes long, and has one worker."""
-    names = item.fixturenames  # type: ignore[attr-defined]
-    warm = next((place for place, name in enumerate(WARM) if name in names), len(WARM))
-    return warm if _drives_processes(item) else len(WARM) + 1
+    warm = _warm(item)
+    return WARM.index(warm) if warm else len(WARM) + (not _drives_processes(item))
 
 
 @pytest.hookimpl(wrapper=True)
