@@ -69,7 +69,7 @@ PATIENCE = 60.0
 LONG = Path(__file__).parent / "long"
 """What repeats, trains or needs a browser: `make test-long`."""
 WARM = ("driver", "lent", "ranks")
-"""Fixtures of a process that has imported torch_xla. Some tests have a parameter `ranks`: it is last."""
+"""Fixtures of a process with torch_xla. `ranks` is last, because some parameters have its name."""
 
 _started = 0
 """How many processes this one has started so far."""

@@ -29,7 +29,7 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # At its import kagglehub reads both: the home folder and standard output of an earlier test.
     monkeypatch.setenv("KAGGLE_CONFIG_DIR", str(home / ".kaggle"))
     monkeypatch.setenv("KAGGLEHUB_VERBOSITY", "error")
-    # kagglehub searches it for each request, which takes seconds where this many modules are loaded.
+    # kagglehub searches it for each request: seconds, where this many modules are loaded.
     monkeypatch.setattr("inspect.stack", lambda *_: [])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "PAUSE", 0.001)
