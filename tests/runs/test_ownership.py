@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import fcntl
+import grp
 import os
 import pickle
+import pwd
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.runs.test_listing import made
-from tpunb.errors import TpunbError
+from tpunb.errors import HandoffError, TpunbError
 from tpunb.runs import directory, listing, ownership, returns, state
+from tpunb.runs.arguments import Arguments
 from tpunb.runs.compare import runs as compare
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
-from tpunb.utils import files
+from tpunb.utils import files, owners
+from tpunb.utils.owners import _Store as Store
 
 NOBODY = 65534
+OTHERS = next((group.gr_gid for group in grp.getgrall() if group.gr_name == "users"), NOBODY)
+"""A group that is not this user's alone."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 
 
@@ -77,18 +85,31 @@ def test_a_file_system_that_does_not_keep_modes_says_nothing_by_them(
     run.path.chmod(0o777)
     assert ownership.why_refused(run.path) is not None
     # As Windows' disks have it, which no machine of the tests has mounted: all are writable.
-    monkeypatch.setattr(
-        ownership.tempfile, "mkdtemp", lambda *, prefix, dir: _writable(Path(dir) / prefix)
-    )
-    ownership._keeps_modes.cache_clear()
+    monkeypatch.setattr(owners, "_stores", {run.path.stat().st_dev: Store(os.geteuid(), False)})
     assert ownership.why_refused(run.path) is None
-    ownership._keeps_modes.cache_clear()
+    assert ownership.why_replaceable(run.path) is None
 
 
-def _writable(path: Path) -> str:
-    path.mkdir()
-    path.chmod(0o777)
-    return str(path)
+@as_root
+def test_a_file_system_that_stores_another_owner_for_all_says_nothing_by_him(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made(tmp_path, "x", state="succeeded")
+    give_away(run)
+    os.chown(tmp_path, NOBODY, NOBODY)
+    assert ownership.why_refused(run.path) is not None
+    with pytest.raises(PermissionError, match="another user's file"):
+        run.read_spec()
+    # As a mounted bucket has it: what this user makes is somebody else's there.
+    monkeypatch.setattr(owners, "_stores", {run.path.stat().st_dev: Store(NOBODY, True)})
+    assert ownership.why_refused(run.path) is None
+    assert ownership.why_replaceable(tmp_path) is None
+    assert run.read_spec().name == "x"
+    assert directory.create_run(tmp_path, "own").path.is_dir()
+    os.chown(run.path, NOBODY - 1, -1)  # there are real owners too, such as behind root_squash
+    refusal = ownership.why_refused(run.path)
+    assert refusal is not None
+    assert "another user's" in refusal.what
 
 
 class Bomb:
@@ -112,7 +133,7 @@ def test_what_another_user_put_into_returns_is_not_unpickled(tmp_path: Path) -> 
     spec, result = run.read_spec(), run.read_result()
     assert result is not None
     spec = replace(spec, returns=("weights",))
-    whole = returns.collect_returns(result, spec, attached=True)
+    whole = returns.collect_returns(result, spec)
     assert "another user's file" in whole.returns_failed["weights"]
     assert not whole.returns
     assert not (tmp_path / "bang").exists()
@@ -159,3 +180,142 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
     state.run_state(run)
     if name in ("spec", "result"):
         assert state.run_state(run) in (RunState.LOST, RunState.SUCCEEDED)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can reach, as /tmp is."""
+    with tempfile.TemporaryDirectory(prefix="shared-", dir="/tmp") as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)
+
+
+def as_another(attack: Callable[[], object]) -> bool:
+    """Run an attack in a process of another user; True if nothing refused it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            attack()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def lay_bait(folder: Path, bang: Path) -> None:
+    """What an attacker puts in the place of a run folder: values that run code when loaded."""
+    (folder / "returns").mkdir(parents=True)
+    folder.chmod(0o777)
+    (folder / "returns" / "report.json").write_text('{"weights": {"file": "weights.pt"}}')
+    (folder / "returns" / "weights.pt").write_bytes(pickle.dumps(Bomb(bang), protocol=2))
+    (folder / "result.json").write_text("{}")
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_runs_folder_in_which_its_owner_can_rename_is_refused(shared: Path, mode: int) -> None:
+    runs = shared / "runs"
+    assert as_another(lambda: (runs.mkdir(), runs.chmod(mode)))
+    with pytest.raises(TpunbError, match=r"runs is another user's \(\w+\).*%tpu_setup --runs DIR"):
+        directory.create_run(runs, "x")
+    with pytest.raises(TpunbError, match="another user's"):
+        listing.choose_folder(str(runs))
+    assert list(runs.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_runs_folder_in_which_all_can_rename_is_refused_with_the_fix(
+    tmp_path: Path, mode: int
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    os.chown(runs, -1, OTHERS)
+    runs.chmod(mode)
+    with pytest.raises(TpunbError, match=r"writable by other users.*`chmod go-w \S+runs`"):
+        directory.create_run(runs, "x")
+    runs.chmod(mode | 0o1000)  # others can keep their runs in it, and rename only these
+    assert directory.create_run(runs, "x").path.is_dir()
+
+
+def test_a_runs_folder_that_only_the_own_group_can_write_is_used(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o775)  # as the umask of many systems has it, where each user has a group
+    own = grp.getgrgid(os.getegid())
+    if own.gr_name != pwd.getpwuid(os.geteuid()).pw_name or own.gr_mem not in ([], [own.gr_name]):
+        pytest.skip("this user has no group for himself")
+    assert directory.create_run(runs, "x").path.is_dir()
+
+
+def test_a_runs_folder_that_is_made_is_not_writable_by_a_group(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run = directory.create_run(tmp_path / "new" / "runs", "x")
+    finally:
+        os.umask(before)
+    assert run.path.parent.stat().st_mode & 0o777 == 0o755
+    assert run.path.stat().st_mode & 0o777 == 0o700
+
+
+@as_root
+def test_root_may_use_the_folder_of_the_user_who_became_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(tmp_path, NOBODY, NOBODY)
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    assert directory.create_run(tmp_path, "x").path.is_dir()
+
+
+@as_root
+def test_nothing_is_loaded_from_a_folder_that_was_put_in_the_place_of_the_run(
+    shared: Path,
+) -> None:
+    runs, away, bang = shared / "a" / "runs", shared / "a" / "away", shared / "bang"
+    assert as_another(lambda: runs.parent.mkdir())
+    runs.mkdir()  # own; but who owns the folder above can put another one in its place
+    run = directory.create_run(runs, "x")
+    spec = replace(made(shared / "b", "x", state="succeeded").read_spec(), returns=("weights",))
+    result = RunDir(next((shared / "b").iterdir())).read_result()
+    assert result is not None
+    result = replace(result, dir=run.path)
+    assert as_another(lambda: (runs.rename(away), lay_bait(run.path, bang)))
+    assert run.held is not None
+    assert run.held.is_replaced()
+    whole = returns.collect_returns(result, spec, run)
+    assert "was replaced" in whole.returns_failed["weights"]
+    assert run.held is None
+    later = returns.collect_returns(result, spec)  # by a process that attaches to it
+    assert "another user's" in later.returns_failed["weights"]
+    assert not bang.exists()
+    with pytest.raises(PermissionError):
+        run.read_result()
+    assert as_another(lambda: run.arguments.write_bytes(pickle.dumps(Bomb(bang))))
+    with pytest.raises(HandoffError, match="another user's"):
+        Arguments(run.arguments)["x"]
+    assert not bang.exists()
+
+
+@pytest.mark.parametrize("ended", ["failed", "hung"])
+def test_nothing_of_a_failed_run_is_loaded(tmp_path: Path, ended: str) -> None:
+    run = made(tmp_path, "x", state=ended)
+    lay_bait(run.path / "inside", tmp_path / "bang")
+    (run.path / "inside" / "returns").rename(run.returns)
+    result, spec = run.read_result(), run.read_spec()
+    assert result is not None
+    whole = returns.collect_returns(result, replace(spec, returns=("weights",)))
+    assert whole.returns_failed == {"weights": "the run failed"}
+    assert not (tmp_path / "bang").exists()
+
+
+@as_root
+def test_files_of_another_user_in_an_own_folder_are_not_read(tmp_path: Path) -> None:
+    run = made(tmp_path, "x", state="succeeded")
+    for path in (run.spec, run.result, run.script):
+        path.touch()
+        os.chown(path, NOBODY, NOBODY)
+        with pytest.raises(PermissionError, match="another user's file"):
+            files.read_text(path)
+    assert state.read_result(run) is None

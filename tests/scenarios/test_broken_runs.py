@@ -115,7 +115,7 @@ def look_at_everything(runs: Path, run: RunDir, healthy: RunDir) -> list[Any]:
     with suppress(TpunbError):
         attached = Attached(run)
         seen += [event for event in attached.events() if event is not None]
-        result = returns.collect_returns(attached.result(), attached.spec, attached=True)
+        result = returns.collect_returns(attached.result(), attached.spec, run)
         result.explain()
         str(result)
     return seen

@@ -261,7 +261,7 @@ final = helper.X * lr
     rank0 = metrics[metrics["rank"] == 0]
     assert rank0["loss"].tolist() == pytest.approx([0.5, 0.25, 0.5 / 3])
     spec = newest(kaggle).read_spec()
-    assert returns.collect_returns(ended, spec, attached=True).returns["final"] == 3.5
+    assert returns.collect_returns(ended, spec).returns["final"] == 3.5
     kept = [*newest(kaggle).path.rglob("*"), *session(kaggle).folder.rglob("*")]
     for path in (path for path in kept if path.is_file()):
         assert KEY.encode() not in path.read_bytes(), path

@@ -166,7 +166,7 @@ class BackgroundRun:
                 assert self._error is not None
                 raise self._error
             if not (self._result.returns or self._result.returns_failed):
-                whole = returns.collect_returns(self._result, self._run.spec)
+                whole = returns.collect_returns(self._result, self._run.spec, self._run.dir)
                 if last_run.result is self._result:
                     last_run.result = whole
                 self._result = whole

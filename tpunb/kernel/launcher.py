@@ -23,6 +23,7 @@ from tpunb.runs import copied_values, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note
 from tpunb.runs.follow import POLL_INTERVAL, follow_run
+from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils import files
@@ -96,6 +97,11 @@ class Run:
         message = self._supervisor.broken
         if not self.dir.path.exists():
             message = f"{self.dir.path} was deleted during the run, so its end is unknown"
+        elif self.dir.held is not None and self.dir.held.is_replaced():
+            message = (
+                f"{self.dir.path} is not the folder in which the run began: another one was put "
+                "in its place during the run, and nothing is read from it"
+            )
         elif not message:
             message = f"the result could not be written to {self.dir.path}; is its disk full?"
         failure = Failure(
@@ -139,6 +145,8 @@ class Attached:
     def __init__(self, folder: RunDir) -> None:
         self.dir = folder
         self.spec = state.read_spec(folder)
+        if folder.held is None:
+            folder.held = HeldFolder(folder.path)
 
     def events(self) -> Iterator[Event | None]:
         """Yield all events from the run's start until it has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from tpunb.runs import listing, metrics, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.metrics import FLOPS, SPEED
 from tpunb.runs.result import RunResult
+from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _row(run: RunDir, peak: float | None) -> dict[str, Any]:
 
 def _peak(run: RunDir) -> float | None:
     """Return the bfloat16 teraflops of one core of the run's TPU, or of this machine's."""
-    env = json.loads(run.env.read_text(encoding="utf-8"))
+    env = records.read_dict(run.env)
     parsed = tpu.parse_accelerator_type(env.get("TPU_ACCELERATOR_TYPE", ""))
     generation = machine.detect_machine(env).made if parsed is None else parsed[0]
     return None if generation is None else generation.teraflops / generation.devices

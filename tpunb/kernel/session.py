@@ -634,8 +634,7 @@ def _describe(request: RunRequest) -> str:
 
 def _finish(run: Run | Attached, view: RunView) -> RunResult:
     """Return the result of a run that has ended, and show it in the run's card."""
-    attached = isinstance(run, Attached)
-    result = returns.collect_returns(run.result(), run.spec, attached=attached)
+    result = returns.collect_returns(run.result(), run.spec, run.dir)
     view.finish(result)
     panel.show_result(result)
     return result

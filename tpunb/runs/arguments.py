@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.returns import load_value
 from tpunb.utils.errors import HandoffError
 
@@ -25,7 +26,9 @@ class Arguments:
     def __getitem__(self, name: str) -> Any:
         if self._values is None:
             try:
-                self._values = load_value(self._path)
+                held = HeldFolder(self._path.parent)
+                self._values = load_value(held, self._path.name)
+                held.close()
             except Exception as error:  # a user's class may raise anything when it is rebuilt
                 raise HandoffError(
                     f"a rank cannot rebuild the arguments ({type(error).__name__}: {error}): "

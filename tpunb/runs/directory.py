@@ -36,6 +36,7 @@ from typing import IO, NamedTuple
 
 from tpunb.runs import events, ownership
 from tpunb.runs.events import Event
+from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import env_vars, files, records
@@ -53,8 +54,10 @@ RUN_ID = re.compile(r"\d{8}-\d{6}-.")
 class RunDir:
     """The paths in a run folder, and access to the files that several modules read or write."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, held: HeldFolder | None = None) -> None:
         self.path = Path(path).absolute()
+        self.held = held
+        """The folder itself, open since the run began, in the process that began it."""
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
@@ -152,7 +155,7 @@ class RunDir:
         It lets readers distinguish a running run from one whose supervisor has died.
         """
         with contextlib.suppress(OSError):
-            lock = open(self.lock, "w")  # noqa: SIM115
+            lock = open(self.lock, "w", opener=files.opener)  # noqa: SIM115
             fcntl.flock(lock, fcntl.LOCK_EX)
             return lock
         return None
@@ -292,27 +295,44 @@ def rank_of_run() -> RankOfRun | None:
 
 
 def create_run(runs: Path, name: str) -> RunDir:
-    """Create a run folder with a unique id that only its user can read.
+    """Create a run folder with a unique id that only its user can read, and hold it open.
 
-    Raises TpunbError if the folder cannot be written.
+    Raises TpunbError if the folder cannot be written, or if others could replace what is in it.
     """
     safe = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "run"
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     try:
-        runs.mkdir(parents=True, exist_ok=True)
-        for attempt in range(1, 1000):
-            path = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            return RunDir(path)
+        with opened_runs(runs) as within:
+            for attempt in range(1, 1000):
+                path = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
+                try:
+                    os.mkdir(path.name, 0o700, dir_fd=within)
+                except FileExistsError:
+                    continue
+                return RunDir(path, HeldFolder(path.absolute(), within))
     except OSError as error:
         raise TpunbError(
             f"cannot make a run folder in {runs}: {error.strerror}. "
             "Choose another folder with `%tpu_setup --runs DIR`."
         ) from error
     raise TpunbError(f"there are already 1000 runs called {stem} in {runs}")
+
+
+@contextlib.contextmanager
+def opened_runs(runs: Path) -> Iterator[int]:
+    """Open the folder of runs, which is created if necessary, and yield its descriptor.
+
+    Raises TpunbError if others could replace what is in it, and OSError.
+    """
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        runs.mkdir(mode=0o755)  # with a umask that lets a group write, it would be refused
+    fd = os.open(runs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        ownership.require_not_replaceable(fd, runs)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb.runs import directory, download, metrics, summary, tensorboard, upload
+from tpunb.runs import directory, download, metrics, ownership, summary, tensorboard, upload
 from tpunb.runs.directory import RunDir
 from tpunb.runs.parameters import differing, parameters
 from tpunb.runs.result import STATE_STYLES
@@ -54,14 +54,18 @@ def choose_folder(folder: str) -> Path:
     """Choose the folder for the runs of this process from now on: `%tpu_setup --runs`.
 
     With a URL, runs are written to `./runs` and copied to the URL (tpunb.runs.upload). Raises
-    TpunbError for a URL that fsspec does not support.
+    TpunbError for a URL that fsspec does not support, and for a folder in which others can
+    replace runs.
     """
     global _chosen, _bucket
     if download.is_url(folder):
         upload.check_url(folder)
         _chosen, _bucket = Path.cwd() / "runs", folder
     else:
-        _chosen, _bucket = Path(folder).expanduser().absolute(), None
+        chosen = Path(folder).expanduser().absolute()
+        if chosen.is_dir():
+            ownership.require_not_replaceable(chosen, chosen)
+        _chosen, _bucket = chosen, None
     return _chosen
 
 

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-import errno
 import pickle
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from tpunb.runs import ownership
 from tpunb.runs.directory import RunDir
+from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunSpec
-from tpunb.utils import files, records
+from tpunb.runs.spec import RunSpec, RunState
+from tpunb.utils import records
+from tpunb.utils.errors import TpunbError
+
+_REPORT = 1_000_000
+"""The most bytes of the report on the values."""
+_FAILED = (RunState.FAILED, RunState.HUNG, RunState.LOST)
 
 
-def collect_returns(result: RunResult, spec: RunSpec, *, attached: bool = False) -> RunResult:
+def collect_returns(result: RunResult, spec: RunSpec, run: RunDir | None = None) -> RunResult:
     """Return the result with the values of `--returns`, and the reason for each missing value.
 
-    `attached`: see `load_value`.
+    Nothing of a failed run is loaded, and nothing of a folder that is not this user's alone.
+    `run`: the run folder that this process holds open since the run began, if it does; then only
+    what was written into this folder is loaded. It is not held any more afterwards.
     """
-    if not spec.returns:
-        return result
-    run = RunDir(result.dir)
-    report = records.read_dict(run.returns / "report.json")
+    held = None if run is None else run.held
+    try:
+        if not spec.returns:
+            return result
+        if result.state in _FAILED:
+            return _without(result, spec, "the run failed")
+        try:
+            held = held or HeldFolder(RunDir(result.dir).path)
+        except (OSError, TpunbError) as error:
+            return _without(result, spec, str(error))
+        if held.is_replaced():
+            what = f"{held.path} is not the folder in which the run began: it was replaced"
+            return _without(result, spec, what)
+        return _collect(result, spec, held)
+    finally:
+        if held is not None:
+            held.close()
+        if run is not None:
+            run.held = None
+
+
+def _without(result: RunResult, spec: RunSpec, why: str) -> RunResult:
+    return replace(result, returns_failed=dict.fromkeys(spec.returns, why))
+
+
+def _collect(result: RunResult, spec: RunSpec, held: HeldFolder) -> RunResult:
+    report = _read_report(held)
     values: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for name in spec.returns:
@@ -34,23 +62,30 @@ def collect_returns(result: RunResult, spec: RunSpec, *, attached: bool = False)
             failed[name] = str(entry["error"])
         else:
             try:
-                values[name] = load_value(run.returns / f"{name}.pt", attached=attached)
+                values[name] = load_value(held, "returns", f"{name}.pt")
             except Exception as error:  # a user's class may raise anything when it is rebuilt
                 failed[name] = _why(error)
     return replace(result, returns=values, returns_failed=failed)
 
 
-def load_value(path: Path, *, attached: bool = False) -> Any:
-    """Load a value that `tpunb.xla.pickling.save_value` wrote.
+def _read_report(held: HeldFolder) -> dict[str, Any]:
+    try:
+        with open(held.open("returns", "report.json"), "rb") as file:
+            report = records.parse(file.read(_REPORT))
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
 
-    The user's own processes wrote it, so it is unpickled without restrictions. For a run that this
-    process did not start (`attached`), PermissionError is raised if another user owns the file.
+
+def load_value(held: HeldFolder, *names: str) -> Any:
+    """Load a value that `tpunb.xla.pickling.save_value` wrote into a folder.
+
+    `names`: see `HeldFolder.open`. Only this user's processes can have written it, so it is
+    unpickled without restrictions.
     """
     import torch
 
-    with open(files.open_file(path), "rb") as file:
-        if attached and not ownership.is_own_file(file.fileno()):
-            raise PermissionError(errno.EPERM, "another user's file", str(path))
+    with open(held.open(*names), "rb") as file:
         return torch.load(file, map_location="cpu", weights_only=False)
 
 

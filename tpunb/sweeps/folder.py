@@ -36,7 +36,7 @@ from typing import Any
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
 from tpunb.notebook.trial_cells import for_trials
-from tpunb.runs import metrics, state
+from tpunb.runs import directory, metrics, ownership, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 from tpunb.utils import files, records
@@ -203,7 +203,7 @@ class SweepDir:
     def runs_of(self, number: int) -> tuple[str, ...]:
         """Return the folders of a trial's runs, in order."""
         try:
-            return tuple(self.runs_file(number).read_text(encoding="utf-8").splitlines())
+            return tuple(files.read_text(self.runs_file(number)).splitlines())
         except OSError:
             return ()
 
@@ -211,7 +211,7 @@ class SweepDir:
         """Remove the files of an earlier attempt at a trial. Raises TpunbError."""
         try:
             self.executed(number).unlink(missing_ok=True)
-            self.runs_file(number).write_text("")
+            files.atomic_write(self.runs_file(number), b"")
         except OSError as error:
             raise _not_written(self.runs_file(number), error) from error
 
@@ -241,7 +241,11 @@ class SweepDir:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Context manager: lock the sweep. Raises TpunbError if another process runs it."""
-        with open(self.path / "sweep.lock", "a+") as lock:
+        try:
+            file = open(self.path / "sweep.lock", "a+", opener=files.opener)  # noqa: SIM115
+        except OSError as error:
+            raise _not_written(self.path / "sweep.lock", error) from error
+        with file as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -262,6 +266,7 @@ class SweepDir:
         done = self.path.parent / _DONE
         try:
             done.mkdir(mode=0o700, exist_ok=True)
+            ownership.require_own(done)
             files.write_json(done / key, {"sweep": self.id, "number": trial.number})
         except OSError as error:
             raise _not_written(done / key, error) from error
@@ -272,10 +277,10 @@ class SweepDir:
         sweep, number = noted.get("sweep"), noted.get("number")
         if not isinstance(sweep, str) or not isinstance(number, int):
             return None
-        if sweep == self.id and number == trial.number:
+        if (sweep == self.id and number == trial.number) or Path(sweep).name != sweep:
             return None
-        other = SweepDir(self.path.parent / sweep)
         try:
+            other = own_sweep(self.path.parent / sweep)
             earlier = records.build(Trial, records.read(other.record(number)))
             theirs = other.read_spec()
         except (OSError, ValueError, TpunbError):  # removed, or written by another version
@@ -304,20 +309,30 @@ def _not_written(path: Path, error: OSError) -> TpunbError:
 def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -> SweepDir:
     """Return the folder of a sweep that was already begun, or create one; `again`: always create.
 
-    `copy`: copy the notebook into it. Raises TpunbError if the folder cannot be written.
+    `copy`: copy the notebook into it. Raises TpunbError if the folder cannot be written, or if
+    another user has made it or could replace it.
     """
     stem = re.sub(r"[^\w.-]+", "-", Path(spec.notebook).stem).strip("-.")[:60] or "sweep"
     name = f"{stem}-{spec.digest()}"
     place = runs.absolute() / FOLDER
+    try:
+        with directory.opened_runs(runs.absolute()) as within:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(FOLDER, 0o700, dir_fd=within)
+            ownership.require_own(place)
+    except OSError as error:
+        raise TpunbError(f"cannot create {place}: {error.strerror}") from error
     number = 0
     while (place / (f"{name}-{number + 1}" if number else name) / "sweep.json").exists():
         number += 1
     if number and not again:
-        return SweepDir(place / (f"{name}-{number}" if number > 1 else name))
+        return own_sweep(place / (f"{name}-{number}" if number > 1 else name))
     path = place / (f"{name}-{number + 1}" if number else name)
     try:
-        (path / "trials").mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
+        for part in (path, path / "trials"):
+            with contextlib.suppress(FileExistsError):  # a crash left it without sweep.json
+                part.mkdir(mode=0o700)
+            ownership.require_own(part)
         # The notebook first: sweep.json marks the folder as complete.
         if copy:
             text = Path(spec.notebook).read_text(encoding="utf-8-sig")
@@ -328,6 +343,15 @@ def open_sweep(runs: Path, spec: SweepSpec, *, again: bool, copy: bool = True) -
     except OSError as error:
         raise TpunbError(f"cannot create {path}: {error.strerror}") from error
     return SweepDir(path)
+
+
+def own_sweep(path: Path) -> SweepDir:
+    """Return the folder of a sweep. Raises TpunbError unless it is this user's alone."""
+    folder = SweepDir(path)
+    for part in (folder.path, folder.trials):
+        if part.is_symlink() or part.exists():
+            ownership.require_own(part)
+    return folder
 
 
 def measure(trial: Trial, spec: SweepSpec) -> Trial:
@@ -420,7 +444,7 @@ def _read_module(path: Path) -> tuple[str, set[str]]:
     room = _MODULES
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         with contextlib.suppress(OSError):
-            data = files.read_start(file, room)
+            data = files.read_start(file, room, anyones=True)
             room -= len(data)
             found.update(f"{file.relative_to(path.parent)}\0".encode() + data)
             with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.runs import metrics, state
+from tpunb.runs import metrics, ownership, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric
 from tpunb.runs.metrics import MetricSeries
@@ -219,6 +219,7 @@ class Scheduler:
 
     def _start(self, slot: _Slot, trial: Trial) -> None:
         number = trial.number
+        ownership.require_own(self.folder.path)
         self.folder.clear(number)
         trial = replace(
             trial,

@@ -272,8 +272,8 @@ class Study(Printable):
 
     @classmethod
     def load(cls, path: Path | str) -> Study:
-        """Load a sweep from its folder. Raises TpunbError if it is not a sweep's folder."""
-        folder = SweepDir(Path(path))
+        """Load a sweep from its folder. Raises TpunbError if it is no sweep of this user."""
+        folder = folders.own_sweep(Path(path))
         folder.read_spec()
         return cls(folder)
 

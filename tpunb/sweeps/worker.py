@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpunb.utils import env_vars, interrupts
+from tpunb.utils import env_vars, files, interrupts
 from tpunb.utils.files import LineBuffer
 
 _WORKER = "from tpunb.kernel import trials; trials.main()"
@@ -35,7 +35,7 @@ class Worker:
 
     def __init__(self, mark: str, runs: Path, log: Path) -> None:
         self.mark = f"{env_vars.SWEEP}={mark}"
-        with open(log, "ab") as file:
+        with open(log, "ab", opener=files.opener) as file:
             # Ctrl-C must reach only the sweep, which stops the runs with time to save.
             self._process = interrupts.start_in_own_session(
                 _WORKER,

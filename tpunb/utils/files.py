@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tpunb.utils import owners
+
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 """The folder that a new process puts on its path to import this tpunb."""
 LONGEST = 1 << 20
@@ -37,10 +39,12 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file without blocking, but no link, FIFO or device; return a descriptor.
+def open_file(path: Path | str, flags: int = os.O_RDONLY, *, anyones: bool = False) -> int:
+    """Open a regular file of this user or root; return a descriptor.
 
-    A file that is created is accessible to its user only. Raises OSError.
+    No link, FIFO or device is opened, and nothing is waited for. A file that is created is
+    accessible to its user only. `anyones`: it may be another user's, as a file that the user has
+    named. Raises OSError.
     """
     try:
         # O_NONBLOCK: opening a FIFO would wait for its other end.
@@ -49,21 +53,36 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise
     else:
-        if stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        is_regular = stat.S_ISREG(status.st_mode)
+        if is_regular and (anyones or owners.is_trusted(status, os.path.dirname(path) or ".")):
             return fd
         os.close(fd)
+        if is_regular:
+            raise PermissionError(errno.EPERM, "another user's file", str(path))
     raise PermissionError(errno.EPERM, "not a regular file", str(path))
 
 
-def read_start(path: Path | str, most: int) -> bytes:
+def opener(path: str, flags: int) -> int:
+    """Open a file as `open_file` does: the `opener` of Python's `open`."""
+    return open_file(path, flags)
+
+
+def read_text(path: Path | str) -> str:
+    """Return the text of a file. Raises OSError."""
+    with open(path, encoding="utf-8", opener=opener) as file:
+        return file.read()
+
+
+def read_start(path: Path | str, most: int, *, anyones: bool = False) -> bytes:
     """Return the first `most` bytes of a file, or all of it. Raises OSError."""
-    with open(open_file(path), "rb") as file:
+    with open(open_file(path, anyones=anyones), "rb") as file:
         return file.read(most)
 
 
-def read_end(path: Path | str, most: int) -> bytes:
+def read_end(path: Path | str, most: int, *, anyones: bool = False) -> bytes:
     """Return the last `most` bytes of a file, or all of it. Raises OSError."""
-    with open(open_file(path), "rb") as file:
+    with open(open_file(path, anyones=anyones), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)
 
@@ -100,7 +119,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     """
     temporary = None
     try:
-        fd, name = os.open(_room(path), os.O_WRONLY | os.O_CLOEXEC), str(_room(path))
+        fd, name = open_file(_room(path), os.O_WRONLY), str(_room(path))
     except FileNotFoundError:
         fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
@@ -127,7 +146,7 @@ def reserve_blocks(path: Path, *, appended: bool = False) -> None:
     """
     file = path if appended else _room(path)
     try:
-        fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_file(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     except OSError:
         return
     try:

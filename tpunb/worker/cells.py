@@ -21,7 +21,7 @@ from typing import Any
 from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
-from tpunb.utils.files import write_json
+from tpunb.utils.files import read_text, write_json
 from tpunb.worker import replay, script_end, stdio
 from tpunb.xla.rehearsal.errors import (
     CollectiveError,
@@ -67,7 +67,7 @@ class Cells:
         """Called with an exception that ends a process that a cell has forked."""
         self.lines = CellLines(run.script, spec)
         self._blocks = spec.blocks
-        self._take(run.script.read_text(encoding="utf-8"))
+        self._take(read_text(run.script))
         self.module.__dict__["__file__"] = self.lines.script
 
     def _take(self, text: str) -> None:

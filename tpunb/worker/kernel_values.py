@@ -27,7 +27,7 @@ from tpunb.runs.kernel_values import (
     differences,
     value_parts,
 )
-from tpunb.utils.files import atomic_write, write_json
+from tpunb.utils.files import atomic_write, read_text, write_json
 from tpunb.utils.literals import shown, simple
 from tpunb.worker.cells import Cells
 
@@ -68,7 +68,7 @@ def take_over(run: RunDir, cells: Cells, *, replicate: bool, tell: bool) -> None
     that takes all values from the cells.
     """
     try:
-        data = json.loads(run.kernel_values.read_text(encoding="utf-8"))
+        data = json.loads(read_text(run.kernel_values))
     except FileNotFoundError:
         return
     taken = compare(KernelValues.from_json(data), vars(cells.module), replicate=replicate)

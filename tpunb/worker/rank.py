@@ -108,9 +108,10 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     folder = task.run.attempt(task.attempt, task.rank)
     first = "prelude.log" if task.replicate else "stdout.log"
     stdio.redirect_output(folder / first, folder / (first if task.replicate else "stderr.log"))
-    faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    faulthandler.enable(open(folder / "crash.txt", "w", opener=files.opener), all_threads=False)  # noqa: SIM115
     files.reserve_blocks(task.run.error(task.attempt, task.rank))
-    written = open(task.run.stacks(task.attempt, task.rank), "w")  # noqa: SIM115
+    file = task.run.stacks(task.attempt, task.rank)
+    written = open(file, "w", opener=files.opener)  # noqa: SIM115
     faulthandler.register(stacks.DUMP, written, all_threads=True)
     heartbeat.start_writer(task.run.heartbeat(task.attempt, task.rank), counters.heartbeat_counts)
     fork_safety.limit_threads(int(task.env["OMP_NUM_THREADS"]))

@@ -80,7 +80,7 @@ def _run(
         os.setsid()
     folder = run.attempt(0, None)
     stdio.redirect_output(folder / "prelude.log", folder / "prelude.log")
-    faulthandler.enable(open(folder / "crash.txt", "w"), all_threads=False)  # noqa: SIM115
+    faulthandler.enable(open(folder / "crash.txt", "w", opener=files.opener), all_threads=False)  # noqa: SIM115
     files.reserve_blocks(run.error(0, None))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     env = order.env

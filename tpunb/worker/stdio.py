@@ -17,7 +17,7 @@ def redirect_output(stdout: Path, stderr: Path) -> None:
     flush_output()
     stdout.parent.mkdir(parents=True, exist_ok=True)
     _replace(0, os.open(os.devnull, os.O_RDONLY))
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     _replace(1, os.open(stdout, flags, 0o600))
     _replace(2, os.open(stderr, flags, 0o600))
     # The fork server's own stream objects use the same descriptors. They are replaced unless the

@@ -22,6 +22,7 @@ from tpunb.diagnostics.cell.frames import StepsDone
 from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
 from tpunb.diagnostics.cell.report import Report, ReportBuilder
 from tpunb.notebook.errors import ConversionError
+from tpunb.runs import directory, ownership
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
 from tpunb.xla import private_names, runtime, spmd
 
@@ -267,7 +268,9 @@ def new_profile_folder(runs: Path) -> Path:
 def tracing(folder: Path) -> Iterator[None]:
     """Context that is traced into a folder (`--profile`); prints how to open the trace."""
     profiler = importlib.import_module("torch_xla.debug.profiler")
-    folder.mkdir(parents=True, exist_ok=True)
+    with directory.opened_runs(folder.parent) as runs, contextlib.suppress(FileExistsError):
+        os.mkdir(folder.name, 0o700, dir_fd=runs)
+    ownership.require_own(folder)
     profiler.start_trace(str(folder))
     try:
         yield

@@ -111,6 +111,6 @@ def _holder(result: RunResult) -> str | None:
 def read_end(path: Path) -> str:
     """The last `MAX_BYTES` of a file as text; '' if there is no file."""
     try:
-        return files.read_end(path, MAX_BYTES).decode("utf-8", "replace")
+        return files.read_end(path, MAX_BYTES, anyones=True).decode("utf-8", "replace")
     except (FileNotFoundError, PermissionError):
         return ""

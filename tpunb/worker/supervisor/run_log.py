@@ -9,6 +9,7 @@ from typing import IO
 
 from tpunb.runs.directory import PRELUDE, RunDir
 from tpunb.runs.events import Output
+from tpunb.utils.files import opener
 
 LONGEST = 1_000_000
 """Characters of a line; longer text without a newline is split into several lines."""
@@ -30,7 +31,7 @@ class RunLog:
 
     def _open(self, path: Path) -> IO[str]:
         try:
-            return open(path, "a", encoding="utf-8", errors="replace")
+            return open(path, "a", encoding="utf-8", errors="replace", opener=opener)
         except OSError as error:
             self.problem = error.strerror or str(error)
             return open(os.devnull, "a", encoding="utf-8", errors="replace")

@@ -38,7 +38,7 @@ def _meeting_place() -> str:
     name = _hashlib.sha256("\0".join(_identity()).encode()).hexdigest()[:16]
     folder = _os.path.join(_tempfile.gettempdir(), f"script-{_os.getuid()}-{name}")
     _os.makedirs(folder, mode=0o700, exist_ok=True)
-    if _os.stat(folder).st_uid != _os.getuid():
+    if _os.lstat(folder).st_uid != _os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     process, ranks = _os.getpid(), int(_os.environ["LOCAL_WORLD_SIZE"])
 

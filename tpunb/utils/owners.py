@@ -1,0 +1,115 @@
+"""Whose a file or folder is, and who else can write to it.
+
+Standard library only, because the supervisor uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import secrets
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+_ACCESS_LIST = "system.posix_acl_access"
+
+
+class _Store(NamedTuple):
+    """How a file system stores the owner and mode of what this user makes."""
+
+    owner: int
+    keeps_modes: bool
+
+
+_stores: dict[int, _Store] = {}
+"""By device number."""
+
+
+def is_own(status: os.stat_result, folder: Path | str | int) -> bool:
+    """True if a file or folder is this user's: it has the owner that what he makes gets there.
+
+    Some network file systems store another owner than the user who makes a file. `folder`: where
+    it is, as a path or descriptor; if the owner is another user, a file is made there for a moment.
+    """
+    if status.st_uid == os.geteuid():
+        return True
+    store = _examine(folder, status.st_dev)
+    return store is not None and status.st_uid == store.owner
+
+
+def is_trusted(status: os.stat_result, folder: Path | str | int) -> bool:
+    """True if a file or folder is this user's or root's. `folder`: see `is_own`."""
+    return status.st_uid == 0 or is_own(status, folder)
+
+
+def is_shared(status: os.stat_result, folder: Path | str | int) -> bool:
+    """True if other users can write to an own file or folder. `folder`: see `is_own`.
+
+    False if the file system does not store modes: Windows' disks and some servers report that all
+    can write. A group with no other member, as many systems give each user, is nobody else.
+    """
+    others = stat.S_IWOTH
+    if not _is_private(status.st_gid) or _has_access_list(folder):
+        others |= stat.S_IWGRP
+    if not status.st_mode & others:
+        return False
+    store = _examine(folder, status.st_dev)
+    return store is None or store.keeps_modes
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number of one without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _is_private(gid: int) -> bool:
+    """True if a group is this user's own, by its name, and has no other member but root."""
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return False
+    own = user_name(os.geteuid())
+    return group.gr_name == own and not {*group.gr_mem} - {own, "root"}
+
+
+def _has_access_list(folder: Path | str | int) -> bool:
+    """True if other users may have rights that the mode shows as those of the group."""
+    with contextlib.suppress(OSError):  # the file system has none
+        return bool(os.getxattr(folder, _ACCESS_LIST))
+    return False
+
+
+def _examine(folder: Path | str | int, device: int) -> _Store | None:
+    """Make a file in a folder to see how it is stored; None if that is not possible."""
+    if device in _stores:
+        return _stores[device]
+    name = f".tpunb-{secrets.token_hex(8)}"
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        if isinstance(folder, int):
+            where = os.dup(folder)
+        else:
+            where = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # The descriptor is of the file that was made, whatever its name leads to a moment later.
+        made = os.open(name, new, 0o600, dir_fd=where)
+        status = os.fstat(made)
+        os.close(made)
+        os.unlink(name, dir_fd=where)
+    except OSError:
+        return None
+    finally:
+        os.close(where)
+    if status.st_dev != device:
+        return None
+    store = _Store(status.st_uid, not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    _stores[device] = store
+    return store
