@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(word)
         return 0
     namespace = make_parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names and logs may contain any characters
+        sys.stdout.reconfigure(errors="replace")
     try:
         status: int = namespace.do(namespace)
         sys.stdout.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -23,13 +24,23 @@ MOST = 8_000_000
 _LARGEST = 1e18
 """The largest number accepted for a time, duration, count or size: larger ones may not print."""
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""One half of a character, which is a character only with the other half."""
+
 T = TypeVar("T")
 
 
 def parse(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises ValueError if it is not JSON, or is nested too deeply."""
+    """Parse a JSON text. Raises ValueError if it is not JSON, or is nested too deeply.
+
+    A surrogate without its other half, which no file or terminal takes, is replaced.
+    """
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        if _SURROGATE.search(data):
+            return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        return value
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
