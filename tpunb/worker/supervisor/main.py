@@ -62,6 +62,7 @@ from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.hosts import Hosts, join_hosts
+from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
 from tpunb.worker.supervisor.outcome import RunObservation, StopRecord
 from tpunb.worker.supervisor.supervision import Supervision
@@ -293,9 +294,7 @@ class Supervisor:
         self._fork_server_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
         # For temporary files of its imports (torch makes a folder for code that it may generate):
         # they are removed at a normal exit, which a fork server never has.
-        self._import_files = tempfile.TemporaryDirectory(
-            prefix=protocol.IMPORT_FILES.format(os.getpid()), ignore_cleanup_errors=True
-        )
+        self._import_files = ImportFiles()
 
     def main_loop(self) -> None:
         """Run until the lifeline closes, and then until nothing is left."""
