@@ -103,6 +103,23 @@ def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
         find_place("pod", home / "project")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_user_s_link_to_an_own_file_sends_no_code_anywhere(home: Path) -> None:
+    own = written(home / "own", POD)
+    link = home / "project" / FILE
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(own)
+    assert find_place("pod", home / "project").kind == "ssh"  # an own link
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(PlaceError, match="is a link of another user"):
+        find_place("pod", home / "project")
+    link.unlink()
+    link.symlink_to(own)
+    os.chown(own, 12345, 12345)
+    with pytest.raises(PlaceError, match="another user's file"):
+        find_place("pod", home / "project")
+
+
 @pytest.mark.parametrize(
     ("text", "key", "says"),
     [

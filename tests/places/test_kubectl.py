@@ -65,3 +65,41 @@ def test_what_is_sent_and_printed_is_utf_8_whatever_it_is(
     (tmp_path / "kubectl").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert kubectl.Kubectl(JobSetSettings()).run("logs", given="ü") == "\ufffdü"
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        *("", "null", "3", "[]", "{}", '{"items": 3}', '{"items": [1]}', "[" * 5000, "garbage"),
+        '{"items": [{"kind": "Pod"}]}',
+        '{"items": [{"kind": "Pod", "metadata": {"name": "p"}, "status": [1]}]}',
+        '{"items": [{"kind": "JobSet"}]}',
+        '{"items": [{"kind": "JobSet", "metadata": {}, "status": {"restarts": [1]}}]}',
+        '{"items": [{"kind": "JobSet", "metadata": {}, "status": {"conditions": [3]}}]}',
+    ],
+)
+def test_objects_of_another_form_are_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str
+) -> None:
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
+    (tmp_path / "kubectl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(kubectl.UnansweredError, match="kubectl get"):
+        kubectl.Kubectl(JobSetSettings()).look("run")
+
+
+def test_what_kubectl_says_controls_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = r"\u001b]0;mine\u0007"
+    (tmp_path / "kubectl").write_text(
+        "#!/bin/sh\nif [ $2 = get ]; then cat <<'END'\n"
+        f'{{"status": {{"message": "a{title}b"}}}}\nEND\n'
+        "else printf '\\033]0;mine\\007\\033[2Jno' >&2; exit 1; fi\n"
+    )
+    (tmp_path / "kubectl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert kubectl.Kubectl(JobSetSettings()).get("x", "y") == {"status": {"message": "ab"}}
+    with pytest.raises(kubectl.UnansweredError) as caught:
+        kubectl.Kubectl(JobSetSettings()).run("version")
+    assert str(caught.value) == "`kubectl version` failed: no"

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import until
+from tpunb.places import mirror
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.mirror import Mirror, MirrorProcess
+from tpunb.places.mirror import Mirror, MirrorProcess, wait_until_taken
 from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
@@ -94,9 +95,9 @@ def hello(host: int) -> Line:
 
 
 def followed(run: RunDir, place: ScriptedPlace) -> RunResult | None:
-    mirror = Mirror(run, place, stays=True, again=False)
-    if mirror.begin({}):
-        mirror.follow()
+    made = Mirror(run, place, stays=True, again=False)
+    if made.begin({}):
+        made.follow()
     return run.read_result()
 
 
@@ -125,6 +126,20 @@ def test_the_start_says_which_hosts_it_waits_for(run: RunDir) -> None:
         "starting",
         "waits for run x",
     ]
+
+
+def test_a_run_is_taken_once_every_host_has_answered(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not wait_until_taken(run, lambda: True)
+    monkeypatch.setattr(mirror, "TAKEN", 0.0)
+    assert not wait_until_taken(run, lambda: False)  # a tool that says nothing, or anything
+    monkeypatch.undo()
+    followed(run, ScriptedPlace(run, [Said(1, hello(1)), Said(0, End(1)), Said(1, End(1))]))
+    assert not wait_until_taken(run, lambda: False)  # it has failed before
+    run.result.unlink()
+    followed(run, ScriptedPlace(run, [Said(1, hello(1)), Said(0, hello(0)), Said(0, End(0))]))
+    assert wait_until_taken(run, lambda: False)
 
 
 def test_values_of_returns_come_from_host_0(run: RunDir) -> None:

@@ -19,7 +19,13 @@ import pytest
 from tests.drivers.kernel import until
 from tests.drivers.pods import FAKES, ReachedPod
 from tpunb.places import transport
-from tpunb.places.config import PlaceConfig, SshSettings, find_place
+from tpunb.places.config import (
+    GcloudMigSettings,
+    GcloudTpuSettings,
+    PlaceConfig,
+    SshSettings,
+    find_place,
+)
 from tpunb.places.errors import PlaceError
 from tpunb.places.transport import HostProcess, ask_hosts, make_transport
 
@@ -205,3 +211,52 @@ def test_a_host_that_says_nothing_is_cut_off(pod: ReachedPod) -> None:
     assert answer.problem().startswith("no answer in")
     for pid in pod.left():
         os.kill(pid, signal.SIGKILL)  # sshd would leave it running as well
+
+
+GARBAGE = [
+    "", "null", "3", "[]", "[1]", "{}", '[{"name": 3}]', "[" * 5000, "Updates are available",
+    r"\377\376", r'{"networkEndpoints": [{"ipAddress": 3}]}', r'{"networkEndpoints": [null]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("printed", GARBAGE)
+def test_whatever_gcloud_prints_is_quoted_in_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str
+) -> None:
+    tool = tmp_path / "gcloud"
+    tool.write_text(f"#!/bin/sh\nprintf '%b' '{printed}'\n")
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for settings in (
+        GcloudTpuSettings(name="vm", zone="z"),
+        GcloudMigSettings(name="group", zone="z"),
+    ):
+        with pytest.raises(PlaceError, match=r"cannot be read|is not ready"):
+            make_transport(PlaceConfig("pod", "gcloud", Path("places.toml"), settings))
+
+
+def test_a_tool_that_cannot_be_executed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text("no script")
+    (tmp_path / "ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PlaceError, match="`ssh` cannot be executed: Exec format error"):
+        make_transport(named(SshSettings(hosts=("h0",)))).command(0, "true")
+    with pytest.raises(PlaceError, match="`ssh` cannot be executed"):
+        HostProcess(["ssh"])
+
+
+def test_a_host_that_answers_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MOST", 1_000_000)
+    commands: dict[int, tuple[list[str], bytes]] = {
+        0: (["yes", "so it goes"], b""),
+        1: (["sh", "-c", "exec yes no >&2"], b"unread"),
+        2: (["cat"], b"hello"),
+    }
+    answers = transport.run_commands(
+        ("h0", "h1", "h2"), commands, timeout=60, cancelled=lambda: False
+    )
+    assert answers[0].problem().startswith("it has printed more than 1 MB, which begin with … ")
+    assert answers[1].problem().startswith("it has printed more than 1 MB")
+    assert (answers[2].output, answers[2].problem()) == (b"hello", "")

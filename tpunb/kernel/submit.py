@@ -17,7 +17,7 @@ from IPython.utils.text import DollarFormatter
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
 from tpunb.kernel import checks, cost, pipeline
-from tpunb.kernel.launcher import Attached, Launcher, Run
+from tpunb.kernel.launcher import Attached, Launcher, Run, explained
 from tpunb.kernel.options import TRAIN, TrainOptions
 from tpunb.machine import machine
 from tpunb.notebook.convert import earlier_values, redaction
@@ -78,8 +78,11 @@ def submit(
             request.remote_env(folder.id),
             detached=detach,
         )
+        taken = not detach or mirror.wait_until_taken(folder, lambda: pressed.count > 0)
     if pressed.count:
         state.request_stop(folder, "interrupted in the terminal", origin=StopOrigin.COMMAND)
+    if detach and not taken:
+        return _not_taken(folder, place)
     if detach:
         if cannot := kinds.reason_not_stoppable(folder):
             print(cannot)
@@ -93,6 +96,19 @@ def submit(
     if result is None:
         return _left(folder)
     return _status(result)
+
+
+def _not_taken(run: RunDir, place: str) -> int:
+    """Say what has become of a detached run that its place has not confirmed to have."""
+    result = state.read_result(run)
+    if result is not None:
+        return _status(explained(result))
+    print(
+        f"run {run.id} was sent, but place {place} has not confirmed that it has it: "
+        f"`tpunb attach {run.id}` shows what becomes of it, `tpunb stop {run.id}` stops it",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _ask(prompt: str) -> str:

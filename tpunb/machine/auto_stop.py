@@ -22,7 +22,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -37,9 +36,10 @@ from tpunb.machine import machine, metadata, tpu_users
 from tpunb.runs import directory, state, upload
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import StopCause
-from tpunb.utils import interrupts
+from tpunb.utils import interrupts, tools
 from tpunb.utils.errors import SetupError
 from tpunb.utils.files import write_json
+from tpunb.utils.tools import ToolError, ToolProblem
 
 COUNTDOWN = 60.0
 """Seconds of warning, in which the user can cancel."""
@@ -61,6 +61,16 @@ _OTHER_PLATFORMS = {
 
 
 @dataclass(frozen=True)
+class _Node:
+    """What gcloud prints about a TPU VM, as far as it is needed."""
+
+    state: str | None = None
+    acceleratorType: str | None = None  # noqa: N815 (as gcloud prints it, like the names below)
+    networkEndpoints: tuple[Mapping[str, Any], ...] | None = None  # noqa: N815
+    schedulingConfig: Mapping[str, Any] | None = None  # noqa: N815
+
+
+@dataclass(frozen=True)
 class TpuVm:
     """A TPU VM of one host."""
 
@@ -77,9 +87,9 @@ class TpuVm:
         `projects.locations.nodes.stop` "is only available with single TPU nodes" (Cloud TPU API,
         reference), and a spot VM cannot be started again (Cloud TPU, Manage TPU Spot VMs).
         """
-        node: dict[str, Any] = json.loads(self._gcloud("describe", "--format=json"))
-        addresses = [endpoint.get("ipAddress") for endpoint in node.get("networkEndpoints", [])]
-        accelerator_type, scheduling = node.get("acceleratorType"), node.get("schedulingConfig", {})
+        node = self._describe()
+        addresses = [endpoint.get("ipAddress") for endpoint in node.networkEndpoints or ()]
+        accelerator_type, scheduling = node.acceleratorType, node.schedulingConfig or {}
         delete = (
             "Upload results (`%tpu_data DIR --upload gs://…`), then `gcloud compute tpus tpu-vm "
             f"delete {self.name} --zone={self.zone} --project={self.project}` on another machine"
@@ -100,35 +110,36 @@ class TpuVm:
                 "this is a spot VM, which cannot be started again after a stop: results on its "
                 f"disk would be lost. {delete}"
             )
-        if node.get("state") != "READY":
-            raise _refused(f"the state of {self.name} is {node.get('state')}, not READY")
+        if node.state != "READY":
+            raise _refused(f"the state of {self.name} is {node.state}, not READY")
 
     def stop(self) -> None:
         """Stop the machine; its disks stay. Raises SetupError if gcloud fails."""
         self._gcloud("stop", "--async")
 
+    def _describe(self) -> _Node:
+        printed = self._gcloud("describe", "--format=json")
+        try:
+            node: _Node = tools.read_json(_Node, printed, "gcloud compute tpus tpu-vm describe")
+        except ToolError as error:
+            raise _refused(str(error)) from None
+        return node
+
     def _gcloud(self, verb: str, *options: str) -> str:
-        gcloud = shutil.which("gcloud")
-        if gcloud is None:
-            raise _refused("gcloud is not installed, or not on PATH")
         words = ["compute", "tpus", "tpu-vm", verb, self.name, f"--zone={self.zone}"]
         words += [f"--project={self.project}", "--quiet", *options]
         try:
-            done = subprocess.run(
-                [gcloud, *words],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=120,  # gcloud is slow to start
-                check=True,
-            )
-        except subprocess.SubprocessError as error:
-            message = " ".join((getattr(error, "stderr", None) or str(error)).split())[-600:]
+            return tools.call(["gcloud", *words], timeout=120).output  # gcloud is slow to start
+        except ToolError as error:
+            message = " ".join(str(error).split())
+            if error.problem is ToolProblem.MISSING:
+                message = "gcloud is not installed, or not on PATH"
+            if error.problem is not ToolProblem.FAILED:
+                raise _refused(message) from None
             raise _refused(
-                f"`gcloud {' '.join(words)}` failed: {message}. The machine's service account "
-                "needs the role TPU Admin, and the machine the scope cloud-platform"
+                f"{message}. The machine's service account needs the role TPU Admin, and the "
+                "machine the scope cloud-platform"
             ) from None
-        return done.stdout
 
 
 def find_tpu_vm(env: Mapping[str, str]) -> TpuVm:

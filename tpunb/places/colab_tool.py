@@ -14,8 +14,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,8 @@ from pathlib import Path
 from tpunb.places.errors import PlaceError
 from tpunb.places.place import Cancelled
 from tpunb.places.transport import HostProcess
+from tpunb.utils import tools
+from tpunb.utils.tools import StoppedError, ToolError, ToolProblem
 
 TOOL = "colab"
 QUICK, TRANSFER, ALLOCATION = 180.0, 900.0, 900.0
@@ -94,40 +94,23 @@ class ColabTool:
         """Return a call's output. Raises ColabError, and Cancelled if `cancelled` returns True."""
         shown = " ".join([TOOL, words[0]])
         try:
-            process = subprocess.Popen(
-                self.command(*words),
-                stdin=subprocess.DEVNULL,  # otherwise it would wait for a login code
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+            return tools.call(
+                self.command(*words),  # without input: otherwise it would wait for a login code
+                shown=shown,
+                timeout=timeout,
+                gentle=ENDING,
+                cancelled=cancelled,
                 env={**os.environ, "COLUMNS": "1000", "NO_COLOR": "1"},
                 pass_fds=pass_fds,
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            raise ColabError(
-                f"`{TOOL}` is not installed: `uv tool install google-colab-cli` installs it"
-            ) from None
-        deadline = time.monotonic() + timeout
-        with process:
-            while True:
-                try:
-                    output, errors = process.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    given_up = cancelled()
-                    if given_up or time.monotonic() > deadline:
-                        end(process.pid, lambda seconds: _wait(process, seconds))
-                        process.kill()
-                        process.communicate()
-                        if given_up:
-                            raise Cancelled from None
-                        raise ColabError(f"`{shown}` has not answered in {timeout:g} s") from None
-        text = output.decode("utf-8", "replace")
-        if process.returncode:
-            why = last_words(errors.decode("utf-8", "replace")) or last_words(text)
-            told = why.removesuffix(".") or f"exit code {process.returncode}"
-            raise ColabError(f"`{shown}` failed: {told}", why)
-        return text
+            ).output
+        except StoppedError:
+            raise Cancelled from None
+        except ToolError as error:
+            if error.problem is not ToolProblem.FAILED:
+                raise ColabError(_QUERY.sub(r"\1", str(error))) from None
+            why = last_words(error.said)
+            told = f"`{shown}` failed: {why.removesuffix('.')}" if why else str(error)
+            raise ColabError(told, why) from None
 
     def version(self) -> str:
         """The version as `colab` prints it: 'Version: 0.7.5'."""
@@ -199,11 +182,6 @@ def end(pid: int, wait: Callable[[float], object]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGINT)
     wait(ENDING)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=seconds)
 
 
 def last_words(text: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from tpunb.places.errors import PlaceError
 from tpunb.places.slices import ACCELERATORS, Slice, find_slice
-from tpunb.utils import records
+from tpunb.utils import files, owners, records
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -286,16 +286,24 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(file: Path) -> dict[str, Any]:
     """The places of a file. Raises PlaceError."""
-    if file.stat().st_uid not in (os.geteuid(), 0):
+    what = ""
+    try:
+        if not owners.is_trusted(file.lstat(), file.parent):
+            what = "is a link of another user" if file.is_symlink() else "belongs to another user"
+        else:  # its target, if it is a link of this user
+            data = tomllib.loads(files.read_text(file.resolve()))
+    except PermissionError as error:
+        what = f"is {error.strerror}"
+    except OSError as error:
+        raise PlaceError(f"{file} cannot be read: {error.strerror}", file) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlaceError(f"{file} is not valid TOML: {error}", file) from None
+    if what:
         raise PlaceError(
-            f"{file} belongs to another user, and could send your code to hosts of their choice. "
+            f"{file} {what}, and could send your code to hosts of their choice. "
             "Create a file of your own",
             file,
         )
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlaceError(f"{file} is not valid TOML: {error}", file) from None
     for key in data:
         if key != "places":
             meant = _meant(key, ["places"]) or " (only [places.NAME] tables are allowed)"

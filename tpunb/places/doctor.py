@@ -18,10 +18,11 @@ from tpunb.places import check, remote
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
-from tpunb.places.transport import PATIENCE, HostProcess, Transport, make_transport
+from tpunb.places.transport import HostProcess, Transport, make_transport
 from tpunb.runs.spec import count_cores
 from tpunb.utils.files import LineBuffer
 from tpunb.utils.text import size
+from tpunb.utils.tools import PATIENCE
 
 _HEADS = (
     *("host", "address", "device", "worker", "python", "tpunb", "torch", "torch_xla"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import MOST_HOSTS
+from tpunb.utils.tools import ToolError
 
 
 class PlaceError(TpunbError):
@@ -23,6 +25,15 @@ class PlaceError(TpunbError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+@contextmanager
+def as_place_error(kind: type[PlaceError] = PlaceError) -> Iterator[None]:
+    """Context manager: raise the ToolError of a block as an error of a place."""
+    try:
+        yield
+    except ToolError as error:
+        raise kind(str(error)) from None
 
 
 class HostsError(TpunbError):

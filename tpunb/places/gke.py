@@ -27,7 +27,7 @@ from typing import Any
 from tpunb.machine import prices
 from tpunb.places import bucket, kubectl
 from tpunb.places.config import JobSetSettings, PlaceConfig
-from tpunb.places.errors import PlaceError, list_hosts
+from tpunb.places.errors import PlaceError, as_place_error, list_hosts
 from tpunb.places.hosts import ALIVE, POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
@@ -39,7 +39,7 @@ from tpunb.runs.events import Note, Phase
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.spec import PhaseKind, RunState, StopCause
 from tpunb.runs.stream import Alive, End, Taken
-from tpunb.utils import records
+from tpunb.utils import records, tools
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
 
@@ -164,12 +164,17 @@ class GkePlace(HostsPlace):
                 yield self._once(str(error))
                 yield from _pause(AGAIN)
                 continue
+            if seen.exists:
+                self.note_taken()
             if len(begun_pods(seen)) == hosts or seen.restarts > 0:
                 return
             if not seen.exists:
-                raise PlaceError(
-                    f"JobSet {self.placed.name} does not exist any more: it was deleted"
+                what = (
+                    "does not exist any more: it was deleted"
+                    if self.run.taken.exists()
+                    else "does not exist, although `kubectl create` has reported no error"
                 )
+                raise PlaceError(f"JobSet {self.placed.name} {what}")
             if seen.ended:
                 raise PlaceError(f"JobSet {self.placed.name} has ended as {seen.ended}: {waits}")
             broken = [
@@ -552,10 +557,12 @@ def find_cluster(
                 place.file,
                 f"places.{place.name}.queue",
             )
-        notes = _describe_queue(cluster, settings, found)
+        with kubectl.readable("kubectl get localqueues"):
+            notes = _describe_queue(cluster, settings, found)
     if cancelled():
         raise TpunbError("interrupted before the run began: nothing was started")
-    price, unknown = _price(cluster, settings)
+    with kubectl.readable("kubectl get nodes"):
+        price, unknown = _price(cluster, settings)
     asked = Estimate(price, unknown, notes=tuple(notes), starts=1 + settings.restarts)
     return JobSetTarget(place, asked=asked)
 
@@ -671,15 +678,29 @@ NEEDED = (
 """Permissions that a run needs: verb and resource of `kubectl auth can-i`."""
 
 
+@dataclass(frozen=True)
+class _Version:
+    gitVersion: str = "?"  # noqa: N815 (as kubectl prints it, like the name below)
+
+
+@dataclass(frozen=True)
+class _Client:
+    """What `kubectl version --client` prints, as far as it is shown."""
+
+    clientVersion: _Version  # noqa: N815
+
+
 def inspect_cluster(place: PlaceConfig) -> ClusterReport:
     """Check whether a run can be started in a cluster, without starting one. Raises PlaceError."""
     settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
     checks: list[tuple[str, str, bool]] = []
     try:
-        client = json.loads(cluster.run("version", "--client", "-o", "json"))
-        version = client.get("clientVersion", {}).get("gitVersion", "?")
-        checks.append(("kubectl", version, True))
+        with as_place_error():
+            client = tools.read_json(
+                _Client, cluster.run("version", "--client", "-o", "json"), "kubectl version"
+            )
+        checks.append(("kubectl", client.clientVersion.gitVersion, True))
         context = settings.context or cluster.run("config", "current-context").strip()
         checks.append(("context", context, True))
     except PlaceError as error:

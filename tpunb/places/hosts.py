@@ -25,7 +25,6 @@ from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts_run import HostsRun
 from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
 from tpunb.places.transport import (
-    PATIENCE,
     HostProcess,
     Transport,
     ask_hosts,
@@ -36,6 +35,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Alive, End, Start, Stop
 from tpunb.utils import files
+from tpunb.utils.tools import PATIENCE
 
 ALIVE, GONE = 5.0, 30.0
 """Seconds between two heartbeats to each host, and seconds without a heartbeat after which the host

@@ -338,7 +338,9 @@ class KagglePlace(Place):
                 ) from None
             if not found:
                 raise PlaceError(f"{error}: the run has not started") from None
+            self.note_taken()
             return
+        self.note_taken()
         if pushed.ref != self.placed.ref:
             self.placed = replace(self.placed, ref=pushed.ref)
             self.placed.write(self.run)

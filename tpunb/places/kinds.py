@@ -11,6 +11,7 @@ from tpunb.places.target import Kind, PlaceReport, Say, Target
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.tools import StoppedError
 
 
 def find_kind(kind: str) -> Kind:
@@ -37,7 +38,10 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Callable[[], bool]) -
     or `cancelled` returns True.
     """
     place = find_place(name, cwd)
-    return find_kind(place.kind).find_target(place, cwd, say, cancelled)
+    try:
+        return find_kind(place.kind).find_target(place, cwd, say, cancelled)
+    except StoppedError:
+        raise TpunbError("interrupted before the run began: nothing was started") from None
 
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:

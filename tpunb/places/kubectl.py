@@ -6,14 +6,15 @@ as JSON, with their conditions and reasons; messages are only shown to people.
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpunb.places.config import JobSetSettings
-from tpunb.places.errors import PlaceError
+from tpunb.places.errors import PlaceError, as_place_error
+from tpunb.utils import tools
+from tpunb.utils.tools import ToolError, ToolProblem
 
 INSTANCE = "app.kubernetes.io/instance"
 """The label of all objects of a run, with the JobSet's name as its value."""
@@ -22,10 +23,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 JOBSETS, WORKLOADS = "jobsets.jobset.x-k8s.io", "workloads.kueue.x-k8s.io"
 QUEUES = "localqueues.kueue.x-k8s.io"
 CONTAINER = "tpunb"
-PATIENCE = 60.0
-"""Time-out of a call in seconds."""
 _ANSWER = "--request-timeout=20s"
-_TAIL = 1000
 NO_IMAGE = frozenset(["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"])
 NOT_MADE = frozenset(["CreateContainerConfigError", "CreateContainerError", "RunContainerError"])
 """The kubelet's reasons for containers that wait, and may wait for ever."""
@@ -89,44 +87,36 @@ class Kubectl:
     def run(self, *words: str, given: str = "") -> str:
         """Return a call's output. Raises UnansweredError, or PlaceError without kubectl."""
         command = ["kubectl", *self.flags, _ANSWER, *words]
-        shown = f"`kubectl {words[0]}`"
         try:
-            # Not in the locale's encoding: scripts are UTF-8, and logs may contain any bytes.
-            done = subprocess.run(
-                command,
-                input=given,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=PATIENCE,
-            )
-        except FileNotFoundError:
-            raise PlaceError(
-                "`kubectl` is not installed: https://kubernetes.io/docs/tasks/tools/"
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise UnansweredError(f"{shown} has not answered in {PATIENCE:g} s") from None
-        if done.returncode:
-            raise UnansweredError(f"{shown} failed: {done.stderr.strip()[-_TAIL:]}")
-        return done.stdout
+            return tools.call(command, shown=f"kubectl {words[0]}", given=given.encode()).output
+        except ToolError as error:
+            missing = error.problem in (ToolProblem.MISSING, ToolProblem.NOT_STARTED)
+            raise (PlaceError if missing else UnansweredError)(str(error)) from None
 
     def get(self, *words: str) -> dict[str, Any]:
         """Return objects as JSON, {} for a missing single object. Raises UnansweredError."""
         printed = self.run("get", *words, "--ignore-not-found", "-o", "json")
-        try:
-            found = json.loads(printed) if printed.strip() else {}
-        except ValueError:
-            raise UnansweredError(
-                f"the output of `kubectl get` is not JSON: {printed[:200]!r}"
-            ) from None
-        return found if isinstance(found, dict) else {}
+        if not printed.strip():
+            return {}
+        with as_place_error(UnansweredError):
+            found: Mapping[str, Any] = tools.read_json(Mapping[str, Any], printed, "kubectl get")
+        return dict(found)
 
     def items(self, *words: str) -> list[dict[str, Any]]:
         """The objects of a list. Raises UnansweredError."""
-        return list(self.get(*words).get("items") or [])
+        found = self.get(*words)
+        listed = found.get("items")
+        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+            said = tools.quote(str(found), 200)
+            raise UnansweredError(f"the output of `kubectl get` is no list of objects: {said}")
+        return listed
 
     def look(self, name: str) -> Seen:
         """Read the objects of a run. Raises UnansweredError."""
+        with readable("kubectl get"):
+            return self._look(name)
+
+    def _look(self, name: str) -> Seen:
         found = self.items(f"{JOBSETS},pods", "-l", f"{INSTANCE}={name}")
         jobset = next((each for each in found if each.get("kind") == "JobSet"), None)
         pods = [_pod(each) for each in found if each.get("kind") == "Pod"]
@@ -154,6 +144,10 @@ class Kubectl:
 
     def why_not_admitted(self, uid: str) -> str:
         """Kueue's messages about a JobSet that waits, for people; '' if there are none."""
+        with readable("kubectl get"):
+            return self._why_not_admitted(uid)
+
+    def _why_not_admitted(self, uid: str) -> str:
         told = []
         for workload in self.items(WORKLOADS, "-l", f"kueue.x-k8s.io/job-uid={uid}"):
             for condition in (workload.get("status") or {}).get("conditions") or []:
@@ -163,12 +157,13 @@ class Kubectl:
 
     def warnings(self, *names: str) -> str:
         """The latest warning about one of these objects, for people; '' if there is none."""
-        events = [
-            each
-            for each in self.items("events", "--field-selector", "type=Warning")
-            if (each.get("involvedObject") or {}).get("name") in names
-        ]
-        return str(events[-1].get("message") or "") if events else ""
+        with readable("kubectl get"):
+            events = [
+                each
+                for each in self.items("events", "--field-selector", "type=Warning")
+                if (each.get("involvedObject") or {}).get("name") in names
+            ]
+            return str(events[-1].get("message") or "") if events else ""
 
     def create(self, manifest: str) -> None:
         """Create objects. Raises UnansweredError: some of them may then exist."""
@@ -185,6 +180,20 @@ class Kubectl:
 
 
 _TERMINAL = ("Completed", "Failed")
+
+
+@contextmanager
+def readable(shown: str) -> Iterator[None]:
+    """Context manager: a block that reads objects, which may be of another form than expected.
+
+    Raises UnansweredError for those that are.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UnansweredError(
+            f"the output of `{shown}` is not as expected ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _pod(data: Mapping[str, Any]) -> Pod:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ _TAIL = 3000
 """Bytes shown from the end of a failed mirror's log."""
 FIRST_LOOK = 15.0
 """Seconds that `ensure` waits for the answers of a run's hosts."""
+TAKEN = 120.0
+"""Seconds that a new detached run has to reach its place before it is called not confirmed."""
 _MIRROR = "from tpunb.places import mirror; mirror.main()"
 
 
@@ -58,7 +60,7 @@ class MirrorProcess:
         `stays`: the mirror outlives this process.
         """
         self.run = run
-        with open(run.path / LOG, "ab", opener=_private) as log:
+        with open(run.path / LOG, "ab", opener=files.opener) as log:
             self._process = interrupts.start_in_own_session(
                 _MIRROR,
                 str(run.path),
@@ -139,10 +141,6 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def ensure(*runs: RunDir) -> None:
     """Start a mirror for each run at a place that has none; wait until its hosts have answered.
 
@@ -161,6 +159,19 @@ def ensure(*runs: RunDir) -> None:
         for mirror in started
     ):
         time.sleep(0.05)
+
+
+def wait_until_taken(run: RunDir, given_up: Callable[[], bool]) -> bool:
+    """Wait until a place has confirmed that it has a new run; False if it has not.
+
+    False too if the run has ended before, and once `given_up` returns True.
+    """
+    deadline = time.monotonic() + TAKEN
+    while not run.taken.exists():
+        if state.read_result(run) is not None or given_up() or time.monotonic() > deadline:
+            return run.taken.exists()
+        time.sleep(0.05)
+    return True
 
 
 _SYNCED = "synced"
@@ -289,6 +300,8 @@ class Mirror:
                 if host in self._missing:
                     self._missing.remove(host)
                     self._say_missing()
+                    if not self._missing:
+                        self.place.note_taken()
             case End(returncode, message):
                 self._ended.add(host)
                 if message and returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -149,6 +150,11 @@ class Place(ABC):
 
         `say` is called with what could not be fetched or released. Raises nothing.
         """
+
+    def note_taken(self) -> None:
+        """Note that the place has the run. Before, nothing has confirmed that a tool sent it."""
+        with contextlib.suppress(OSError):  # a full disk
+            self.run.taken.touch(0o600)
 
     @abstractmethod
     def close(self) -> None:

@@ -9,7 +9,6 @@ it to the ssh that they start).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import shlex
@@ -21,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from tpunb.places.config import (
     GcloudMigSettings,
@@ -29,7 +28,9 @@ from tpunb.places.config import (
     PlaceConfig,
     SshSettings,
 )
-from tpunb.places.errors import PlaceError
+from tpunb.places.errors import PlaceError, as_place_error
+from tpunb.utils import tools
+from tpunb.utils.tools import PATIENCE, ToolError, ToolProblem
 
 _DEFAULTS = {
     "serveraliveinterval": ("0", "ServerAliveInterval=5"),
@@ -40,8 +41,8 @@ Three unanswered messages (ServerAliveCountMax, 3 by default) end a connection."
 _FLAGS = ("-o", "BatchMode=yes")
 _TAIL = 4000
 """Bytes kept from the end of a command's stderr."""
-PATIENCE = 60.0
-"""Time-out of a query of the hosts in seconds."""
+MOST = tools.MOST
+"""The most bytes that a host may answer."""
 
 
 class Transport(Protocol):
@@ -92,14 +93,14 @@ class SshTransport:
 def missing_options(host: str) -> list[str]:
     """Options of ssh that the user's configuration does not set for this host.
 
-    Raises PlaceError if ssh is not installed.
+    Raises PlaceError if ssh cannot be called.
     """
     try:
-        printed = subprocess.run(
-            ["ssh", "-G", "--", host], capture_output=True, text=True, timeout=PATIENCE
-        ).stdout
-    except FileNotFoundError:
-        raise PlaceError("`ssh` is not installed: install OpenSSH's client") from None
+        printed = tools.call(["ssh", "-G", "--", host]).output
+    except ToolError as error:
+        if error.problem is not ToolProblem.FAILED:
+            raise PlaceError(str(error)) from None
+        printed = ""  # ssh itself will report what is wrong with the configuration
     configured = dict(line.split(" ", 1) for line in printed.splitlines() if " " in line)
     return [
         word
@@ -109,26 +110,49 @@ def missing_options(host: str) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class _Endpoint:
+    ipAddress: str  # noqa: N815 (as gcloud prints it, like the names below)
+
+
+@dataclass(frozen=True)
+class _TpuNode:
+    """What `gcloud … tpu-vm describe` prints, as far as it is needed."""
+
+    state: str | None = None
+    networkEndpoints: tuple[_Endpoint, ...] | None = None  # noqa: N815
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """A VM in the output of `gcloud … list-instances`."""
+
+    instanceStatus: str | None = None  # noqa: N815
+    name: str | None = None
+    instance: str | None = None
+
+    @property
+    def known_as(self) -> str:
+        return self.name or (self.instance or "").rpartition("/")[2]
+
+
 class GcloudTpuTransport:
     """The hosts of one TPU VM: their node rank is their worker number."""
 
-    def __init__(self, settings: GcloudTpuSettings, runner: Callable[..., str]) -> None:
+    def __init__(self, settings: GcloudTpuSettings) -> None:
         self._settings = settings
-        node = json.loads(
-            runner(
-                "gcloud", "compute", "tpus", "tpu-vm", "describe", settings.name,
-                *_where(settings), "--format=json",
-            )
-        )  # fmt: skip
-        endpoints = node.get("networkEndpoints") or []
-        if node.get("state") != "READY" or not endpoints:
-            state = node.get("state") or "no state"
+        node = _ask_gcloud(
+            _TpuNode, "compute", "tpus", "tpu-vm", "describe", settings.name, *_where(settings)
+        )
+        endpoints = node.networkEndpoints or ()
+        if node.state != "READY" or not endpoints:
+            state = node.state or "no state"
             raise PlaceError(
                 f"TPU VM {settings.name} is not ready (state: {state}): "
                 "check it with "
                 f"`gcloud compute tpus tpu-vm list {shlex.join(_where(settings))}`"
             )
-        self.addresses = tuple(str(endpoint["ipAddress"]) for endpoint in endpoints)
+        self.addresses = tuple(endpoint.ipAddress for endpoint in endpoints)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -151,19 +175,16 @@ class GcloudTpuTransport:
 class GcloudMigTransport:
     """The VMs of a managed instance group."""
 
-    def __init__(self, settings: GcloudMigSettings, runner: Callable[..., str]) -> None:
+    def __init__(self, settings: GcloudMigSettings) -> None:
         self._settings = settings
-        listed = json.loads(
-            runner(
-                "gcloud", "compute", "instance-groups", "managed", "list-instances",
-                settings.name, *_where(settings), "--format=json",
-            )
-        )  # fmt: skip
-        self._names = sorted(
-            str(each.get("name") or str(each["instance"]).rpartition("/")[2]) for each in listed
+        listed = _ask_gcloud(
+            tuple[_Instance, ...],
+            *("compute", "instance-groups", "managed", "list-instances", settings.name),
+            *_where(settings),
         )
-        waiting = [each for each in listed if each.get("instanceStatus") != "RUNNING"]
-        if waiting or not listed:
+        self._names = sorted(each.known_as for each in listed)
+        waiting = [each for each in listed if each.instanceStatus != "RUNNING"]
+        if waiting or not all(self._names) or not listed:
             what = (
                 f"{len(waiting)} of {len(listed)} VMs are not running" if listed else "it has no VM"
             )
@@ -200,30 +221,20 @@ def _flags(settings: GcloudTpuSettings) -> list[str]:
     return ["--quiet", *internal, *(f"--ssh-flag={flag}" for flag in ssh)]
 
 
-def run_tool(*command: str) -> str:
-    """Run one of the user's tools; return its output. Raises PlaceError with its stderr."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE
-        )
-    except FileNotFoundError:
-        raise PlaceError(
-            f"`{command[0]}` is not installed: https://cloud.google.com/sdk/docs/install"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise PlaceError(f"`{' '.join(command)}` has not answered in {PATIENCE:g} s") from None
-    if done.returncode:
-        raise PlaceError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-_TAIL:]}")
-    return done.stdout
+def _ask_gcloud(kind: Any, *words: str) -> Any:
+    """Return gcloud's answer as a value of a type. Raises PlaceError."""
+    command = ["gcloud", *words, "--format=json"]
+    with as_place_error():
+        return tools.read_json(kind, tools.call(command).output, shlex.join(command))
 
 
 def make_transport(place: PlaceConfig) -> Transport:
     """The transport to the hosts of a place. Raises PlaceError if the hosts are not ready."""
     match place.settings:
         case GcloudMigSettings() as settings:
-            return GcloudMigTransport(settings, run_tool)
+            return GcloudMigTransport(settings)
         case GcloudTpuSettings() as settings:
-            return GcloudTpuTransport(settings, run_tool)
+            return GcloudTpuTransport(settings)
     return SshTransport(place.settings_as(SshSettings).hosts)
 
 
@@ -231,20 +242,14 @@ class HostProcess:
     """A command on a host: the local process with its streams."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start the command. Raises PlaceError if the tool is not installed."""
+        """Start the command. Raises PlaceError if the tool cannot be called."""
         self.tool = command[0]
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                start_new_session=True,  # the interrupt key signals the kernel's whole group
-            )
-        except FileNotFoundError:
+            self._process = tools.start(command, stderr=self._stderr)
+        except ToolError as error:
             self._stderr.close()
-            raise PlaceError(f"`{command[0]}` is not installed, or not on PATH") from None
+            raise PlaceError(str(error)) from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self.input = self._process.stdin
         self.output = self._process.stdout
@@ -280,13 +285,21 @@ class HostProcess:
         if self._stderr.closed:
             return ""
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
-        return self._stderr.read().decode("utf-8", "replace").strip()
+        return tools.plain(self._stderr.read().decode("utf-8", "replace")).strip()
 
-    def close(self) -> None:
-        """Kill the local process, and with it the connection."""
+    def too_much(self) -> bool:
+        """True if the command has written more to its stderr than is ever kept."""
+        return not self._stderr.closed and os.fstat(self._stderr.fileno()).st_size > MOST
+
+    def kill(self) -> None:
+        """Kill the local process."""
         with contextlib.suppress(ProcessLookupError):
             # gcloud starts an ssh of its own.
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill the local process, and with it the connection."""
+        self.kill()
         self._process.wait()
         # Only now: a thread may be waiting to write to it, and closing would wait for the thread.
         self.close_input()
@@ -306,9 +319,14 @@ class Answer:
     started: float
     """Seconds since the epoch, by this machine's clock."""
     ended: float
+    endless: bool = False
+    """It was cut off because of its output."""
 
     def problem(self) -> str:
         """Why the command has failed; '' if it has not."""
+        if self.endless:
+            start = tools.quote(self.output[:400].decode("utf-8", "replace"), 100)
+            return f"it has printed more than {MOST / 1e6:g} MB, which begin with {start}"
         if self.returncode is None:
             return f"no answer in {self.ended - self.started:.0f} s"
         if self.returncode:
@@ -350,6 +368,7 @@ def run_commands(
     inputs = {host: memoryview(data) for host, (_, data) in commands.items()}
     outputs = {host: bytearray() for host in commands}
     ended: dict[int, float] = {}
+    endless: set[int] = set()
     started = time.time()
     with selectors.DefaultSelector() as selector:
         try:
@@ -360,9 +379,18 @@ def run_commands(
                 selector.register(process.input, selectors.EVENT_WRITE, host)
             deadline = time.monotonic() + timeout
             while selector.get_map() and time.monotonic() < deadline and not cancelled():
+                for host, process in processes.items():
+                    if host not in endless and (len(outputs[host]) > MOST or process.too_much()):
+                        endless.add(host)
+                        for file in (process.output, process.input):
+                            if not file.closed and file in selector.get_map():
+                                selector.unregister(file)
+                        process.kill()
                 for key, _ in selector.select(0.1):
                     host = key.data
                     process = processes[host]
+                    if host in endless:
+                        continue
                     if key.fileobj is process.output:
                         data = os.read(key.fd, 1 << 16)
                         if host in into:
@@ -390,6 +418,7 @@ def run_commands(
                     process.errors(),
                     started,
                     ended.get(host, time.time()),
+                    host in endless,
                 )
                 for host, process in processes.items()
             }

@@ -15,8 +15,9 @@
       chips.json                                          what the TPU did (tpunb.runs.chips)
       running.lock  result.json                           whether it is running; how it ended
       requests.jsonl                                      requests to stop it (tpunb.runs.state)
-      place.json  mirror.json  mirror.log  hosts/<n>/…    of a run at a place: where it is, and the
-                                                          other files of each host (tpunb.places)
+      place.json  taken  mirror.json  mirror.log          of a run at a place: where it is, that the
+      hosts/<n>/…                                         place has it, and the other files of each
+                                                          host (tpunb.places)
 
 The processes of a run only append to files in it, and the kernel only reads them: nothing that a
 reader does can slow or block a rank.
@@ -125,6 +126,11 @@ class RunDir:
     def place(self) -> Path:
         """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
         return self.path / "place.json"
+
+    @property
+    def taken(self) -> Path:
+        """A file that exists once the place has confirmed that it has the run."""
+        return self.path / "taken"
 
     def is_away(self) -> bool:
         """True if the run continues at a place without a process on this machine."""

@@ -32,7 +32,7 @@ _WIDE = 60
 _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
     "kernel_values.json parameters.json arguments.pt arguments.json given supervisor.log "
-    "place.json mirror.json mirror.log hosts "
+    "place.json taken mirror.json mirror.log hosts "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
     "chips.json upload.json copied.json profile result.json".split()
 )

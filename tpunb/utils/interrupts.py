@@ -24,6 +24,10 @@ _BEGIN = (
 )
 
 
+_presses = 0
+"""Presses of the interrupt key in all blocks of `counted_interrupts`."""
+
+
 @dataclass
 class Interrupts:
     """The number of presses of the interrupt key."""
@@ -41,7 +45,9 @@ def counted_interrupts() -> Iterator[Interrupts]:
     interrupts = Interrupts()
 
     def count(number: int, frame: object) -> None:
+        global _presses
         interrupts.count += 1
+        _presses += 1
 
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
@@ -51,6 +57,11 @@ def counted_interrupts() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def presses() -> int:
+    """Return how often the interrupt key was pressed in blocks that count it."""
+    return _presses
 
 
 def start_in_own_session(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
