@@ -59,3 +59,17 @@ def test_what_a_thread_was_pinned_to_is_not_what_ranks_get() -> None:
 
 def test_of_a_process_that_nobody_has_pinned() -> None:
     assert cpus.allowed_cpus() == os.sched_getaffinity(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without privileges")
+def test_idle_scheduling_of_the_user_s_own_stays() -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setuid(65534)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            cpus.restore_priority()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -34,6 +34,9 @@ def lower_priority() -> None:
 
 
 def restore_priority() -> None:
-    """Return to normal scheduling."""
+    """Return to normal scheduling, unless the user himself has chosen another."""
     if os.sched_getscheduler(0) in (os.SCHED_BATCH, os.SCHED_IDLE):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        with contextlib.suppress(
+            PermissionError
+        ):  # `chrt --idle 0 jupyter lab`, without privileges
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
