@@ -82,7 +82,7 @@ def submit(
     if pressed.count:
         state.request_stop(folder, "interrupted in the terminal", origin=StopOrigin.COMMAND)
     if detach and not taken:
-        return _not_taken(folder, place)
+        return _not_taken(run)
     if detach:
         if cannot := kinds.reason_not_stoppable(folder):
             print(cannot)
@@ -98,16 +98,12 @@ def submit(
     return _status(result)
 
 
-def _not_taken(run: RunDir, place: str) -> int:
+def _not_taken(run: Run | Attached) -> int:
     """Say what has become of a detached run that its place has not confirmed to have."""
-    result = state.read_result(run)
+    result = state.read_result(run.dir)
     if result is not None:
         return _status(explained(result))
-    print(
-        f"run {run.id} was sent, but place {place} has not confirmed that it has it: "
-        f"`tpunb attach {run.id}` shows what becomes of it, `tpunb stop {run.id}` stops it",
-        file=sys.stderr,
-    )
+    print(mirror.not_confirmed(run.dir, run.spec), file=sys.stderr)
     return 1
 
 

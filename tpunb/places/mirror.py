@@ -174,6 +174,14 @@ def wait_until_taken(run: RunDir, given_up: Callable[[], bool]) -> bool:
     return True
 
 
+def not_confirmed(run: RunDir, spec: RunSpec) -> str:
+    """Describe a detached run that its place has not confirmed to have."""
+    return (
+        f"run {run.id} was sent, but place {spec.place} has not confirmed that it has it: "
+        f"`tpunb attach {run.id}` shows what becomes of it, `tpunb stop {run.id}` stops it"
+    )
+
+
 _SYNCED = "synced"
 """File that exists once the hosts of a run that was found again have sent what was missing."""
 
