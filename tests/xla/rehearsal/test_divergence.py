@@ -10,7 +10,6 @@ import pytest
 from tests.drivers.ranks import Ranks, rehearse
 from tests.support import Driver
 from tpunb.xla.rehearsal.call import Call
-from tpunb.xla.rehearsal.divergence import Names, Outline, ProgramComparison, ProgramHashes
 
 GRAPH = """IR {
   %0 = f32[17,784]{1,0} xla::device_data(), xla_shape=f32[17,784]{1,0}
@@ -21,6 +20,8 @@ GRAPH = """IR {
 
 
 def test_an_outline_of_a_graph() -> None:
+    from tpunb.xla.rehearsal.divergence import Outline
+
     outline = Outline.parse(GRAPH)
     assert outline.inputs == {"f32[17,784]": 1}
     assert outline.operations == {"prim::Constant": 1, "aten::max": 1, "aten::mul": 1}
@@ -51,6 +52,8 @@ def test_an_outline_of_a_graph() -> None:
     ],
 )
 def test_a_difference_in_words(one: Any, other: Any, words: str) -> None:
+    from tpunb.xla.rehearsal.divergence import Outline
+
     assert words in Outline(*one).difference(Outline(*other))
 
 
@@ -212,6 +215,8 @@ def test_tensors_that_differ_are_named(driver: Driver) -> None:
 
 
 def test_names_of_programs_that_differ() -> None:
+    from tpunb.xla.rehearsal.divergence import Names
+
     many = Names([f"w{number}" for number in range(9)], ["x"])
     assert Names().difference(Names()) == ""
     assert many.difference(Names(["w0"], ["x", "y"])) == (
@@ -220,6 +225,8 @@ def test_names_of_programs_that_differ() -> None:
 
 
 def test_what_was_told_in_one_group_is_the_same_on_all_ranks_of_another() -> None:
+    from tpunb.xla.rehearsal.divergence import ProgramComparison, ProgramHashes
+
     first, second = ProgramComparison(), ProgramComparison()
     differ = [ProgramHashes(2, 1), ProgramHashes(6, 1)]
     for number in range(20):  # rank 0 meets others without rank 1
