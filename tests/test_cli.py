@@ -84,7 +84,7 @@ class TestConvert:
         path = str(write(tmp_path / "nb.ipynb", "!x --token geheim\n%load_ext dotenv", TRAIN))
         assert cli.main(["convert", path]) == 0
         told = capsys.readouterr()
-        assert "_setup_shell('x --token ' + _setup_secret('TOKEN'))" in told.out
+        assert "_tpunb_setup_shell('x --token ' + _tpunb_setup_secret('TOKEN'))" in told.out
         assert "geheim" not in told.out
         assert told.err == (
             "tpunb: cell [1], line 1: holds a secret, which is not written out: set the variable "

@@ -83,8 +83,8 @@ def nb() -> dict[str, Any]:
         (
             "json.JSONDecoder().decode.__func__",
             (1, "1"),
-            "from json.decoder import JSONDecoder as _JSONDecoder; "
-            "value = _JSONDecoder.decode(1, '1')",
+            "from json.decoder import JSONDecoder as _tpunb_JSONDecoder; "
+            "value = _tpunb_JSONDecoder.decode(1, '1')",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_function_of_a_module_that_the_notebook_does_not_import() -> None:
 
     namespace = of_notebook("")
     written = calls.write_call(textwrap.dedent, ("  x",), namespace).source
-    assert written == "from textwrap import dedent as _dedent; value = _dedent('  x')"
+    assert written == "from textwrap import dedent as _tpunb_dedent; value = _tpunb_dedent('  x')"
     exec(written, namespace)
     assert namespace["value"] == "x"
 
@@ -153,7 +153,10 @@ def test_what_cannot_be_called_is_refused(
 def test_values_that_are_not_plain_are_passed_in_a_file(nb: dict[str, Any]) -> None:
     tensor, long = torch.ones(2), "x" * 300
     call = calls.write_call(nb["train"], (tensor, 2, long, {1}), nb)
-    assert call.source == 'value = train(_arguments["rate"], 2, _arguments["argument 3"], {1})'
+    assert (
+        call.source
+        == 'value = train(_tpunb_arguments["rate"], 2, _tpunb_arguments["argument 3"], {1})'
+    )
     assert call.by_file == {"rate": tensor, "argument 3": long}
     assert call.plain == {"steps": 2, "argument 4": "{1}"}
 
@@ -161,7 +164,7 @@ def test_values_that_are_not_plain_are_passed_in_a_file(nb: dict[str, Any]) -> N
 def test_possible_secrets_are_not_in_the_text(nb: dict[str, Any]) -> None:
     exec("def push(token, where, mode='x'): pass", nb)
     call = calls.write_call(nb["push"], ("abc", "https://me:word@host"), nb)
-    assert call.source == 'value = push(_arguments["token"], _arguments["where"])'
+    assert call.source == 'value = push(_tpunb_arguments["token"], _tpunb_arguments["where"])'
     assert call.plain == {}
 
 

@@ -26,11 +26,17 @@ WEIGHTS = {"w": torch.ones(3)}
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        ("first", "_ended.read_run('/runs/first')"),
-        ("first.returns['value']", "_ended.read_run('/runs/first', 'value').returns['value']"),
-        ("[first, second]", "[_ended.read_run('/runs/first'), _ended.read_run('/runs/second')]"),
-        ("{0.1: first}", "{0.1: _ended.read_run('/runs/first')}"),
-        ("(1, (second,))", "(1, (_ended.read_run('/runs/second'),))"),
+        ("first", "_tpunb_ended.read_run('/runs/first')"),
+        (
+            "first.returns['value']",
+            "_tpunb_ended.read_run('/runs/first', 'value').returns['value']",
+        ),
+        (
+            "[first, second]",
+            "[_tpunb_ended.read_run('/runs/first'), _tpunb_ended.read_run('/runs/second')]",
+        ),
+        ("{0.1: first}", "{0.1: _tpunb_ended.read_run('/runs/first')}"),
+        ("(1, (second,))", "(1, (_tpunb_ended.read_run('/runs/second'),))"),
         ("second.returns['value']", "3"),
         ("{'a': [1, None]}", "{'a': [1, None]}"),
         ("torch.ones(3)", None),
@@ -56,6 +62,6 @@ def test_a_value_that_the_notebook_has_changed_is_another() -> None:
     returned = Returned()
     returned.add_launched(result("first", weights))
     expression = returned.left_by_launches({"it": weights})
-    assert expression("it") == "_ended.read_run('/runs/first', 'value').returns['value']"
+    assert expression("it") == "_tpunb_ended.read_run('/runs/first', 'value').returns['value']"
     weights["w"] += 1
     assert expression("it") is None

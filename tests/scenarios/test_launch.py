@@ -94,7 +94,7 @@ def test_arguments_that_are_no_literals_and_names_of_the_prelude(nb: Kernel) -> 
         """,
     ).good()
     assert nb.value("value.item(), shared") == (20.0, True)
-    assert train_cell(nb).count("_arguments[") == 3
+    assert train_cell(nb).count("_tpunb_arguments[") == 3
     assert last_run(nb).id.endswith("-by-file")
 
 

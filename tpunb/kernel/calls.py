@@ -165,7 +165,7 @@ def _reach(fn: object, namespace: Mapping[str, Any]) -> tuple[str, str]:
     elif module in sys.modules and _walk(getattr(sys.modules[module], top, None), path) is fn:
         for name in _names_of(sys.modules[module], namespace):
             return "", f"{name}.{path}"
-        return f"from {module} import {top} as _{top}; ", f"_{path}"
+        return f"from {module} import {top} as _tpunb_{top}; ", f"_tpunb_{path}"
     raise HandoffError(
         f"tpunb.launch: ranks cannot find {_title(fn)}, which has no name in the notebook: define "
         "it with `def` at the top level of a cell above, and pass it by its name (and values that "

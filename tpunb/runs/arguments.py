@@ -9,8 +9,8 @@ from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.returns import load_value
 from tpunb.utils.errors import HandoffError
 
-NAME = "_arguments"
-"""Their name in the train cell: `train(0.1, _arguments["model"])`."""
+NAME = "_tpunb_arguments"
+"""Their name in the train cell: `train(0.1, _tpunb_arguments["model"])`."""
 
 
 class Arguments:

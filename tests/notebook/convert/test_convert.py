@@ -16,8 +16,20 @@ from hypothesis import strategies as st
 
 from tests.notebook.convert.notebooks import lines_of, notebook, run
 from tpunb.errors import ConversionError
-from tpunb.notebook.convert.convert import convert, exporter, warm_up
-from tpunb.notebook.models import Cell, Omission, Script, Snapshot
+from tpunb.notebook.convert import header
+from tpunb.notebook.convert.convert import TEMPLATES, convert, exporter, warm_up
+from tpunb.notebook.convert.statements import bound_names
+from tpunb.notebook.models import (
+    Cell,
+    EarlierRun,
+    EarlierValues,
+    Export,
+    Omission,
+    Script,
+    Snapshot,
+)
+
+RAN = EarlierValues((EarlierRun("/runs/one", ("w",), "r"), EarlierRun("/runs/two", ("w",))))
 
 WHOLE = notebook(
     "import os\n%matplotlib inline\nx = 1",
@@ -143,6 +155,49 @@ def test_a_train_cell_that_is_chosen_needs_no_magic(tmp_path: Path) -> None:
 def test_the_header_leaves_nothing_behind(tmp_path: Path) -> None:
     source = "print([name for name in globals() if not name.startswith('__')])"
     assert run(convert(notebook(source, train=None)), tmp_path).stdout == "[]\n"
+
+
+EVERYTHING = (
+    "import asyncio, tpunb\nmodule = __name__",
+    "files = !ls\nnames = files.grep('a')\n%pip install x\n%cd there\n%env A_TOKEN=abc",
+    "%%bash --out listing\nls",
+    "%%writefile a.txt\nx",
+    "%timeit y = 1\n%run other.ipynb\n%run other.py\n%run -m other",
+    "async def f(): ...\nawait f()\ntask = asyncio.create_task(f())",
+    "display(get_ipython())",
+    "def g(): ...\nresult = tpunb.launch(g)",
+    "%%tpu_train --returns w --out r\nw = 1\ntpunb.log(w=w)\ntpunb.save(w, 1)\ntpunb.load()",
+    "x = %tpu_attach somewhere --out there",
+    "%%tpu_train\nprint(w)",
+)
+"""Cells for which a script needs all that tpunb may add to it."""
+
+
+@pytest.mark.parametrize("export", [None, *Export])
+@pytest.mark.parametrize("got", [None, {8: RAN, 9: RAN}])
+def test_no_name_that_a_script_adds_can_be_one_of_the_notebooks(
+    export: Export | None,
+    got: dict[int, EarlierValues] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.ipynb").write_text(
+        '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+    )
+    (tmp_path / "other.py").touch()
+    script = convert(notebook(*EVERYTHING), got, left=lambda name: "1", export=export)
+    theirs = {*"asyncio tpunb module files names listing y f task g result w r x there".split()}
+    ours = bound_names(ast.parse(script.text)) - theirs - header.BUILTINS.keys()
+    assert len(ours) > 5
+    assert [name for name in ours if not name.lower().startswith("_tpunb")] == []
+
+
+def test_no_helper_has_a_name_that_can_be_one_of_the_notebooks() -> None:
+    templates = [file.read_text() for file in (TEMPLATES / "header").glob("*.py")]
+    for text in (*header.HELPERS.values(), *templates, header.header_text(None, [], [])):
+        names = bound_names(ast.parse(text))
+        assert [name for name in names if not name.lower().startswith("_tpunb")] == []
 
 
 def test_the_header_says_what_it_is() -> None:
@@ -352,8 +407,8 @@ def test_random_notebooks_compile_and_keep_their_lines(sources: list[str]) -> No
             continue
         source, made = cell.source.split("\n"), lines_of(script, cell.index)
         if "%%tpu_train" in cell.source and cell.index != snapshot.train:
-            assert made.pop() == "_run = _from_rank_0(_before)"
-            made = [line.removeprefix("_before = _random_states()  ") for line in made]
+            assert made.pop() == "_tpunb_run = _tpunb_from_rank_0(_tpunb_before)"
+            made = [line.removeprefix("_tpunb_before = _tpunb_random_states()  ") for line in made]
         assert len(made) == len(source)
         plain = {line for piece in [*PYTHON, names] for line in piece.split("\n")}
         for line, new in zip(source, made, strict=True):

@@ -39,12 +39,12 @@ def test_a_run_has_what_the_kernel_got_where_the_cell_stands() -> None:
     script = convert(notebook(FIRST, "c = a, b, r", "%%tpu_train\nprint(c)"), got)
     assert lines_of(script, 0) == [
         "# another train cell, and what the notebook has from it: %%tpu_train --returns a --out r",
-        "from tpunb.runs import ended as _ended",
-        "_run = _ended.read_run('/runs/one', 'a')",
-        "a = _run.returns['a']",
-        "r = _run",
-        "_run = _ended.read_run('/runs/two', 'b')",
-        "b = _run.returns['b']",
+        "from tpunb.runs import ended as _tpunb_ended",
+        "_tpunb_run = _tpunb_ended.read_run('/runs/one', 'a')",
+        "a = _tpunb_run.returns['a']",
+        "r = _tpunb_run",
+        "_tpunb_run = _tpunb_ended.read_run('/runs/two', 'b')",
+        "b = _tpunb_run.returns['b']",
     ]
     assert [omission.reason for omission in script.omissions] == [LeftOut.TRAIN_CELL]
 
@@ -53,7 +53,7 @@ def test_a_handle() -> None:
     got = {0: EarlierValues((EarlierRun("/runs/one", ("a",), "h", handle=True, raises=False),))}
     script = convert(notebook("%%tpu_train --bg --out h", "%%tpu_train\nprint(h)"), got)
     assert lines_of(script, 0)[2:] == [
-        "h = _ended.EndedRun('/runs/one', 'a', raises=False)",
+        "h = _tpunb_ended.EndedRun('/runs/one', 'a', raises=False)",
         "a = h.result.returns['a']",
     ]
 
@@ -65,8 +65,9 @@ def test_attaching_brings_it_at_its_line() -> None:
     assert lines_of(script, 0) == [
         "x = 1",
         "if x:",
-        "    from tpunb.runs import ended as _ended; _run = _ended.read_run('/runs/one', 'a'); "
-        "a = _run.returns['a']; r = _run",
+        "    from tpunb.runs import ended as _tpunb_ended; "
+        "_tpunb_run = _tpunb_ended.read_run('/runs/one', 'a'); "
+        "a = _tpunb_run.returns['a']; r = _tpunb_run",
         "print(r, a)",
     ]
 

@@ -103,7 +103,7 @@ def test_a_command_that_fails_is_reported_once_and_the_script_goes_on(
     ended = ranks.run(exported("!exit 3", "print('on')"), count)
     assert [(done.returncode, done.stdout) for done in ended] == [(0, "on\n")] * count
     (error,) = [done.stderr for done in ended if done.stderr]
-    assert "_setup_shell('exit 3'): ended with status 3" in error
+    assert "_tpunb_setup_shell('exit 3'): ended with status 3" in error
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -179,11 +179,13 @@ def test_two_secrets_have_two_variables() -> None:
     shown = [lines_of(script, index)[0] for index in range(3)]
     assert [line.count("'TOKEN_2'") for line in shown] == [0, 1, 0]
     script = exported("!x --token e5 --token f6 {n}", "%%bash\nx --token g7\ny --token h8")
-    assert lines_of(script, 0)[0].count("'TOKEN') + ' --token ' + _setup_secret('TOKEN_2'") == 2
+    assert (
+        lines_of(script, 0)[0].count("'TOKEN') + ' --token ' + _tpunb_setup_secret('TOKEN_2'") == 2
+    )
     variables = [need.name for need in script.requirements]
     assert len(set(variables)) == 4
     for line, variable in zip(lines_of(script, 1)[1:], variables[2:], strict=True):
-        assert f"_setup_secret('{variable}')" in line
+        assert f"_tpunb_setup_secret('{variable}')" in line
 
 
 def test_without_setup_its_lines_are_comments() -> None:
@@ -209,11 +211,11 @@ def test_it_prepares_itself_below_what_it_needs_for_that() -> None:
     script = exported(
         "cores = 2", "!pip install tpunb\n%env PJRT_DEVICE=CPU", "import torch\n!ls", "!ls"
     )
-    assert lines_of(script, 1)[1].endswith("; _prepare(_without_tpunb)")
-    assert script.text.count("_prepare(_without_tpunb)") == 1
+    assert lines_of(script, 1)[1].endswith("; _tpunb_prepare(_tpunb_instead)")
+    assert script.text.count("_tpunb_prepare(_tpunb_instead)") == 1
     above = exported("import torch\n!ls")
-    assert "_prepare(_without_tpunb)" not in "\n".join(lines_of(above, 0))
-    assert above.text.count("\n_prepare(_without_tpunb)\n") == 1
+    assert "_tpunb_prepare(_tpunb_instead)" not in "\n".join(lines_of(above, 0))
+    assert above.text.count("\n_tpunb_prepare(_tpunb_instead)\n") == 1
 
 
 def test_a_script_has_of_tpunb_what_it_uses(ranks: Ranks) -> None:
@@ -253,7 +255,7 @@ def test_what_has_no_stand_in_is_told_at_once(ranks: Ranks) -> None:
 
 def test_a_script_without_setup_lines_and_tpunb_has_none_of_it() -> None:
     script = exported("x = 1", "print(x)")
-    for name in ("_setup", "_tpunb", "_launch", "_stand_in"):
+    for name in ("_tpunb_setup", "_tpunb_log", "_tpunb_launch", "_tpunb_stand_in"):
         assert name not in script.text
 
 

@@ -206,4 +206,4 @@ def test_refused(line: str, words: str, folder: Path) -> None:
 def test_helpers_keep_their_lines(folder: Path) -> None:
     (folder / "m.py").write_text("x = 1", encoding="utf-8")
     script: Script = convert(notebook("if True:\n    %run m.py\n    y = x\n", "%%tpu_train\ny"))
-    assert lines_of(script, 0) == ["if True:", "    _run_file('m.py')", "    y = x", ""]
+    assert lines_of(script, 0) == ["if True:", "    _tpunb_run_file('m.py')", "    y = x", ""]

@@ -160,8 +160,8 @@ def test_calls_in_cells_above_are_left_out_of_any_run() -> None:
     assert "\nkept = 1\n" in script.text
     for alone in (Snapshot(cells, 2, None, "the test"), Snapshot(cells[:2], None, None, "it")):
         text = convert(alone).text
-        assert "\n    _launch(f)\n" in text
-        assert "\ndef _launch(" in text
+        assert "\n    _tpunb_launch(f)\n" in text
+        assert "\ndef _tpunb_launch(" in text
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_cell_that_is_not_python() -> None:
 
 
 def test_what_a_statement_has_left_stands_in_its_place() -> None:
-    kernel = {"r": "_ended.read_run('there')", "found": "[1]", "x": "2"}
+    kernel = {"r": "_tpunb_ended.read_run('there')", "found": "[1]", "x": "2"}
     cells = (
         Cell(0, "code", "import tpunb\nfound = []\ndef f(): pass", 1),
         Cell(1, "code", "for x in (1, 2):\n    r = tpunb.launch(f)\n    found.append(x)", 2),
@@ -192,8 +192,8 @@ def test_what_a_statement_has_left_stands_in_its_place() -> None:
     )
     script = convert(Snapshot(cells, 3, None, "the test"), {}, left=kernel.get)
     assert (
-        "\nfrom tpunb.runs import ended as _ended; found = [1]; "
-        "r = _ended.read_run('there'); x = 2  # left out (" in script.text
+        "\nfrom tpunb.runs import ended as _tpunb_ended; found = [1]; "
+        "r = _tpunb_ended.read_run('there'); x = 2  # left out (" in script.text
     )
     assert "\na = 1; pass; b = r\n" in script.text
     compile(script.text, "script", "exec")
@@ -208,7 +208,7 @@ def test_what_shares_its_line_is_filled_in_too() -> None:
         Cell(1, "code", "%%tpu_train\nprint(r)", 2),
     )
     script = convert(Snapshot(cells, 1, None, "it"), {}, left={"r": "5"}.get)
-    assert "\nä = 1; from tpunb.runs import ended as _ended; r = 5; b = r\n" in script.text
+    assert "\nä = 1; from tpunb.runs import ended as _tpunb_ended; r = 5; b = r\n" in script.text
 
 
 def test_a_change_that_a_run_does_not_have_is_told() -> None:

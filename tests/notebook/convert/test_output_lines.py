@@ -14,10 +14,12 @@ PLAIN = "__import__(\"subprocess\").getoutput('ls').splitlines()"
 
 def test_plain_lists_stay() -> None:
     script = convert(notebook("x = !ls\nx.sort(); y.s", "%%tpu_train\nx.append(3)\nz.n"))
-    assert lines_of(script, 0)[0] == "x = _output('ls')"  # IPython's sort leaves the list as it is
+    assert (
+        lines_of(script, 0)[0] == "x = _tpunb_output('ls')"
+    )  # IPython's sort leaves the list as it is
     script = convert(notebook("x = !ls\ny.s", "%%tpu_train\nx.append(3)\nz.n"))
     assert lines_of(script, 0)[0] == f"x = {PLAIN}"
-    assert "_Lines" not in script.text
+    assert "_TpunbLines" not in script.text
 
 
 @pytest.mark.usefixtures("starts_processes")
@@ -30,7 +32,7 @@ def test_only_names_whose_attributes_are_read(tmp_path: Path) -> None:
             "z = pickle.loads(pickle.dumps(x))\nprint(type(z).__name__, z)",
         )
     )
-    assert lines_of(script, 0)[1].startswith("x = _output(")
+    assert lines_of(script, 0)[1].startswith("x = _tpunb_output(")
     assert run(script, tmp_path).stdout == "list\né 1 b ['é b']\nlist ['é 1 b']\n"
 
 

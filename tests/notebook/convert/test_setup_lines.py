@@ -20,32 +20,41 @@ def converted(source: str) -> PlainCell:
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("!ls -la", "_setup_shell('ls -la')"),
-        ("!pip install -q torch", "_setup_install('pip install -q torch')"),
-        ("!cd x && pip install -e .", "_setup_install('cd x && pip install -e .')"),
-        ("!python -m pip install x", "_setup_install('python -m pip install x')"),
-        ("!pip list", "_setup_shell('pip list')"),
-        ("%pip install torch", "_setup_install('pip install torch')"),
-        ("pip install torch", "_setup_install('pip install torch')"),
-        ("%conda install -c x y", "_setup_install('conda install --yes -c x y')"),
-        ("%uv pip install x", "_setup_install('python -m uv pip install x')"),
-        ("!apt-get install -y x", "_setup_shell('apt-get install -y x')"),
-        ("%mkdir -p a", "_setup_shell('mkdir -p a')"),
-        ("%cd repo", "_setup_cd('repo')"),
-        ("%cd -q 'my repo'", "_setup_cd('my repo')"),
-        ("%cd -", "_setup_cd('-')"),
-        ("%env A=b c", "_os.environ['A'] = 'b c'"),
-        ("%set_env A b", "_os.environ['A'] = 'b'"),
-        ("%env A=$b", "_os.environ['A'] = _setup_values('$b', lambda: str(b))"),
-        ("%env A_TOKEN=abc", "_os.environ['A_TOKEN'] = _setup_secret('A_TOKEN', plain=True)"),
-        ("x = !ls", "x = _setup_output('ls')"),
-        ("!ls {n+1}", "_setup_shell(_setup_values('ls {n+1}', lambda: 'ls ' + str((n+1))))"),
-        ("!x --token abc -v", "_setup_shell('x --token ' + _setup_secret('TOKEN') + ' -v')"),
+        ("!ls -la", "_tpunb_setup_shell('ls -la')"),
+        ("!pip install -q torch", "_tpunb_setup_install('pip install -q torch')"),
+        ("!cd x && pip install -e .", "_tpunb_setup_install('cd x && pip install -e .')"),
+        ("!python -m pip install x", "_tpunb_setup_install('python -m pip install x')"),
+        ("!pip list", "_tpunb_setup_shell('pip list')"),
+        ("%pip install torch", "_tpunb_setup_install('pip install torch')"),
+        ("pip install torch", "_tpunb_setup_install('pip install torch')"),
+        ("%conda install -c x y", "_tpunb_setup_install('conda install --yes -c x y')"),
+        ("%uv pip install x", "_tpunb_setup_install('python -m uv pip install x')"),
+        ("!apt-get install -y x", "_tpunb_setup_shell('apt-get install -y x')"),
+        ("%mkdir -p a", "_tpunb_setup_shell('mkdir -p a')"),
+        ("%cd repo", "_tpunb_setup_cd('repo')"),
+        ("%cd -q 'my repo'", "_tpunb_setup_cd('my repo')"),
+        ("%cd -", "_tpunb_setup_cd('-')"),
+        ("%env A=b c", "_tpunb_os.environ['A'] = 'b c'"),
+        ("%set_env A b", "_tpunb_os.environ['A'] = 'b'"),
+        ("%env A=$b", "_tpunb_os.environ['A'] = _tpunb_setup_values('$b', lambda: str(b))"),
+        (
+            "%env A_TOKEN=abc",
+            "_tpunb_os.environ['A_TOKEN'] = _tpunb_setup_secret('A_TOKEN', plain=True)",
+        ),
+        ("x = !ls", "x = _tpunb_setup_output('ls')"),
+        (
+            "!ls {n+1}",
+            "_tpunb_setup_shell(_tpunb_setup_values('ls {n+1}', lambda: 'ls ' + str((n+1))))",
+        ),
+        (
+            "!x --token abc -v",
+            "_tpunb_setup_shell('x --token ' + _tpunb_setup_secret('TOKEN') + ' -v')",
+        ),
         (
             "!curl -H 'Cookie: abc' u",
-            "_setup_shell(\"curl -H 'Cookie: '\" + _setup_secret('COOKIE') + \"'' u\")",
+            "_tpunb_setup_shell(\"curl -H 'Cookie: '\" + _tpunb_setup_secret('COOKIE') + \"'' u\")",
         ),
-        ("get_ipython().system('ls')", "_setup_shell('ls')"),
+        ("get_ipython().system('ls')", "_tpunb_setup_shell('ls')"),
     ],
 )  # fmt: skip
 def test_a_line(line: str, code: str) -> None:
@@ -61,15 +70,15 @@ def test_what_only_shows_something_is_left_out(line: str) -> None:
 @pytest.mark.parametrize(
     ("magic", "call"),
     [
-        ("%%bash", "_setup_program('bash', '', True, "),
-        ("%%sh -e", "_setup_program('sh -e', '', True, "),
-        ("%%script perl -w", "_setup_program('perl -w', '', True, "),
-        ("%%bash --no-raise-error", "_setup_program('bash', '', False, "),
-        ("%%bash --out o", "o = _setup_program('bash', 'out', True, "),
-        ("%%bash --out o --err e", "o, e = _setup_program('bash', 'out err', True, "),
-        ("%%writefile a b.py", "_setup_file('a b.py', 'w', "),
-        ("%%writefile -a m.py", "_setup_file('m.py', 'a', "),
-        ("%%file ~/m.py", "_setup_file('~/m.py', 'w', "),
+        ("%%bash", "_tpunb_setup_program('bash', '', True, "),
+        ("%%sh -e", "_tpunb_setup_program('sh -e', '', True, "),
+        ("%%script perl -w", "_tpunb_setup_program('perl -w', '', True, "),
+        ("%%bash --no-raise-error", "_tpunb_setup_program('bash', '', False, "),
+        ("%%bash --out o", "o = _tpunb_setup_program('bash', 'out', True, "),
+        ("%%bash --out o --err e", "o, e = _tpunb_setup_program('bash', 'out err', True, "),
+        ("%%writefile a b.py", "_tpunb_setup_file('a b.py', 'w', "),
+        ("%%writefile -a m.py", "_tpunb_setup_file('m.py', 'a', "),
+        ("%%file ~/m.py", "_tpunb_setup_file('~/m.py', 'w', "),
     ],
 )
 def test_a_cell_magic_keeps_its_text_as_lines(magic: str, call: str) -> None:
@@ -100,7 +109,7 @@ def test_any_text_arrives_as_it_was(body: str) -> None:
             given[1:] + "\n" if isinstance(given, str) else "".join(f"{x}\n" for x in given)
         )
 
-    names = {"_setup_file": text, "_setup_secret": lambda name, plain: "abc"}
+    names = {"_tpunb_setup_file": text, "_tpunb_setup_secret": lambda name, plain: "abc"}
     exec(compile("\n".join(cell.lines), "cell", "exec"), names)
     assert written == [body if body.endswith("\n") else f"{body}\n"]
 

@@ -100,8 +100,8 @@ def test_the_header_says_how_to_run_the_script() -> None:
     plain = convert(notebook("x = 1", "%%tpu_train\nmain()")).text
     spmd = convert(notebook(f"{XR}xr.use_spmd()", "%%tpu_train\nmain()")).text
     assert "torchrun --nproc-per-node=4 script.py     on four\n" in plain
-    assert "_standalone.prepare()\n" in plain
+    assert "_tpunb_standalone.prepare()\n" in plain
     assert "CPU_NUM_DEVICES=4 python script.py" in spmd
     assert "# Not `torchrun --nproc-per-node=4`" in spmd
-    assert "_standalone.prepare(spmd=True)\n" in spmd
+    assert "_tpunb_standalone.prepare(spmd=True)\n" in spmd
     assert max(map(len, spmd.split("\n"))) <= 100

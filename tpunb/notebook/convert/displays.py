@@ -23,7 +23,7 @@ _CERTAINLY_MORE = re.compile(r"^(@|(async|class|def|del|try|while)\b)", re.MULTI
 """Start of a statement that does more than display."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _MAGIC = re.compile(r"^# magic: (.*)$", re.MULTILINE)
-_INCLUDED = re.compile(r"\b_run_(file|module)\(")
+_INCLUDED = re.compile(r"\b_tpunb_run_(file|module)\(")
 
 
 def find_display_cells(

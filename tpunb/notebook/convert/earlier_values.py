@@ -28,7 +28,7 @@ from tpunb.utils.options import join_lists
 _ATTACH = re.compile(r"^(?P<indent>\s*)(?:(?P<name>\w+)\s*=\s*)?%tpu_attach\b")
 """A line with `%tpu_attach`, and the name to which its value is assigned."""
 _TRAIN = "%%tpu_train"
-ENDED = "_ended"
+ENDED = "_tpunb_ended"
 """Name of the module `tpunb.runs.ended` in the script of a run."""
 IMPORT = f"from tpunb.runs import ended as {ENDED}"
 _VARIABLES = re.compile(r"[^\W\d]\w*(,[^\W\d]\w*)*")
@@ -75,16 +75,16 @@ def read_back(values: EarlierValues) -> list[str]:
     """Return the lines that bind the kernel's values in the script of a run."""
     lines = [IMPORT]
     for run in values.runs:
-        given, value = ", ".join(map(repr, (run.folder, *run.names))), "_run"
+        given, value = ", ".join(map(repr, (run.folder, *run.names))), "_tpunb_run"
         if run.handle:
             raises = "" if run.raises else ", raises=False"
             lines.append(f"{run.out} = {ENDED}.EndedRun({given}{raises})")
             value = f"{run.out}.result"
         else:
-            lines.append(f"_run = {ENDED}.read_run({given})")
+            lines.append(f"_tpunb_run = {ENDED}.read_run({given})")
         lines += [f"{name} = {value}.returns[{name!r}]" for name in run.names if name != run.out]
         if run.out is not None and not run.handle:
-            lines.append(f"{run.out} = _run")
+            lines.append(f"{run.out} = _tpunb_run")
     return lines
 
 
@@ -109,7 +109,7 @@ def put_for_attach(source: str, values: EarlierValues | None) -> str:
         if match := _ATTACH.match(line):
             code = [] if values is None else read_back(values)
             out = None if values is not None else _option_line(line[match.end() :]).out
-            code += [f"{name} = _run" for name in (match["name"], out) if name]
+            code += [f"{name} = _tpunb_run" for name in (match["name"], out) if name]
             if code:
                 lines[index] = match["indent"] + "; ".join(code)
     return "\n".join(lines)
@@ -118,13 +118,15 @@ def put_for_attach(source: str, values: EarlierValues | None) -> str:
 def in_place(lines: Iterable[str], options: TrainLine) -> list[str]:
     """Return the body of a train cell, with the lines that a script needs around it."""
     head = f"# magic: {_TRAIN}"
-    body = [f"_before = _random_states()  {x}" if x.startswith(head) else x for x in lines]
-    if not any(line.startswith("_before") for line in body):
+    body = [
+        f"_tpunb_before = _tpunb_random_states()  {x}" if x.startswith(head) else x for x in lines
+    ]
+    if not any(line.startswith("_tpunb_before") for line in body):
         return body  # another magic has replaced the whole cell
     names = ", ".join(map(repr, options.returns))
-    body.append(f"_run = _from_rank_0(_before{', ' if names else ''}{names})")
-    body += [f"{name} = _run.returns[{name!r}]" for name in options.returns]
-    return [*body, *([f"{options.out} = _run"] if options.out else [])]
+    body.append(f"_tpunb_run = _tpunb_from_rank_0(_tpunb_before{', ' if names else ''}{names})")
+    body += [f"{name} = _tpunb_run.returns[{name!r}]" for name in options.returns]
+    return [*body, *([f"{options.out} = _tpunb_run"] if options.out else [])]
 
 
 KNOWN = ("state", "world_size", "returns", "failure", "failures", "result", "wait", "stop")
@@ -192,29 +194,29 @@ def _in_folder(node: ast.AST, imports: ImportedNames, runs: set[str]) -> str | N
     return f"{whose}.{node.attr}" if whose in {"tpunb.last_run", *runs} else None
 
 
-CALL_HELPER = "_launch"
+CALL_HELPER = "_tpunb_launch"
 """Name of the replacement of `tpunb.launch` in a script that runs on its own."""
 
 CALL_HERE = '''\
 
 
-def _launch(fn, args=(), **options):
+def _tpunb_launch(fn, args=(), **options):
     """Call a function on every rank, as tpunb.launch does; all ranks get rank 0's value."""
-    global _launched
-    before = _random_states()
-    _launched = fn(*args)
-    run = _from_rank_0(before, "_launched")
-    run.returns = {"value": run.returns["_launched"]}
+    global _tpunb_launched
+    before = _tpunb_random_states()
+    _tpunb_launched = fn(*args)
+    run = _tpunb_from_rank_0(before, "_tpunb_launched")
+    run.returns = {"value": run.returns["_tpunb_launched"]}
     return run
 '''
 
-HELPER = "_from_rank_0"
+HELPER = "_tpunb_from_rank_0"
 """The name of the helper below in `header.HELPERS`."""
 
 FROM_RANK_0 = '''\
 
 
-def _random_states():
+def _tpunb_random_states():
     """Return the states of all random generators, which the train cell must not change."""
     import os
     import random
@@ -227,7 +229,7 @@ def _random_states():
     return random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state(), seed
 
 
-class _Run:
+class _TpunbRun:
     """The result of a train cell that has run in this script."""
 
     def __init__(self, world_size, returns):
@@ -247,7 +249,7 @@ class _Run:
         raise AttributeError(f"{name!r} is in a run's folder, which this script does not have")
 
 
-def _from_rank_0(before, *names):
+def _tpunb_from_rank_0(before, *names):
     """End a train cell: give all ranks copies of rank 0's values, on the CPU."""
     import datetime
     import io
@@ -271,7 +273,7 @@ def _from_rank_0(before, *names):
     to_cpu = types.ModuleType("pickle_to_cpu")
     to_cpu.__dict__.update(vars(pickle), Pickler=ToCpu)
     rank, world_size = (int(os.environ.get(*pair)) for pair in (("RANK", 0), ("WORLD_SIZE", 1)))
-    _from_rank_0.calls = getattr(_from_rank_0, "calls", 0) + 1
+    _tpunb_from_rank_0.calls = getattr(_tpunb_from_rank_0, "calls", 0) + 1
     size = 4 << 20  # of a message to torch's store
     if world_size > 1:
         if "torch_xla" in sys.modules:  # rank 0's values may depend on collectives of all ranks
@@ -280,7 +282,7 @@ def _from_rank_0(before, *names):
         store, _, _ = next(torch.distributed.rendezvous("env://", timeout=patience))
     returns = {}
     for name in names:
-        key, data = f"train cell {_from_rank_0.calls}/{name}", b""
+        key, data = f"train cell {_tpunb_from_rank_0.calls}/{name}", b""
         if rank == 0:
             if name not in globals():
                 raise NameError(f"rank 0 has no variable {name!r} after the train cell")
@@ -307,7 +309,7 @@ def _from_rank_0(before, *names):
         sys.modules["numpy"].random.set_state(numpy)
     if seed is not None:
         sys.modules["torch_xla.core.xla_model"].set_rng_state(seed)
-    run = _Run(world_size, returns)
+    run = _TpunbRun(world_size, returns)
     if sys.modules.get("tpunb"):
         sys.modules["tpunb"].last_run = run
     return run

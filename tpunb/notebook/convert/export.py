@@ -170,7 +170,9 @@ def place_for_preparing(trees: Sequence[ast.Module]) -> tuple[int, int] | None:
 
 def is_setup(node: ast.stmt) -> bool:
     """True if a statement at the top level of a cell was a setup line."""
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("_os.environ["):
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith(
+        "_tpunb_os.environ["
+    ):
         return True
     if not isinstance(node, ast.Expr | ast.Assign):
         return False
@@ -179,7 +181,7 @@ def is_setup(node: ast.stmt) -> bool:
     return (
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Name)
-        and call.func.id.startswith("_setup_")
+        and call.func.id.startswith("_tpunb_setup_")
     )
 
 
@@ -197,7 +199,7 @@ def certain_secrets(cells: Sequence[RunCell]) -> list[str]:
     """Return variables that setup lines outside branches and functions read and no cell sets."""
     found: list[str] = []
     for cell in cells:
-        if "_setup_secret(" in cell.source:
+        if "_tpunb_setup_secret(" in cell.source:
             setup = [node for node in ast.parse(cell.source).body if is_setup(node)]
             calls = (part for node in setup for part in ast.walk(node))
             found += [
@@ -205,10 +207,12 @@ def certain_secrets(cells: Sequence[RunCell]) -> list[str]:
                 for call in calls
                 if isinstance(call, ast.Call)
                 and isinstance(call.func, ast.Name)
-                and call.func.id == "_setup_secret"
+                and call.func.id == "_tpunb_setup_secret"
                 and isinstance(call.args[0], ast.Constant)
             ]
-    own = re.compile(r"_os\.environ\['\w+'\] = (?=_setup_secret)|_setup_secret\('\w+'")
+    own = re.compile(
+        r"_tpunb_os\.environ\['\w+'\] = (?=_tpunb_setup_secret)|_tpunb_setup_secret\('\w+'"
+    )
     code = own.sub("", "\n".join(cell.source for cell in cells))
     return [
         name
@@ -224,9 +228,11 @@ def preparation(
 
     None if the header of a run's script is enough.
     """
-    if not any(word in code for word in ("_setup_", "_os.environ", "tpunb", "torch_xla")):
+    if not any(
+        word in code for word in ("_tpunb_setup_", "_tpunb_os.environ", "tpunb", "torch_xla")
+    ):
         return None
-    lines = ["", "", "def _without_tpunb():"]
+    lines = ["", "", "def _tpunb_instead():"]
     if uses.beyond:
         first = uses.beyond[0]
         message = f"cell [{first.cell}] needs {first.name}, of which this script has no copy: "
@@ -234,30 +240,30 @@ def preparation(
         lines.append(f"    raise ModuleNotFoundError({message!r}, name='tpunb')")
     else:
         if not spmd and "torch_xla" in code:
-            lines.append("    _launch_here()")
+            lines.append("    _tpunb_launch_here()")
         names = [f"{name}=_tpunb_{name}" for name in STAND_IN if name in uses.functions]
         names += ["launch=None"] if uses.launch else []
         if names or "tpunb" in code:
-            lines.append(f"    _stand_in({', '.join(names)})")
+            lines.append(f"    _tpunb_stand_in({', '.join(names)})")
     if len(lines) == 3:
         lines.append("    pass")
     lines += ["", ""]
     if secrets := certain_secrets(cells):
-        lines.append(f"_setup_secrets({', '.join(map(repr, secrets))})")
+        lines.append(f"_tpunb_setup_secrets({', '.join(map(repr, secrets))})")
     call = prepare_call(spmd)
     lines += [] if called_below else [call]
     tail = "\n".join(lines)
     text = functions(f"{code}\n{tail}\n{call}")
-    start = "" if "_setup_" not in code else SEARCH_HERE
+    start = "" if "_tpunb_setup_" not in code else SEARCH_HERE
     return f"{text}\n{start}{tail.rstrip()}\n"
 
 
 SEARCH_HERE = """
-if "" not in _sys.path:
-    _sys.path.insert(0, "")  # as in a notebook: modules in the working directory
+if "" not in _tpunb_sys.path:
+    _tpunb_sys.path.insert(0, "")  # as in a notebook: modules in the working directory
 """
 
 
 def prepare_call(spmd: bool) -> str:
     """Return the call that prepares a script."""
-    return f"_prepare(_without_tpunb{', spmd=True' if spmd else ''})"
+    return f"_tpunb_prepare(_tpunb_instead{', spmd=True' if spmd else ''})"

@@ -36,16 +36,16 @@ SPMD = """\
 PREPARE = """\
 # With tpunb installed, a machine without a TPU has rehearsal cores, and launchers of
 # torch_xla and accelerate run their function on this core.
-import importlib.util as _util
+import importlib.util as _tpunb_util
 
 try:
-    if _util.find_spec("tpunb"):
-        from tpunb.worker import standalone as _standalone
+    if _tpunb_util.find_spec("tpunb"):
+        from tpunb.worker import standalone as _tpunb_standalone
 
-        _standalone.prepare({arguments})
-        del _standalone
+        _tpunb_standalone.prepare({arguments})
+        del _tpunb_standalone
 finally:
-    del _util
+    del _tpunb_util
 """
 
 # Definitions of names that notebooks have without an import. All are inside a `try`, because
@@ -73,12 +73,12 @@ except ImportError:
 HELPERS = {
     earlier_values.HELPER: earlier_values.FROM_RANK_0,
     earlier_values.CALL_HELPER: earlier_values.CALL_HERE,
-    "_await": """\
+    "_tpunb_await": """\
 
-_LOOPS = {}
+_TPUNB_LOOPS = {}
 
 
-def _await(what):
+def _tpunb_await(what):
     \"\"\"Await an object, or a function's return value, on this process's event loop.\"\"\"
     import asyncio
     import os
@@ -87,36 +87,36 @@ def _await(what):
         return await (what() if callable(what) else what)
 
     process = os.getpid()  # a loop does not survive a fork
-    if process not in _LOOPS:
-        _LOOPS[process] = asyncio.new_event_loop()
-        asyncio.set_event_loop(_LOOPS[process])
-    return _LOOPS[process].run_until_complete(wait())
+    if process not in _TPUNB_LOOPS:
+        _TPUNB_LOOPS[process] = asyncio.new_event_loop()
+        asyncio.set_event_loop(_TPUNB_LOOPS[process])
+    return _TPUNB_LOOPS[process].run_until_complete(wait())
 
 
-def _in_loop(function, *arguments, **options):
+def _tpunb_in_loop(function, *arguments, **options):
     \"\"\"Call a function that needs a running event loop, such as `asyncio.create_task`.\"\"\"
 
     async def call():
         return function(*arguments, **options)
 
-    return _await(call)
+    return _tpunb_await(call)
 """,
     output_lines.HELPER: """\
 
 
-def _output(command):
+def _tpunb_output(command):
     \"\"\"Run a shell command; return the lines that it writes, as `x = !command` does.\"\"\"
     import subprocess
 
-    return _Lines(subprocess.getoutput(command).splitlines())
+    return _TpunbLines(subprocess.getoutput(command).splitlines())
 """,
     magics.TIMEIT: """\
 
-import contextlib as _contextlib
+import contextlib as _tpunb_contextlib
 
 
-@_contextlib.contextmanager
-def _timeit(*names, setup="", makes=()):
+@_tpunb_contextlib.contextmanager
+def _tpunb_timeit(*names, setup="", makes=()):
     \"\"\"Run code of `%timeit` once, after its setup. Its names do not stay, as in IPython.\"\"\"
     own = globals()
     names = {*names, *makes}
@@ -129,22 +129,22 @@ def _timeit(*names, setup="", makes=()):
             own.pop(name, None)
         own.update(before)
 """,
-    "_run_notebook": """\
+    "_tpunb_run_notebook": """\
 
 
-def _run_notebook(path):
+def _tpunb_run_notebook(path):
     \"\"\"Run the code cells of another notebook in this namespace, as `%run` does.\"\"\"
     import linecache
 
-    for place, source in _NOTEBOOKS[path]:
+    for place, source in _TPUNB_NOTEBOOKS[path]:
         lines = [f"{line}\\n" for line in source.split("\\n")]
         linecache.cache[place] = (len(source), None, lines, place)
         exec(compile(source, place, "exec", dont_inherit=True), globals())  # noqa: S102
 """,
-    "_run_file": """\
+    "_tpunb_run_file": """\
 
 
-def _run_file(path, *arguments, name="__main__", shared=False):
+def _tpunb_run_file(path, *arguments, name="__main__", shared=False):
     \"\"\"Run a Python file with these arguments and import its names, as `%run` does.\"\"\"
     import os
     import sys
@@ -166,10 +166,10 @@ def _run_file(path, *arguments, name="__main__", shared=False):
     if not shared:
         globals().update((key, value) for key, value in own.items() if key[:2] != "__")
 """,
-    "_run_module": """\
+    "_tpunb_run_module": """\
 
 
-def _run_module(name, *arguments):
+def _tpunb_run_module(name, *arguments):
     \"\"\"Run a module with these arguments and import its names, as `%run -m` does.\"\"\"
     import runpy
     import sys
@@ -212,9 +212,10 @@ def header_text(
     parts.append(prepare or PREPARE.format(arguments="spmd=True" if spmd else ""))
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
-        parts.append(f"\n# What `%run` runs.\n_NOTEBOOKS = {{\n{_notebook_cells(notebooks)}}}\n")
+        cells = _notebook_cells(notebooks)
+        parts.append(f"\n# What `%run` runs.\n_TPUNB_NOTEBOOKS = {{\n{cells}}}\n")
     if output_lines.HELPER in helpers:
-        parts.append(f"\n{export.functions('_Lines')}\n")
+        parts.append(f"\n{export.functions('_TpunbLines')}\n")
     parts += [HELPERS[name] for name in HELPERS if name in helpers]
     return "".join(parts)
 

@@ -39,7 +39,7 @@ class IncludedFiles:
         """
         if f"{magics.TIMEIT}(" in source:
             self.helpers.add(magics.TIMEIT)
-        if "_run_" not in source:
+        if "_tpunb_run_" not in source:
             return source
         lines = source.split("\n")
         for node in ast.walk(statements.parse_cell(source, number)):

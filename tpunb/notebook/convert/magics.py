@@ -199,10 +199,10 @@ def _bound_by_code(body: Sequence[str]) -> list[str]:
     return sorted(bound_names(tree))
 
 
-TIMEIT = "_timeit"
+TIMEIT = "_tpunb_timeit"
 """Function in a script's header around the code of `%timeit` that binds names."""
 
-RUN_NOTEBOOK, RUN_FILE, RUN_MODULE = "_run_notebook", "_run_file", "_run_module"
+RUN_NOTEBOOK, RUN_FILE, RUN_MODULE = "_tpunb_run_notebook", "_tpunb_run_file", "_tpunb_run_module"
 RUN_HELPERS = (RUN_NOTEBOOK, RUN_FILE, RUN_MODULE)
 """Functions in a script's header that replace `%run`."""
 

@@ -35,7 +35,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 _HISTORY = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh")
 _UNKNOWN = ("exec", "globals", "locals", "vars", "builtins", "__builtins__", "__dict__")
 """Words in code that may define names in ways that static analysis cannot see."""
-_STAR = re.compile(r"\bimport\s+\*|\b_run_(file|module)\(")
+_STAR = re.compile(r"\bimport\s+\*|\b_tpunb_run_(file|module)\(")
 
 
 class LeftOutCell(NamedTuple):

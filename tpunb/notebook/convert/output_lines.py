@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Sequence
 
-HELPER = "_output"
+HELPER = "_tpunb_output"
 """Function in a script's header that returns the output lines of a command."""
 
 BEGIN, END = '__import__("subprocess").getoutput(', ").splitlines()"

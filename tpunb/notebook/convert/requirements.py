@@ -109,7 +109,7 @@ class _Machine:
                 start = self.folders[0] if self.folders else "."
                 paths = filter(None, map(self.path, node.args))
                 self.folders += [os.path.join(start, path) for path in paths]
-        elif name.startswith("_setup_"):
+        elif name.startswith("_tpunb_setup_"):
             texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
             self.made += [text for text in texts if isinstance(text, str)]
         elif name.startswith(_WRITE) or _opens_for_writing(node) or _downloads(node):
@@ -118,12 +118,17 @@ class _Machine:
     def paths_read(self, node: ast.Call) -> list[str]:
         """Return the paths that a call reads, as written in the code."""
         name = _name(node.func)
-        if name in ("_setup_install", "_setup_shell", "_setup_output", "_setup_program"):
+        if name in (
+            "_tpunb_setup_install",
+            "_tpunb_setup_shell",
+            "_tpunb_setup_output",
+            "_tpunb_setup_program",
+        ):
             parts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
             texts = [text for text in parts if isinstance(text, str)]
             found = [path for text in texts for path in _OF_COMMANDS.findall(text)]
             return [path for path in found if "".join(self.made).count(path) == 1]
-        reads = name.lower().startswith(_READ) or name in _READ_FOLDER or name == "_run_file"
+        reads = name.lower().startswith(_READ) or name in _READ_FOLDER or name == "_tpunb_run_file"
         if not reads or _opens_for_writing(node) or _downloads(node):
             return []
         return [path for path in self._paths(node) if not self._is_made(path)]

@@ -25,7 +25,7 @@ _CONDA = ("conda", "mamba", "micromamba")
 _PROGRAMS = ("bash", "sh", "script", "perl", "ruby", "pypy", "python", "python2", "python3")
 _OPTION = re.compile(r"--(?:(out|err|proc)[ =]\s*(\w+)|(bg|no-raise-error))(?=\s|$)\s*")
 _CELL_MARK = re.compile(r"\s*(?:#\s*)?%%")
-_READS_SECRET = re.compile(r"_setup_secret\('(\w+)'")
+_READS_SECRET = re.compile(r"_tpunb_setup_secret\('(\w+)'")
 _FIRST_MARK = 0xF0000
 """First of the private-use Unicode characters that mark secrets while a text is parsed."""
 
@@ -48,7 +48,11 @@ class SetupCode:
         filled_in = syntax.interpolated(
             marked, lambda part: _expression(part, variables, plain), strict=True
         )
-        return literal if filled_in == literal else f"_setup_values({literal}, lambda: {filled_in})"
+        return (
+            literal
+            if filled_in == literal
+            else f"_tpunb_setup_values({literal}, lambda: {filled_in})"
+        )
 
     def body(self, start: str, body: Sequence[str], end: str, *, plain: bool) -> None:
         """Write lines that pass the body of a cell magic to a call, line for line."""
@@ -85,7 +89,7 @@ class SetupCode:
 
 def rename_secrets(line: str, names: Mapping[str, str]) -> str:
     """Rename the variables from which a line of code reads secrets."""
-    return _READS_SECRET.sub(lambda match: f"_setup_secret({names[match[1]]!r}", line)
+    return _READS_SECRET.sub(lambda match: f"_tpunb_setup_secret({names[match[1]]!r}", line)
 
 
 def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) -> str:
@@ -106,7 +110,7 @@ def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) 
 
 def secret_expression(name: str, plain: bool) -> str:
     """Return the code that reads a secret."""
-    return f"_setup_secret({name!r}{', plain=True' if plain else ''})"
+    return f"_tpunb_setup_secret({name!r}{', plain=True' if plain else ''})"
 
 
 def _raw_quotes(body: Sequence[str]) -> str | None:
@@ -140,7 +144,7 @@ def line_code(special: Special) -> SetupCode | None:
     elif name in ("cd", "pushd"):
         statement = _change_folder(code, argument)
     elif name == "popd":
-        statement = "_setup_cd('-')"
+        statement = "_tpunb_setup_cd('-')"
     else:
         return None
     code.lines = [statement]
@@ -150,7 +154,7 @@ def line_code(special: Special) -> SetupCode | None:
 def output_code(command: str) -> SetupCode:
     """Return the expression for `x = !command`."""
     code = SetupCode()
-    code.lines = [f"_setup_output({code.command(command)})"]
+    code.lines = [f"_tpunb_setup_output({code.command(command)})"]
     return code
 
 
@@ -161,9 +165,9 @@ def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None
         words = [word for word in argument.split() if word not in ("-a", "--append")]
         mode = "a" if len(words) < len(argument.split()) else "w"
         path = code.command(_unquoted(" ".join(words)), plain=True)
-        code.body(f"_setup_file({path}, {mode!r}, ", body, ")", plain=True)
+        code.body(f"_tpunb_setup_file({path}, {mode!r}, ", body, ")", plain=True)
     elif name in ("system", "sx", "!"):
-        code.body("_setup_program('sh', '', False, ", body, ")", plain=False)
+        code.body("_tpunb_setup_program('sh', '', False, ", body, ")", plain=False)
     elif name in _PROGRAMS:
         options = _OPTION.findall(argument)
         if any(kind == "proc" or flag == "bg" for kind, _, flag in options):
@@ -175,7 +179,7 @@ def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None
         target = ", ".join(kept[kind] for kind in ("out", "err") if kind in kept)
         before = f"{target} = " if target else ""
         end = {("out",): ")[0]", ("err",): ")[1]"}.get(tuple(kept), ")")
-        start = f"{before}_setup_program({line}, {' '.join(kept)!r}, {check}, "
+        start = f"{before}_tpunb_setup_program({line}, {' '.join(kept)!r}, {check}, "
         program = (rest.split() or [""])[0] if name == "script" else name
         code.body(start, body, end, plain=program not in ("sh", "bash"))
     else:
@@ -184,7 +188,7 @@ def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None
 
 
 def _run(code: SetupCode, command: str) -> str:
-    function = "_setup_install" if _INSTALLS.search(command) else "_setup_shell"
+    function = "_tpunb_setup_install" if _INSTALLS.search(command) else "_tpunb_setup_shell"
     return f"{function}({code.command(command)})"
 
 
@@ -199,7 +203,7 @@ def _set_variable(code: SetupCode, argument: str) -> str:
         expression = secret_expression(name, plain=True)
     else:
         expression = code.command(value, plain=True)
-    return f"_os.environ[{code.command(name, plain=True)}] = {expression}"
+    return f"_tpunb_os.environ[{code.command(name, plain=True)}] = {expression}"
 
 
 def _change_folder(code: SetupCode, argument: str) -> str:
@@ -207,7 +211,7 @@ def _change_folder(code: SetupCode, argument: str) -> str:
     path = re.sub(r"^-q(?:\s+|$)", "", argument)
     if path.startswith("-") and path != "-":
         return ""
-    return f"_setup_cd({code.command(_unquoted(path), plain=True)})"
+    return f"_tpunb_setup_cd({code.command(_unquoted(path), plain=True)})"
 
 
 def _unquoted(path: str) -> str:

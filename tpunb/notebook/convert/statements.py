@@ -394,9 +394,9 @@ def _around(lines: list[str], node: ast.stmt) -> tuple[str, str]:
     return before, after
 
 
-AWAIT_HELPER = "_await"
-TASK_HELPER = "_in_loop"
-"""Function next to `_await` that calls another function while the event loop is running."""
+AWAIT_HELPER = "_tpunb_await"
+TASK_HELPER = "_tpunb_in_loop"
+"""Function next to `_tpunb_await` that calls another function while the event loop is running."""
 TASK_FUNCTIONS = ("asyncio.create_task", "asyncio.ensure_future", "asyncio.gather")
 """Functions that need a running event loop."""
 TASK_WORDS = ("create_task", "ensure_future", "asyncio.gather")
@@ -404,16 +404,16 @@ TASK_WORDS = ("create_task", "ensure_future", "asyncio.gather")
 
 
 def rewrite_awaits(source: str, tree: ast.Module, imports: ImportedNames) -> str:
-    """Replace `await` outside functions, which a script does not allow, by calls of `_await`.
+    """Replace `await` outside functions, which a script does not allow, by `_tpunb_await`.
 
-    It becomes `_await(lambda: …)` in place. The lambda is called while the script's own event
-    loop is running, so its code may need a running loop. `async for`, `async with` and
+    It becomes `_tpunb_await(lambda: …)` in place. The lambda is called while the script's own
+    event loop is running, so its code may need a running loop. `async for`, `async with` and
     asynchronous comprehensions are refused: `async with` must be entered and left in one task (a
     time-out, a task group), which is impossible line for line. Nothing else runs between two
     `await`s, whereas in a notebook tasks continue between cells.
 
-    `asyncio.create_task(f())` becomes `_in_loop(asyncio.create_task, f())`, except in a lambda
-    of `_await`.
+    `asyncio.create_task(f())` becomes `_tpunb_in_loop(asyncio.create_task, f())`, except in a
+    lambda of `_tpunb_await`.
     """
     awaits = [node for node in executed(tree) if isinstance(node, ast.Await)]
     marks: list[tuple[int, int, str, int]] = []

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from tpunb.notebook.convert.earlier_values import train_line
+from tpunb.notebook.convert.magics import RUN_HELPERS
 from tpunb.notebook.convert.statements import bindings, bound_names
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
@@ -142,7 +143,7 @@ def _guarded(site: Site) -> bool:
     return any(site.conditions()) or any(isinstance(f.node, tries) for f in site.frame.outward())
 
 
-_BINDING = ("globals", "exec", "_run_notebook", "_run_file", "_run_module")
+_BINDING = ("globals", "exec", *RUN_HELPERS)
 """Functions that may bind any name; `%run` is converted to one of the last three."""
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "push_to_hub")
 

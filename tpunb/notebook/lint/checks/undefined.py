@@ -12,15 +12,11 @@ from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import ParsedCell, Site
-from tpunb.runs import arguments
 
 IPYTHON = frozenset("display get_ipython In Out exit quit open __file__ __IPYTHON__".split())
 """Names that a kernel defines in addition to Python's builtins."""
 _MAGIC = re.compile(r"\s*([%!]|[\w, ]+=\s*[%!])")
-_OWN = re.compile(
-    r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_run_\w+|_await|_in_loop|_timeit"
-    rf"|{arguments.NAME}"
-)
+_OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
 """IPython's history variables, and names that the conversion adds to cells."""
 
 

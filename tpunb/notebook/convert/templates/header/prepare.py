@@ -3,14 +3,14 @@
 Never imported: `export.py` copies the functions that a script uses into its header.
 """
 
-import importlib as _importlib
-import os as _os
-import sys as _sys
-import types as _types
-from collections.abc import Callable as _Callable
+import importlib as _tpunb_importlib
+import os as _tpunb_os
+import sys as _tpunb_sys
+import types as _tpunb_types
+from collections.abc import Callable as _TpunbCallable
 
 
-def _prepare(without_tpunb: _Callable[[], None], **options: object) -> None:
+def _tpunb_prepare(without_tpunb: _TpunbCallable[[], None], **options: object) -> None:
     """With tpunb, rehearse on machines without a TPU; launchers call their function in place.
 
     Without tpunb there is no rehearsal, and only the functions of tpunb that this script uses.
@@ -18,31 +18,31 @@ def _prepare(without_tpunb: _Callable[[], None], **options: object) -> None:
     import importlib.util
 
     if importlib.util.find_spec("tpunb"):
-        _importlib.import_module("tpunb.worker.standalone").prepare(**options)
+        _tpunb_importlib.import_module("tpunb.worker.standalone").prepare(**options)
         return
     without_tpunb()
 
 
-def _launch_here() -> None:
+def _tpunb_launch_here() -> None:
     """Without tpunb, let torch_xla's launchers call their function in this process.
 
     Under torchrun each process is one core of the TPU; torch_xla sets this up when it creates a
     process group (https://docs.pytorch.org/xla, "Distributed Data Parallel").
     """
-    torch_xla = _importlib.import_module("torch_xla")
-    xmp = _importlib.import_module("torch_xla.distributed.xla_multiprocessing")
-    rank = int(_os.environ.get("RANK", "0"))
-    if int(_os.environ.get("WORLD_SIZE", "1")) > 1:
-        if _importlib.import_module("torch_xla.runtime").device_type() == "TPU":
-            dist = _importlib.import_module("torch.distributed")
-            _importlib.import_module("torch_xla.distributed.xla_backend")
+    torch_xla = _tpunb_importlib.import_module("torch_xla")
+    xmp = _tpunb_importlib.import_module("torch_xla.distributed.xla_multiprocessing")
+    rank = int(_tpunb_os.environ.get("RANK", "0"))
+    if int(_tpunb_os.environ.get("WORLD_SIZE", "1")) > 1:
+        if _tpunb_importlib.import_module("torch_xla.runtime").device_type() == "TPU":
+            dist = _tpunb_importlib.import_module("torch.distributed")
+            _tpunb_importlib.import_module("torch_xla.distributed.xla_backend")
             dist.init_process_group("xla", init_method="xla://")
             dist.destroy_process_group()
         elif rank == 0:
             print(
                 "No TPU was found, and a rehearsal needs tpunb (pip install tpunb): each of "
-                f"{_os.environ['WORLD_SIZE']} processes trains by itself.",
-                file=_sys.stderr,
+                f"{_tpunb_os.environ['WORLD_SIZE']} processes trains by itself.",
+                file=_tpunb_sys.stderr,
                 flush=True,
             )
 
@@ -56,7 +56,7 @@ def _launch_here() -> None:
     torch_xla.launch = launch  # type: ignore[attr-defined]
 
 
-def _stand_in(**functions: object) -> None:
+def _tpunb_stand_in(**functions: object) -> None:
     """Make the functions importable as tpunb."""
 
     def missing(name: str) -> object:
@@ -65,6 +65,6 @@ def _stand_in(**functions: object) -> None:
             f"Without it this script has {', '.join(sorted(functions))}"
         )
 
-    module = _types.ModuleType("tpunb")
+    module = _tpunb_types.ModuleType("tpunb")
     module.__dict__.update(functions, __getattr__=missing)
-    _sys.modules["tpunb"] = module
+    _tpunb_sys.modules["tpunb"] = module

@@ -4,106 +4,114 @@ Never imported: `export.py` copies the functions that a script uses into its hea
 runs once on each host; the host's other ranks wait for it and use its result.
 """
 
-import hashlib as _hashlib
-import importlib as _importlib
-import json as _json
-import os as _os
-import re as _re
-import shlex as _shlex
-import site as _site
-import subprocess as _subprocess
-import sys as _sys
-import tempfile as _tempfile
-from collections.abc import Callable as _Callable
-from typing import Any as _Any
+import hashlib as _tpunb_hashlib
+import importlib as _tpunb_importlib
+import json as _tpunb_json
+import os as _tpunb_os
+import re as _tpunb_re
+import shlex as _tpunb_shlex
+import site as _tpunb_site
+import subprocess as _tpunb_subprocess
+import sys as _tpunb_sys
+import tempfile as _tpunb_tempfile
+from collections.abc import Callable as _TpunbCallable
+from typing import Any as _TpunbAny
 
 
-def _identity() -> list[str]:
+def _tpunb_identity() -> list[str]:
     """Return values that identify this start of the script on this host."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     try:
-        with open(f"/proc/{_os.getppid()}/stat") as file:
+        with open(f"/proc/{_tpunb_os.getppid()}/stat") as file:
             began = file.read().rpartition(")")[2].split()[19]
     except OSError:  # not Linux
         began = ""
-    known = [_os.environ.get(name, "") for name in names]
-    return [*known, _os.uname().nodename, str(_os.getppid()), began]
+    known = [_tpunb_os.environ.get(name, "") for name in names]
+    return [*known, _tpunb_os.uname().nodename, str(_tpunb_os.getppid()), began]
 
 
-def _meeting_place() -> str:
+def _tpunb_meeting_place() -> str:
     """Return a folder shared by the processes of this start on this host; the last removes it."""
     import atexit
     import shutil
 
-    name = _hashlib.sha256("\0".join(_identity()).encode()).hexdigest()[:16]
-    folder = _os.path.join(_tempfile.gettempdir(), f"script-{_os.getuid()}-{name}")
-    _os.makedirs(folder, mode=0o700, exist_ok=True)
-    if _os.lstat(folder).st_uid != _os.getuid():
+    name = _tpunb_hashlib.sha256("\0".join(_tpunb_identity()).encode()).hexdigest()[:16]
+    folder = _tpunb_os.path.join(
+        _tpunb_tempfile.gettempdir(), f"script-{_tpunb_os.getuid()}-{name}"
+    )
+    _tpunb_os.makedirs(folder, mode=0o700, exist_ok=True)
+    if _tpunb_os.lstat(folder).st_uid != _tpunb_os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
-    process, ranks = _os.getpid(), int(_os.environ["LOCAL_WORLD_SIZE"])
+    process, ranks = _tpunb_os.getpid(), int(_tpunb_os.environ["LOCAL_WORLD_SIZE"])
 
     def leave() -> None:
-        if _os.getpid() == process:
-            open(_os.path.join(folder, f"left-{process}"), "w").close()
-            if sum(name.startswith("left-") for name in _os.listdir(folder)) == ranks:
+        if _tpunb_os.getpid() == process:
+            open(_tpunb_os.path.join(folder, f"left-{process}"), "w").close()
+            if sum(name.startswith("left-") for name in _tpunb_os.listdir(folder)) == ranks:
                 shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(leave)
     return folder
 
 
-_STARTED_BY_SCRIPT = __name__ == "__mp_main__"  # multiprocessing runs the script once more
-_ALONE = _STARTED_BY_SCRIPT or _os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
-_MEETING = None if _ALONE else _meeting_place()
-_VISITS: "dict[str, int]" = {}
+_TPUNB_STARTED_BY_SCRIPT = __name__ == "__mp_main__"  # multiprocessing runs the script once more
+_TPUNB_ALONE = _TPUNB_STARTED_BY_SCRIPT or _tpunb_os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+_TPUNB_MEETING = None if _TPUNB_ALONE else _tpunb_meeting_place()
+_TPUNB_VISITS: "dict[str, int]" = {}
 
 
-def _setup_once(what: _Any, do: _Callable[[], _Any], again: bool = False) -> _Any:
+def _tpunb_setup_once(
+    what: _TpunbAny, do: _TpunbCallable[[], _TpunbAny], again: bool = False
+) -> _TpunbAny:
     """Call `do` in the host's first process that reaches this line; all processes get its result.
 
     Processes that multiprocessing starts from the script call it only with `again`.
     """
     try:
-        if _STARTED_BY_SCRIPT and not again:
+        if _TPUNB_STARTED_BY_SCRIPT and not again:
             return [0, "", ""]
-        if _MEETING is None:
+        if _TPUNB_MEETING is None:
             return do()
         import fcntl
 
-        line = _setup_line()
-        key = _hashlib.sha256(_json.dumps([line, _os.getcwd(), what]).encode()).hexdigest()
-        _VISITS[key] = _VISITS.get(key, 0) + 1
-        path = _os.path.join(_MEETING, f"{key[:16]}-{_VISITS[key]}")
+        line = _tpunb_setup_line()
+        key = _tpunb_hashlib.sha256(
+            _tpunb_json.dumps([line, _tpunb_os.getcwd(), what]).encode()
+        ).hexdigest()
+        _TPUNB_VISITS[key] = _TPUNB_VISITS.get(key, 0) + 1
+        path = _tpunb_os.path.join(_TPUNB_MEETING, f"{key[:16]}-{_TPUNB_VISITS[key]}")
         with open(path, "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the process ends for any reason
             file.seek(0)
             if not (text := file.read()):
                 try:
-                    text = _json.dumps([do(), None])
+                    text = _tpunb_json.dumps([do(), None])
                 except OSError as error:
-                    text = _json.dumps([None, [error.errno, error.strerror, error.filename]])
+                    text = _tpunb_json.dumps([None, [error.errno, error.strerror, error.filename]])
                 file.write(text)
-        result, failed = _json.loads(text)
+        result, failed = _tpunb_json.loads(text)
         if failed:
             raise OSError(*failed)
         return result
     finally:
-        _importlib.invalidate_caches()  # there may be new modules
+        _tpunb_importlib.invalidate_caches()  # there may be new modules
 
 
-def _setup_line() -> str:
+def _tpunb_setup_line() -> str:
     """Return the script's current line, as 'script.py, line 30: code'."""
     import linecache
 
-    frame = _sys._getframe()
-    while frame.f_code.co_name.startswith(("_setup_", "<lambda>")) and frame.f_back:
+    frame = _tpunb_sys._getframe()
+    while frame.f_code.co_name.startswith(("_tpunb_setup_", "<lambda>")) and frame.f_back:
         frame = frame.f_back
     path, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(path, line).partition("; _prepare(")[0].strip()
-    return f"{_os.path.basename(path)}, line {line}" + (f": {text}" if text else "")
+    text = linecache.getline(path, line).partition("; _tpunb_prepare(")[0].strip()
+    return f"{_tpunb_os.path.basename(path)}, line {line}" + (f": {text}" if text else "")
 
 
-def _setup_run(command: _Any, keep: str = "", text: "str | None" = None) -> "list[_Any]":
+def _tpunb_setup_run(
+    command: _TpunbAny, keep: str = "", text: "str | None" = None
+) -> "list[_TpunbAny]":
     """Run a command, with a shell if it is a string; return its status and the streams to `keep`.
 
     The programs of this interpreter come first in its PATH; it does not get the variables of ranks.
@@ -112,21 +120,21 @@ def _setup_run(command: _Any, keep: str = "", text: "str | None" = None) -> "lis
     of_ranks += [f"{kind}_{name}" for kind in ("GROUP", "LOCAL", "ROLE") for name in of_ranks[:2]]
     env = {
         name: value
-        for name, value in _os.environ.items()
+        for name, value in _tpunb_os.environ.items()
         if name not in of_ranks and not name.startswith("TORCHELASTIC_")
     }
-    folder = _os.path.dirname(_sys.executable)
-    env["PATH"] = folder + _os.pathsep + env.get("PATH", _os.defpath)
-    _sys.stdout.flush()
-    _sys.stderr.flush()
-    done = _subprocess.run(
+    folder = _tpunb_os.path.dirname(_tpunb_sys.executable)
+    env["PATH"] = folder + _tpunb_os.pathsep + env.get("PATH", _tpunb_os.defpath)
+    _tpunb_sys.stdout.flush()
+    _tpunb_sys.stderr.flush()
+    done = _tpunb_subprocess.run(
         command,
         shell=isinstance(command, str),
         env=env,
-        stdin=_subprocess.DEVNULL if text is None else None,
+        stdin=_tpunb_subprocess.DEVNULL if text is None else None,
         input=text,
-        stdout=_subprocess.PIPE if "out" in keep else None,
-        stderr=(_subprocess.STDOUT if "both" in keep else _subprocess.PIPE)
+        stdout=_tpunb_subprocess.PIPE if "out" in keep else None,
+        stderr=(_tpunb_subprocess.STDOUT if "both" in keep else _tpunb_subprocess.PIPE)
         if "err" in keep or "both" in keep
         else None,
         encoding="utf-8",
@@ -135,38 +143,39 @@ def _setup_run(command: _Any, keep: str = "", text: "str | None" = None) -> "lis
     return [done.returncode, done.stdout or "", done.stderr or ""]
 
 
-def _setup_shell(command: str) -> None:
+def _tpunb_setup_shell(command: str) -> None:
     """Run a `!command`. As in a notebook, a failure is reported, and the script continues."""
-    line = _setup_line()
+    line = _tpunb_setup_line()
 
-    def run() -> "list[_Any]":
-        done = _setup_run(command)
+    def run() -> "list[_TpunbAny]":
+        done = _tpunb_setup_run(command)
         if done[0]:
-            print(f"{line}: ended with status {done[0]}", file=_sys.stderr, flush=True)
+            print(f"{line}: ended with status {done[0]}", file=_tpunb_sys.stderr, flush=True)
         return done
 
-    _setup_once(command, run)
+    _tpunb_setup_once(command, run)
 
 
-def _setup_install(command: str) -> None:
+def _tpunb_setup_install(command: str) -> None:
     """Install packages for this interpreter. If that fails, the script ends."""
-    pip = f"{_shlex.quote(_sys.executable)} -m pip "
-    command = _re.sub(r"^\s*pip3?\s", lambda match: pip, command)
-    status = _setup_once(command, lambda: _setup_run(command))[0]
+    pip = f"{_tpunb_shlex.quote(_tpunb_sys.executable)} -m pip "
+    command = _tpunb_re.sub(r"^\s*pip3?\s", lambda match: pip, command)
+    status = _tpunb_setup_once(command, lambda: _tpunb_setup_run(command))[0]
     if status:
         raise SystemExit(
-            f"{_setup_line()}: the installation ended with status {status}, so the script cannot "
-            "continue. If the packages are installed, omit the line (tpunb convert --no-setup)"
+            f"{_tpunb_setup_line()}: the installation ended with status {status}, so the script "
+            "cannot continue. If the packages are installed, omit the line "
+            "(tpunb convert --no-setup)"
         )
-    for folder in {*_site.getsitepackages(), _site.getusersitepackages()}:
-        if _os.path.isdir(folder):
-            _site.addsitedir(folder)  # for a new folder, and for packages in development mode
+    for folder in {*_tpunb_site.getsitepackages(), _tpunb_site.getusersitepackages()}:
+        if _tpunb_os.path.isdir(folder):
+            _tpunb_site.addsitedir(folder)  # for a new folder, and for packages in development mode
 
 
-class _Lines(list):  # type: ignore[type-arg]
+class _TpunbLines(list):  # type: ignore[type-arg]
     """A command's output lines, with the attributes of `x = !command` in a notebook."""
 
-    def __reduce__(self) -> "tuple[_Any, ...]":
+    def __reduce__(self) -> "tuple[_TpunbAny, ...]":
         return list, (self.l,)  # processes without this class get a list
 
     @property
@@ -188,24 +197,26 @@ class _Lines(list):  # type: ignore[type-arg]
     spstr = s
 
     @property
-    def p(self) -> "_Any":
+    def p(self) -> "_TpunbAny":
         import pathlib
 
-        return [pathlib.Path(line) for line in self if _os.path.exists(line)]
+        return [pathlib.Path(line) for line in self if _tpunb_os.path.exists(line)]
 
     paths = p
 
-    def sort(self, field: "int | None" = None, nums: bool = False) -> "_Lines":  # type: ignore[override]
+    def sort(self, field: "int | None" = None, nums: bool = False) -> "_TpunbLines":  # type: ignore[override]
         """Return the lines sorted, by the words of one column or by the number in them."""
 
-        def key(line: str) -> "tuple[_Any, str]":
-            parts = line if field is None else _Lines([line]).fields(field).l
+        def key(line: str) -> "tuple[_TpunbAny, str]":
+            parts = line if field is None else _TpunbLines([line]).fields(field).l
             digits = "".join(part for part in parts if part.isdigit())
             return int(digits or 0) if nums else parts, line
 
-        return _Lines(sorted(self, key=key))
+        return _TpunbLines(sorted(self, key=key))
 
-    def grep(self, pattern: _Any, prune: bool = False, field: "int | None" = None) -> "_Lines":
+    def grep(
+        self, pattern: _TpunbAny, prune: bool = False, field: "int | None" = None
+    ) -> "_TpunbLines":
         """Return lines that match a pattern or function; with `prune`, the other lines."""
 
         def found(line: str) -> bool:
@@ -213,72 +224,74 @@ class _Lines(list):  # type: ignore[type-arg]
             where = line if field is None else words[field] if field < len(words) else ""
             if callable(pattern):
                 return bool(pattern(where))
-            return _re.search(pattern, where, _re.IGNORECASE) is not None
+            return _tpunb_re.search(pattern, where, _tpunb_re.IGNORECASE) is not None
 
-        return _Lines(line for line in self if found(line) != prune)
+        return _TpunbLines(line for line in self if found(line) != prune)
 
-    def fields(self, *columns: int) -> "_Lines":
+    def fields(self, *columns: int) -> "_TpunbLines":
         """Return each line's words in these columns, joined; without columns, lists of words."""
         words = [line.split() for line in self]
         if not columns:
-            return _Lines(words)
+            return _TpunbLines(words)
         picked = ([row[at] for at in columns if -len(row) <= at < len(row)] for row in words)
-        return _Lines(" ".join(row) for row in picked if row)
+        return _TpunbLines(" ".join(row) for row in picked if row)
 
 
-def _setup_output(command: str) -> _Lines:
+def _tpunb_setup_output(command: str) -> _TpunbLines:
     """Run `x = !command`; return the lines that it writes to stdout and stderr."""
-    done = _setup_once(command, lambda: _setup_run(command, "out both"), again=True)
-    return _Lines(done[1].splitlines())
+    done = _tpunb_setup_once(command, lambda: _tpunb_setup_run(command, "out both"), again=True)
+    return _TpunbLines(done[1].splitlines())
 
 
-def _setup_text(body: _Any) -> str:
+def _tpunb_setup_text(body: _TpunbAny) -> str:
     """Return the body of a cell magic, given as a string with a leading newline, or as lines."""
     return body[1:] + "\n" if isinstance(body, str) else "".join(f"{line}\n" for line in body)
 
 
-def _setup_program(line: str, keep: str, check: bool, body: _Any) -> "list[str]":
+def _tpunb_setup_program(line: str, keep: str, check: bool, body: _TpunbAny) -> "list[str]":
     """Run `%%bash` or similar; return its output to the streams 'out' and 'err' in `keep`.
 
     Raises CalledProcessError if it fails, as in a notebook, unless `check` is false.
     """
-    text = _setup_text(body)
-    do = lambda: _setup_run(_shlex.split(line), keep, text)  # noqa: E731
-    done = _setup_once([line, text], do, again=bool(keep))
+    text = _tpunb_setup_text(body)
+    do = lambda: _tpunb_setup_run(_tpunb_shlex.split(line), keep, text)  # noqa: E731
+    done = _tpunb_setup_once([line, text], do, again=bool(keep))
     if check and done[0]:
-        raise _subprocess.CalledProcessError(done[0], _shlex.split(line), done[1], done[2])
+        raise _tpunb_subprocess.CalledProcessError(
+            done[0], _tpunb_shlex.split(line), done[1], done[2]
+        )
     return done[1:]  # type: ignore[no-any-return]
 
 
-def _setup_file(path: str, mode: str, body: _Any) -> None:
+def _tpunb_setup_file(path: str, mode: str, body: _TpunbAny) -> None:
     """Write a file, or append to it, as `%%writefile` does."""
 
     def write() -> None:
-        with open(_os.path.expanduser(path), mode, encoding="utf-8") as file:
-            file.write(_setup_text(body))
+        with open(_tpunb_os.path.expanduser(path), mode, encoding="utf-8") as file:
+            file.write(_tpunb_setup_text(body))
 
-    _setup_once([path, mode, _setup_text(body)], write)
-
-
-_FOLDERS: "list[str]" = []
+    _tpunb_setup_once([path, mode, _tpunb_setup_text(body)], write)
 
 
-def _setup_cd(path: str) -> None:
+_TPUNB_FOLDERS: "list[str]" = []
+
+
+def _tpunb_setup_cd(path: str) -> None:
     """Change the working directory, as `%cd` does; a missing directory is reported and ignored."""
-    before = _os.getcwd()
-    if path == "-" and _FOLDERS:
-        path = _FOLDERS[-1]
+    before = _tpunb_os.getcwd()
+    if path == "-" and _TPUNB_FOLDERS:
+        path = _TPUNB_FOLDERS[-1]
     try:
-        _os.chdir(_os.path.expanduser(path or "~"))
+        _tpunb_os.chdir(_tpunb_os.path.expanduser(path or "~"))
     except OSError as error:
-        print(f"{_setup_line()}: {error}", file=_sys.stderr, flush=True)
+        print(f"{_tpunb_setup_line()}: {error}", file=_tpunb_sys.stderr, flush=True)
     else:
-        _FOLDERS.append(before)
+        _TPUNB_FOLDERS.append(before)
 
 
-def _setup_secrets(*names: str) -> None:
+def _tpunb_setup_secrets(*names: str) -> None:
     """End the script at its start if variables that replace secrets are not set."""
-    missing = [name for name in names if name not in _os.environ]
+    missing = [name for name in names if name not in _tpunb_os.environ]
     if missing:
         raise SystemExit(
             "the notebook contains secrets, which are not in this script. Set before the start: "
@@ -286,18 +299,18 @@ def _setup_secrets(*names: str) -> None:
         )
 
 
-def _setup_secret(name: str, plain: bool = False) -> str:
+def _tpunb_setup_secret(name: str, plain: bool = False) -> str:
     """Return the value of a variable that replaces a secret; quoted for a shell unless `plain`."""
-    value = _os.environ.get(name)
+    value = _tpunb_os.environ.get(name)
     if value is None:
         raise SystemExit(
-            f"{_setup_line()}: the notebook has a secret here, which is not in this script. Set "
-            f"it before the start: export {name}=…"
+            f"{_tpunb_setup_line()}: the notebook has a secret here, which is not in this script. "
+            f"Set it before the start: export {name}=…"
         )
-    return value if plain else _shlex.quote(value)
+    return value if plain else _tpunb_shlex.quote(value)
 
 
-def _setup_values(text: str, filled_in: _Callable[[], str]) -> str:
+def _tpunb_setup_values(text: str, filled_in: _TpunbCallable[[], str]) -> str:
     """Fill in `{expression}` and `$name` in a command; unchanged if one of them has no value."""
     try:
         return filled_in()
