@@ -297,54 +297,98 @@ class NotebookIndex:
         return isinstance(debug, ast.Constant) and debug.value is True
 
     @cached_property
-    def ranked(self) -> set[int]:
-        """The functions that ranks run, by their node's id(): those that the train cell or a
-        launched function reaches by name.
-        """
-        entered: set[int] = set()
-        todo: list[DefinedFunction] = []
-        for site in self.sites.calls:
-            if site.cell.part == "train":
-                todo += self.targets(site)
-        for name in self.functions:
-            if any(site.cell.part == "train" for site in self.sites.loads(name)):
-                todo += self._plain_functions(name)
-        launched = {id(function.node): function for function in self.sites.functions}
+    def programs(self) -> list[Program]:
+        """What ranks run: each train cell, and each function that is launched from elsewhere."""
+        programs = []
+        for cell in self.cells:
+            if cell.part == "train":
+                called = [f for s in self._calls_of_cell.get(cell.index, ()) for f in self._runs(s)]
+                named = [
+                    function
+                    for name in self._named
+                    if any(site.cell is cell for site in self.sites.loads(name))
+                    for function in self._named[name]
+                ]
+                alone = CORES.search(cell.lines[0]) is not None
+                programs.append(Program(cell, self._reached(called + named), alone))
         for site in self.launches:
-            target = argument(call(site), "fn", 0) or argument(call(site), "function", 0)
-            if isinstance(target, ast.Call) and target.args:  # functools.partial(fn, …)
-                target = target.args[0]
-            if isinstance(target, ast.Lambda):
-                todo.append(launched[id(target)])
-            elif target is not None:
-                todo += self.functions.get(last_part(target), ())
+            if not any(site in program for program in programs):
+                launched = self._reached(self._launched(site))
+                programs.append(Program(None, launched, self.one_process(site)))
+        return programs
+
+    @cached_property
+    def live(self) -> set[int]:
+        """The functions, by their node's id(), that any cell of a run reaches by name."""
+        outside = [s for s in self.sites.calls if s.frame.function is None]
+        start = [function for site in outside for function in self._runs(site)]
+        for name, functions in self._named.items():
+            if any(site.frame.function is None for site in self.sites.loads(name)):
+                start += functions
+        return self._reached(start).union(*(program.functions for program in self.programs))
+
+    def is_live(self, site: Site) -> bool:
+        """Whether a site is at the top level of a cell, or in a function that something calls."""
+        return site.frame.function is None or _is_in(site, self.live)
+
+    def _reached(self, todo: list[DefinedFunction]) -> set[int]:
+        """These functions and those that they reach by name, by their node's id()."""
+        entered: set[int] = set()
         while todo:
             function = todo.pop()
-            if id(function.node) in entered:
-                continue
-            entered.add(id(function.node))
-            for name in function.loads:
-                if name in self.functions:
-                    todo += self._plain_functions(name)
-            for site in function.calls:
-                todo += self.targets(site)
+            if id(function.node) not in entered:
+                entered.add(id(function.node))
+                todo += [f for name in function.loads for f in self._named.get(name, ())]
+                todo += [f for site in function.calls for f in self._runs(site)]
+                todo += self._lambdas.get(id(function), ())
         return entered
 
-    def _plain_functions(self, name: str) -> list[DefinedFunction]:
-        return [f for f in self.functions[name] if f.method_of is None]
+    def _runs(self, site: Site) -> list[DefinedFunction]:
+        """The functions that a call may run, also as a launcher."""
+        launches = self.full(call(site).func, site) in LAUNCHERS
+        return [*self.targets(site), *(self._launched(site) if launches else ())]
+
+    def _launched(self, launch: Site) -> list[DefinedFunction]:
+        """The functions of the notebook that a launcher may start."""
+        target = argument(call(launch), "fn", 0) or argument(call(launch), "function", 0)
+        if isinstance(target, ast.Call) and target.args:  # functools.partial(fn, …)
+            target = target.args[0]
+        if isinstance(target, ast.Lambda):
+            return [f for f in self.sites.functions if f.node is target]
+        return [] if target is None else self.functions.get(last_part(target), [])
+
+    @cached_property
+    def _named(self) -> dict[str, list[DefinedFunction]]:
+        """The functions by name; of a class, the methods that Python and torch call themselves."""
+        named: dict[str, list[DefinedFunction]] = {}
+        for function in self.sites.functions:
+            if function.method_of is None:
+                named.setdefault(function.name, []).append(function)
+            elif function.name == "forward" or function.name.startswith("__"):
+                named.setdefault(function.method_of.name, []).append(function)
+        named.pop("", None)
+        for name in self.bases:
+            todo, seen = [name], {name}
+            while todo:
+                inherited = {last_part(base) for base in self.bases.get(todo.pop(), ())} - seen
+                seen |= inherited
+                todo += inherited
+            every = [f for each in sorted(seen) for f in named.get(each, ())]
+            named[name] = [f for f in every if f.method_of is not None] or named.get(name, [])
+        return named
+
+    @cached_property
+    def _lambdas(self) -> dict[int, list[DefinedFunction]]:
+        """The lambdas in each function, by the function's id()."""
+        inside: dict[int, list[DefinedFunction]] = {}
+        for function in self.sites.functions:
+            if not function.name and function.outer.function is not None:
+                inside.setdefault(id(function.outer.function), []).append(function)
+        return inside
 
     def in_rank(self, site: Site) -> bool:
         """Whether a site runs on every core."""
-        if site.cell.part == "kernel":
-            return False
-        function = site.frame.function
-        if function is None:
-            return site.cell.part == "train"
-        while function is not None:
-            if id(function.node) in self.ranked:
-                return True
-            function = function.outer.function
-        return site.cell.part == "train" and site.frame.function is None
+        return site.cell.part != "kernel" and any(site in program for program in self.programs)
 
     # Training loops
 
@@ -414,6 +458,34 @@ class NotebookIndex:
             if gives and isinstance(target, ast.Name) and target.id == function.name:
                 return function.parameters[0] if function.parameters else None
         return None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What ranks run together: a train cell with all that it calls, or a launched function."""
+
+    cell: ParsedCell | None
+    """The train cell; None for a function that is launched from elsewhere."""
+    functions: set[int]
+    """The functions that it reaches by name, by their node's id()."""
+    alone: bool
+    """True if there is only one rank."""
+
+    def __contains__(self, site: Site) -> bool:
+        """Whether ranks run a site."""
+        if site.frame.function is None:
+            return site.cell is self.cell
+        return _is_in(site, self.functions)
+
+
+def _is_in(site: Site, functions: set[int]) -> bool:
+    """Whether a site is in one of these functions, or in one that is defined there."""
+    function = site.frame.function
+    while function is not None:
+        if id(function.node) in functions:
+            return True
+        function = function.outer.function
+    return False
 
 
 @dataclass(frozen=True)
