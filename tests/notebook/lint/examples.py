@@ -62,6 +62,9 @@ def update(engine, batch):
     return {0}
 """
 
+HF_ARGUMENTS = "arguments = transformers.TrainingArguments({0})"
+HF_TRAIN = "%%tpu_train\ntransformers.Trainer(model, arguments).train()"
+
 SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
 
 
@@ -215,8 +218,12 @@ EXAMPLES: dict[str, Pair] = {
             ("from transformers import AutoModel, AdamW  # <-", "AdamW([])"),
             ("import transformers", "transformers.AdamW([])  # <-"),
             ("!pip install 'transformers<5'", "from transformers.optimization import AdamW  # <-"),
+            ("import numpy as np", "best = np.Inf  # <-"),
+            ("import numpy", "x = numpy.zeros(2, dtype=numpy.float)  # <-"),
         ],
         [
+            ("import numpy as np", "best = np.inf + np.float64(1)\nnp.random.Inf"),
+            ("!pip install numpy==1.26\nimport numpy as np", "best = np.Inf"),
             ("import lightning as L", "L.Trainer(accelerator='tpu', devices='auto')"),
             ("from other import Trainer", "Trainer(tpu_cores=8)"),
             (
@@ -249,6 +256,20 @@ EXAMPLES: dict[str, Pair] = {
                 "try:\n    n = xr.world_size()\nexcept Exception:\n    n = xm.xrt_world_size()",
             ),
             (IMPORTS, "n = xm.xrt_world_size() if hasattr(xm, 'xrt_world_size') else 1"),
+        ],
+    ),
+    "library-of-old-names": (
+        [
+            ("import ignite.distributed as idist", "%%tpu_train\nprint(idist.get_rank())  # <-"),
+            (
+                "from ignite import distributed as idist",
+                "def f():\n    model = idist.auto_model(net)  # <-",
+                "%%tpu_train\nf()",
+            ),
+        ],
+        [
+            ("import ignite.distributed as idist", "print(idist.get_rank())"),
+            ("from ignite.engine import Engine", "%%tpu_train\nEngine(update).run(loader)"),
         ],
     ),
     "old-name": (
@@ -538,8 +559,11 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "device = 'cuda'", "model.to(device)  # <-"),
             (IMPORTS, "x = torch.ones(2, device=torch.device('cuda:0'))  # <-"),
             (IMPORTS, "torch.cuda.synchronize()  # <-"),
+            (IMPORTS, "loss = nn.CrossEntropyLoss(weight=w)\nloss.cuda()  # <-"),
         ],
         [
+            (IMPORTS, "loss_fn = nn.CrossEntropyLoss().cuda()\nnn.ReLU().to('cuda')"),
+            (IMPORTS, "criterion = nn.MSELoss(reduction='sum')\ncriterion = criterion.cuda()"),
             (IMPORTS, "if torch.cuda.is_available():\n    model.cuda()"),
             (IMPORTS, "device = 'cuda' if torch.cuda.is_available() else 'cpu'", "m.to(device)"),
             (IMPORTS, "torch.cuda.empty_cache()\ntorch.cuda.manual_seed_all(1)"),
@@ -557,6 +581,10 @@ EXAMPLES: dict[str, Pair] = {
                 "def f():\n    Accelerator(mixed_precision='fp16')  # <-\nnotebook_launcher(f)",
             ),
             ("import lightning as L", "%%tpu_train\nL.Trainer(precision='16-mixed')  # <-"),
+            (
+                "from transformers import Seq2SeqTrainingArguments",
+                "%%tpu_train\nSeq2SeqTrainingArguments('out', fp16=True)  # <-",
+            ),
         ],
         [
             ("from accelerate import Accelerator", "Accelerator(mixed_precision='fp16')"),
@@ -594,8 +622,24 @@ EXAMPLES: dict[str, Pair] = {
         ],
     ),
     "fused-optimizer": (
-        [(IMPORTS, "o = optim.AdamW(m.parameters(), fused=True)  # <-")],
         [
+            (IMPORTS, "o = optim.AdamW(m.parameters(), fused=True)  # <-"),
+            ("import transformers", HF_ARGUMENTS.format("'out'") + "  # <-", HF_TRAIN),
+            (
+                "import transformers",
+                HF_ARGUMENTS.format("optim='adamw_torch_fused'") + "  # <-",
+                HF_TRAIN,
+            ),
+        ],
+        [
+            ("import transformers", HF_ARGUMENTS.format("optim='adafactor'"), HF_TRAIN),
+            ("import transformers", HF_ARGUMENTS.format("**given"), HF_TRAIN),
+            (
+                "!pip install 'transformers<5'\nimport transformers",
+                HF_ARGUMENTS.format("'out'"),
+                HF_TRAIN,
+            ),
+            ("import transformers", HF_ARGUMENTS.format("'out'"), "trainer.train()"),
             (IMPORTS, "o = optim.AdamW(m.parameters(), fused=False)"),
             ("import torch\no = torch.optim.AdamW(m.parameters(), fused=True)",),
         ],
@@ -808,7 +852,20 @@ class Net(nn.Module):
                 IMPORTS,
                 loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()  # <-"),
                 TRAIN,
-            )
+            ),
+            (
+                IMPORTS,
+                loop().replace("train", "other"),
+                "%%tpu_train\ntorch_xla.launch(other)",
+                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()  # <-"),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "%%tpu_train\nfor x in loader:\n    model(x).sum().backward()\n"
+                "    opt.step()  # <-\n    total = xm.all_reduce('sum', loss)",
+                "%%tpu_train\nfor x in loader:\n    xm.optimizer_step(opt)",
+            ),
         ],
         [
             (IMPORTS, loop("scheduler.step()"), TRAIN),
@@ -829,6 +886,57 @@ class Net(nn.Module):
                 IMPORTS,
                 loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
                 "train(0)",
+            ),
+            (
+                IMPORTS + "from mine import average_gradients",
+                loop().replace(
+                    "xm.optimizer_step(optimizer)",
+                    "average_gradients(model)\n        optimizer.step()",
+                ),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "class Fit:\n    def __init__(self):\n        self.model = DDP(net)\n"
+                "    def step(self, x):\n        self.model(x).backward()\n"
+                "        self.optimizer.step()",
+                "%%tpu_train\nfit = Fit()\nfor x in loader:\n    fit.step(x)",
+            ),
+            (
+                IMPORTS + "from accelerate import Accelerator",
+                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
+                "%%tpu_train\naccelerator = Accelerator()\ntrain(0)",
+            ),
+        ],
+    ),
+    "clip-before-reduction": (
+        [
+            (
+                IMPORTS,
+                loop().replace(
+                    "        xm.opt",
+                    "        nn.utils.clip_grad_norm_(model.parameters(), 1)  # <-\n        xm.opt",
+                ),
+                TRAIN,
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                loop().replace(
+                    "xm.optimizer_step(optimizer)",
+                    "xm.reduce_gradients(optimizer)\n        "
+                    "nn.utils.clip_grad_norm_(model.parameters(), 1)\n        optimizer.step()",
+                ),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                loop().replace(
+                    "        xm.opt",
+                    "        nn.utils.clip_grad_norm_(model.parameters(), 1)\n        xm.opt",
+                ),
+                "%%tpu_train --cores 1\ntorch_xla.launch(train)",
             ),
         ],
     ),
@@ -923,6 +1031,11 @@ class Net(nn.Module):
                 "from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')",
                 "model.gradient_checkpointing_enable()  # <-\nmodel.to(torch_xla.device())",
             ),
+            (
+                "import transformers",
+                HF_ARGUMENTS.format("gradient_checkpointing=True") + "  # <-",
+                HF_TRAIN,
+            ),
         ],
         [
             (
@@ -1005,6 +1118,14 @@ class Net(nn.Module):
                 IMPORTS,
                 "loader = DataLoader(data, batch_size=16)",
                 "model = nn.Sequential(nn.Conv1d(2, 2, 3), nn.BatchNorm1d(2))",
+                loop(),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "loader = DataLoader(data, batch_size=16)",
+                "def never():\n    return nn.BatchNorm1d(2)\n"
+                "class Never(nn.Module):\n    def __init__(self):\n        nn.BatchNorm1d(2)",
                 loop(),
                 TRAIN,
             ),
@@ -1212,6 +1333,129 @@ if xm.is_master_ordinal():
         [(IMPORTS, "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # <-", TRAIN)],
         [(IMPORTS, "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)")],
     ),
+    "summed-gradients": (
+        [
+            (
+                IMPORTS,
+                loop().replace(
+                    "xm.opt",
+                    "xm.all_reduce('sum', [p.grad for p in model.parameters()])  # <-\n"
+                    "        xm.opt",
+                ),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                "%%tpu_train\nfor p in model.parameters():\n    dist.all_reduce(p.grad)  # <-",
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                "%%tpu_train\ngrads = [p.grad for p in model.parameters()]\n"
+                "xm.all_reduce(xm.REDUCE_SUM, grads, scale=1 / n)",
+            ),
+            (
+                IMPORTS,
+                "def step():\n    for p in model.parameters():\n"
+                "        dist.all_reduce(p.grad)\n        p.grad /= dist.get_world_size()",
+                "%%tpu_train\nstep()",
+            ),
+            (
+                IMPORTS,
+                "def step():\n    for p in model.parameters():\n        dist.all_reduce(p.grad)",
+                "def lose(x):\n    return model(x) / xr.world_size()",
+                "%%tpu_train\nlose(x)\nstep()",
+            ),
+            (IMPORTS, "%%tpu_train\nxm.all_reduce('sum', total)"),
+            (IMPORTS, "%%tpu_train --cores 1\ndist.all_reduce(p.grad)"),
+        ],
+    ),
+    "rate-by-rank": (
+        [
+            (
+                IMPORTS,
+                "def f(i):\n    o = optim.SGD(m.parameters(), lr=0.1 * (i + 1))  # <-",
+                "%%tpu_train\ntorch_xla.launch(f)",
+            ),
+            (
+                IMPORTS,
+                "%%tpu_train\nrate = 0.1 if xr.global_ordinal() else 0.2\n"
+                "o = optim.SGD(m.parameters(), rate)  # <-",
+            ),
+        ],
+        [
+            (IMPORTS, "rank = 8", "%%tpu_train\no = optim.SGD(m.parameters(), lr=0.1 / rank)"),
+            (IMPORTS, "%%tpu_train\no = optim.SGD(m.parameters(), lr=0.1 * xr.world_size())"),
+        ],
+    ),
+    "seed-by-rank": (
+        [
+            (
+                IMPORTS,
+                loop()
+                .replace("device =", "torch.manual_seed(1 + index)\n    device =")
+                .replace("to(device)", "to(device)  # <-"),
+                TRAIN,
+            ),
+        ],
+        [
+            (
+                IMPORTS,
+                loop().replace("device =", "torch.manual_seed(1)\n    device ="),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                loop().replace("optimizer =", "torch.manual_seed(index)\n    optimizer =", 1),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                loop()
+                .replace("device =", "torch.manual_seed(index)\n    device =")
+                .replace("optimizer =", "xm.broadcast_master_param(model)\n    optimizer =", 1),
+                TRAIN,
+            ),
+            (
+                IMPORTS,
+                loop().replace(
+                    "device =",
+                    "torch.manual_seed(index)\n    x = torch.rand(1)\n"
+                    "    torch.manual_seed(0)\n    device =",
+                ),
+                TRAIN,
+            ),
+        ],
+    ),
+    "file-of-all-ranks": (
+        [
+            (
+                IMPORTS,
+                "path = 'log.txt'\ndef f(i):\n    with open(path, 'a') as file:  # <-\n"
+                "        file.write('x')",
+                "%%tpu_train\ntorch_xla.launch(f)",
+            ),
+            (IMPORTS, "%%tpu_train\ntorch.save(model.cpu().state_dict(), 'm.pt')  # <-"),
+            (IMPORTS, "%%tpu_train\nfor e in range(3):\n    frame.to_csv('out.csv')  # <-"),
+            (IMPORTS, "def f(i):\n    open('a', 'w')  # <-", "torch_xla.launch(f)"),
+        ],
+        [
+            (IMPORTS, "%%tpu_train\nif rank == 0:\n    open('a', 'w')"),
+            (IMPORTS, "%%tpu_train\nif should_write():\n    open('a', 'w')"),
+            (IMPORTS, "%%tpu_train\nopen(f'{rank}.txt', 'w')\nopen('data.txt')"),
+            (IMPORTS, "%%tpu_train --cores 1\nopen('a', 'w')"),
+            (IMPORTS, "open('a', 'w')", "%%tpu_train\nprint(1)"),
+            (IMPORTS, "def f():\n    open('a', 'w')", "%%tpu_train\nif main:\n    f()"),
+            (
+                IMPORTS,
+                "def f():\n    if rank:\n        return\n    open('a', 'w')",
+                "%%tpu_train\nf()",
+            ),
+            (IMPORTS, "@rank_zero_only\ndef f():\n    open('a', 'w')", "%%tpu_train\nf()"),
+            (IMPORTS, "%%tpu_train\nxm.save({}, 'm.pt')"),
+        ],
+    ),
     "last-batch": (
         [
             (IMPORTS, "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-", loop()),
@@ -1300,7 +1544,13 @@ if xm.is_master_ordinal():
                 IMPORTS,
                 "rank = xr.global_ordinal()",
                 "%%tpu_train\npart = rows[rank :: xr.world_size()]  # <-",
-            )
+            ),
+            (IMPORTS, "%%tpu_train\npart = Subset(rows, range(rank, n, xr.world_size()))  # <-"),
+            (
+                IMPORTS,
+                "%%tpu_train\nown = list(range(rank, len(rows), world_size))  # <-\n"
+                "part = rows.select(own)",
+            ),
         ],
         [
             (
@@ -1308,6 +1558,12 @@ if xm.is_master_ordinal():
                 "%%tpu_train\nrank = xr.global_ordinal()\npart = rows[rank * 8 : rank * 8 + 8]",
             ),
             (IMPORTS, "%%tpu_train\npart = rows[0::2]"),
+            (IMPORTS, "%%tpu_train\nfor i in range(rank, n, world_size):\n    print(i)"),
+            (
+                IMPORTS,
+                "%%tpu_train\nm = n // world_size * world_size\n"
+                "part = Subset(rows, range(rank, m, world_size))",
+            ),
             (IMPORTS, "%%tpu_train\nr = xr.global_ordinal()\npart = rows[r::n].to(device)"),
         ],
     ),
@@ -1334,8 +1590,12 @@ if xm.is_master_ordinal():
         ],
     ),
     "torch-save-on-xla": (
-        [(IMPORTS, loop() + "    torch.save(model.state_dict(), 'm.pt')  # <-", TRAIN)],
         [
+            (IMPORTS, loop() + "    torch.save(model.state_dict(), 'm.pt')  # <-", TRAIN),
+            (IMPORTS, loop() + "    model.save_pretrained('m')  # <-", TRAIN),
+        ],
+        [
+            (IMPORTS, loop() + "    model.cpu()\n    model.save_pretrained('m')", TRAIN),
             (IMPORTS, loop() + "    xm.save(model.state_dict(), 'm.pt')", TRAIN),
             (
                 IMPORTS,

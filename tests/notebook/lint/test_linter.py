@@ -329,6 +329,41 @@ def test_a_collective_on_some_ranks_stops_a_run_that_certainly_reaches_it(
     assert (finding.certain, finding.several) == (sure, True)
 
 
+LAYER = (
+    "class Net(nn.Module):\n    def __init__(self):\n        self.layer = nn.Linear(2, 2).cuda()"
+)
+
+
+@pytest.mark.parametrize(
+    ("cells", "sure"),
+    [
+        (("%%tpu_train\nmodel = nn.Linear(2, 2).cuda()",), True),
+        (("model = AutoModel.from_pretrained('a')", "%%tpu_train\nmodel.cuda()"), True),
+        (("%%tpu_train\nmodel = nn.Sequential(nn.Linear(2, 2)).to('cuda')",), True),
+        (("%%tpu_train\nx = torch.zeros(2, device='cuda')",), True),
+        (("%%tpu_train\ntorch.cuda.synchronize()",), True),
+        (("def f(i):\n    x = torch.zeros(2).cuda()", "%%tpu_train\ntorch_xla.launch(f)"), True),
+        (("def f(x):\n    return x.cuda()", "%%tpu_train\nfor i in range(3):\n    f(x)"), True),
+        (("d = DataLoader(rows)", "%%tpu_train\nfor x in tqdm(d):\n    x = x.cuda()"), True),
+        ((LAYER, "%%tpu_train\nnet = Net()"), True),
+        (("class A:\n    def go(self):\n        x.cuda()", "%%tpu_train\na = A()\na.go()"), True),
+        (("class A:\n    def go(self):\n        x.cuda()", "%%tpu_train\nother.go()"), False),
+        (("%%tpu_train\ncriterion = criterion.cuda()",), False),
+        (("%%tpu_train\nmodel = nn.Sequential(*layers).cuda()",), False),
+        (("%%tpu_train\nfor x in rows:\n    x.cuda()",), False),
+        (("%%tpu_train\nif gpus:\n    x.cuda()",), False),
+        (("nn.Module.cuda = lambda self: self", "%%tpu_train\nmodel.cuda()"), False),
+        (("def f(x):\n    return x.cuda()", "%%tpu_train\nprint(f)"), False),
+        ((LAYER, "class Other(Net):\n    def __init__(self): ...", "%%tpu_train\nOther()"), False),
+    ],
+)
+def test_code_that_needs_a_gpu_stops_a_run_that_certainly_reaches_it(
+    cells: tuple[str, ...], sure: bool
+) -> None:
+    findings = [finding for finding in found(IMPORTS, *cells) if finding.rule == "cuda-call"]
+    assert any(finding.certain for finding in findings) == sure
+
+
 def test_a_module_that_a_cell_writes_is_a_separate_program() -> None:
     module = "%%writefile train.py\nimport torch_xla.core.xla_model as xm\n\nxm.xrt_world_size()\ny"
     cells = ("x = 1", module, OLD, "print(x)")

@@ -66,6 +66,14 @@ ACCELERATE = Framework(
     ("backward",),
 )
 """Users write its loops themselves; only the backward pass is the library's."""
+
+
+def is_training_arguments(name: str) -> bool:
+    """Whether a class with this name has the arguments of transformers' Trainer."""
+    return name.endswith("TrainingArguments") or name in _OF_TRL
+
+
+_OF_TRL = {f"{name}Config" for name in ("SFT", "DPO", "GRPO", "KTO", "ORPO", "Reward", "RLOO")}
 PACKAGES = {
     *("accelerate", "pytorch_lightning", "lightning", "fastai", "fastai2", "catalyst", "poutyne"),
     *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),

@@ -302,7 +302,7 @@ class NotebookIndex:
         programs = []
         for cell in self.cells:
             if cell.part == "train":
-                called = [f for s in self._calls_of_cell.get(cell.index, ()) for f in self._runs(s)]
+                called = [f for s in self._calls_of_cell.get(cell.index, ()) for f in self.runs(s)]
                 named = [
                     function
                     for name in self._named
@@ -321,7 +321,7 @@ class NotebookIndex:
     def live(self) -> set[int]:
         """The functions, by their node's id(), that any cell of a run reaches by name."""
         outside = [s for s in self.sites.calls if s.frame.function is None]
-        start = [function for site in outside for function in self._runs(site)]
+        start = [function for site in outside for function in self.runs(site)]
         for name, functions in self._named.items():
             if any(site.frame.function is None for site in self.sites.loads(name)):
                 start += functions
@@ -339,11 +339,11 @@ class NotebookIndex:
             if id(function.node) not in entered:
                 entered.add(id(function.node))
                 todo += [f for name in function.loads for f in self._named.get(name, ())]
-                todo += [f for site in function.calls for f in self._runs(site)]
+                todo += [f for site in function.calls for f in self.runs(site)]
                 todo += self._lambdas.get(id(function), ())
         return entered
 
-    def _runs(self, site: Site) -> list[DefinedFunction]:
+    def runs(self, site: Site) -> list[DefinedFunction]:
         """The functions that a call may run, also as a launcher."""
         launches = self.full(call(site).func, site) in LAUNCHERS
         return [*self.targets(site), *(self._launched(site) if launches else ())]

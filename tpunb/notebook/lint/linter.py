@@ -112,7 +112,7 @@ def _finding(rule: Rule, hit: Hit, reachability: Reachability) -> Finding:
         and hit.certain
         and isinstance(hit.at, Site)
         and reachability.reaches(hit.where or hit.at)
-        and reachability.names_are_sure(hit.at)
+        and reachability.names_are_sure(hit.at, of_object=hit.of_object)
     )
     fix = hit.fix or rule.fix
     return Finding(

@@ -23,6 +23,9 @@ TRANSPARENT = {
 """Context managers that suppress no exceptions."""
 
 
+_AROUND_LOADERS = ("enumerate", "tqdm", "track", "shard", "MpDeviceLoader")
+
+
 class Reachability:
     """The code that a run of the snapshot's train cell certainly executes."""
 
@@ -36,11 +39,13 @@ class Reachability:
         function = site.frame.function
         return function is None or (id(function) in self._called and not _left(function, site))
 
-    def names_are_sure(self, site: Site) -> bool:
+    def names_are_sure(self, site: Site, *, of_object: bool = False) -> bool:
         """Whether the name at a site certainly refers to the library's unmodified object, or is
-        certainly unbound.
+        certainly unbound. `of_object`: the site calls a method of a tensor or module.
         """
         node = site.node
+        if of_object:
+            return not self._libraries_are_changed
         if isinstance(node, ast.Name) and not self._notebook.names.bound(node.id):
             return not self._modules_are_made
         if isinstance(node, ast.Call):
@@ -73,9 +78,11 @@ class Reachability:
 
     def _repeats(self, loop: ast.For, site: Site) -> bool:
         """Whether a loop certainly has a first iteration: `range(3)`, or `range(epochs)` with
-        `epochs = 3`.
+        `epochs = 3`; or it is over a DataLoader.
         """
         over = loop.iter
+        if self._is_loader(over, site):
+            return True
         if not isinstance(over, ast.Call) or last_part(over.func) != "range" or len(over.args) != 1:
             return False
         if not isinstance(over.args[0], ast.Name):
@@ -84,6 +91,19 @@ class Reachability:
             values = [v.node for v in self._notebook.values(over.args[0].id, site.frame)]
         numbers = [literal(value) for value in values]
         return bool(numbers) and all(type(n) is int and n > 0 for n in numbers)
+
+    def _is_loader(self, node: ast.expr, site: Site, depth: int = 0) -> bool:
+        """Whether an expression is a DataLoader, also in `enumerate(…)`, `tqdm(…)` and others."""
+        if isinstance(node, ast.Call):
+            if any(node is loader.node for loader in self._notebook.data_loaders):
+                return True
+            around = last_part(node.func) in _AROUND_LOADERS
+            return around and bool(node.args) and self._is_loader(node.args[0], site, depth)
+        values = self._notebook.values(dotted(node), site.frame) if depth < 3 else []
+        return bool(values) and all(
+            isinstance(value.node, ast.expr) and self._is_loader(value.node, value, depth + 1)
+            for value in values
+        )
 
     @cached_property
     def _may_end_early(self) -> bool:
@@ -131,7 +151,7 @@ class Reachability:
         called: set[int] = set()
         todo: list[DefinedFunction] = []
         for site in self._notebook.sites.calls:
-            if site.cell.runs and site.frame.function is None and site.simple():
+            if site.cell.runs and site.frame.function is None and self._always(site):
                 todo += self._target(site)
         while todo:
             function = todo.pop()
@@ -139,7 +159,7 @@ class Reachability:
                 continue
             called.add(id(function))
             for site in function.calls:
-                if site.simple() and not _left(function, site):
+                if self._always(site) and not _left(function, site):
                     todo += self._target(site)
         return called
 
@@ -152,8 +172,12 @@ class Reachability:
             return []  # a run of its own
         if full in LAUNCHERS:
             called = argument(call(site), "fn", 0) or argument(call(site), "function", 0)
+        if isinstance(called, ast.Attribute):
+            return self._method(called, site)
         if not isinstance(called, ast.Name):
             return []
+        if called.id in notebook.bases and not notebook.functions.get(called.id):
+            return self._of_class(called.id, "__init__")
         functions = notebook.functions.get(called.id, [])
         if len(functions) != 1 or notebook.names.assigned(called.id):
             return []
@@ -166,6 +190,33 @@ class Reachability:
         if not function.outer.cell.runs or _yields(node):
             return []
         return [function]
+
+    def _method(self, called: ast.Attribute, site: Site) -> list[DefinedFunction]:
+        """The method of the notebook that `x.f()` certainly runs: x is made by a class, or self."""
+        notebook, name = self._notebook, dotted(called.value)
+        function = site.frame.function
+        if function is not None and function.method_of is not None and name == "self":
+            return self._of_class(function.method_of.name, called.attr)
+        makers = {
+            value.node.func.id
+            if isinstance(value.node, ast.Call) and isinstance(value.node.func, ast.Name)
+            else ""
+            for value in (notebook.values(name, site.frame) if name else ())
+        }
+        return self._of_class(makers.pop(), called.attr) if len(makers) == 1 else []
+
+    def _of_class(self, name: str, method: str) -> list[DefinedFunction]:
+        """A method that only this class of the notebook defines, and no class overrides."""
+        every = [f for f in self._notebook.functions.get(method, ()) if f.method_of is not None]
+        own = [f for f in every if f.method_of is not None and f.method_of.name == name]
+        derived = any(
+            name in map(last_part, bases) for bases in self._notebook.bases.values()
+        ) or self._notebook.names.assigned(name)
+        if len(own) != 1 or derived or not own[0].outer.cell.runs:
+            return []
+        node = own[0].node
+        plain = isinstance(node, ast.FunctionDef) and not node.decorator_list and not _yields(node)
+        return own if plain else []
 
 
 def _jumps(loop: ast.For, site: Site) -> bool:
@@ -186,5 +237,5 @@ def _left(function: DefinedFunction, site: Site) -> bool:
     return any(
         isinstance(part, ast.Return | ast.Raise) and part.lineno <= site.line
         for part in ast.walk(function.node)
-        if part is not site.node
+        if not any(node is site.node for node in ast.walk(part))
     )

@@ -11,7 +11,7 @@ from textwrap import shorten
 from tpunb.notebook.lint.index import RANK_CALLS, XM, NotebookIndex
 from tpunb.notebook.lint.names import argument, call, last_part, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.lint.walk import ParsedCell, Site
 
 TOGETHER = {
     f"{XM}.{name}"
@@ -314,9 +314,8 @@ def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     what="`continue` or `break` that depends on this rank's data, before the gradients are reduced",
     fact="the other ranks wait for the gradients of the ranks that skip the step: the run hangs",
     source="follows from how collectives work; not measured on a TPU",
-    fix="decide by a value that is the same on all ranks (from `xm.all_reduce` or "
-    "`xm.mesh_reduce`), or keep the step and multiply the loss by a tensor on the device that is 0 "
-    "or 1 (a Python number would give the ranks different programs)",
+    fix="decide by a value that is the same on all ranks, from `xm.all_reduce`; or stay on the "
+    "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass",
 )
 def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.multi or not notebook.xla:
@@ -360,6 +359,147 @@ def _reduce_average(notebook: NotebookIndex) -> Iterator[Hit]:
         full = notebook.full(site.node, site)
         if full.startswith("torch.distributed.") and full.endswith("ReduceOp.AVG"):
             yield Hit(site, "the XLA process group does not support ReduceOp.AVG")
+
+
+@rule(
+    "summed-gradients",
+    "warning",
+    what="gradients that are summed over the cores and not divided by their number",
+    fact="each step is as many times as long as there are cores: the learning rate that works on "
+    "one core diverges",
+    source="torch_xla 2.9.0 core/xla_model.py: xm.reduce_gradients scales by 1 / world size, "
+    "xm.all_reduce does not",
+    fix="write `xm.reduce_gradients(optimizer)`, or `scale=1 / xr.world_size()` in the all-reduce",
+)
+def _summed_gradients(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(f"{XM}.all_reduce", "torch.distributed.all_reduce"):
+        if not _on_cores(notebook, site) or not _sums(notebook, site):
+            continue
+        node = call(site)
+        ours = notebook.full(node.func, site).startswith("torch_xla")
+        reduced = argument(node, "inputs", 1) if ours else argument(node, "tensor", 0)
+        if reduced is None or not _is_gradient(notebook, reduced, site):
+            continue
+        if not any(_scales(cell.tree) for cell in _cells_of(notebook, site)):
+            yield Hit(site, "the gradients are summed over the cores, not averaged")
+
+
+def _sums(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether an all-reduce sums, without a scale."""
+    node = call(site)
+    if notebook.full(node.func, site).startswith("torch_xla"):
+        kind = argument(node, "reduce_type", 0)
+        summed = literal(kind) == "sum" or (kind is not None and last_part(kind) == "REDUCE_SUM")
+        return summed and argument(node, "scale", 2) is None
+    kind = argument(node, "op", 1)
+    return kind is None or last_part(kind) == "SUM"
+
+
+def _is_gradient(notebook: NotebookIndex, node: ast.AST, site: Site) -> bool:
+    if any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(node)):
+        return True
+    values = notebook.values(node.id, site.frame) if isinstance(node, ast.Name) else []
+    return len(values) == 1 and any(
+        isinstance(part, ast.Attribute) and part.attr == "grad" for part in ast.walk(values[0].node)
+    )
+
+
+def _cells_of(notebook: NotebookIndex, site: Site) -> list[ParsedCell]:
+    """The cell of a site, and those with the functions of a program that runs it."""
+    programs = [program for program in notebook.programs if site in program]
+    reached = set[int]().union(*(program.functions for program in programs))
+    cells = {f.outer.cell.index for f in notebook.sites.functions if id(f.node) in reached}
+    cells |= {program.cell.index for program in programs if program.cell is not None}
+    return [cell for cell in notebook.cells if cell.index in {site.cell.index, *cells}]
+
+
+def _scales(tree: ast.AST) -> bool:
+    """Whether code divides or multiplies: it may be by the number of cores."""
+    return any(
+        (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div | ast.Mult))
+        or (isinstance(node, ast.Attribute) and node.attr in ("div", "div_", "mul", "mul_"))
+        for node in ast.walk(tree)
+    )
+
+
+@rule(
+    "rate-by-rank",
+    "warning",
+    what="an optimizer whose learning rate depends on the rank",
+    fact="the gradients are the same on all cores, the steps are not: the models drift apart",
+    source="follows from the code",
+    fix="use one learning rate on all cores",
+)
+def _rate_by_rank(notebook: NotebookIndex) -> Iterator[Hit]:
+    for full, sites in notebook.named.items():
+        for site in sites if full.startswith("torch.optim.") else ():
+            rate = argument(call(site), "lr", 1)
+            if rate is not None and _of_rank(notebook, rate, site) and _on_cores(notebook, site):
+                yield Hit(site, f"`lr={ast.unparse(rate)}` is another one on each core")
+
+
+def _on_cores(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether several ranks run a site."""
+    return any(site in program for program in notebook.programs if not program.alone)
+
+
+def _of_rank(notebook: NotebookIndex, node: ast.AST, site: Site, depth: int = 0) -> bool:
+    """Whether a value is certainly computed from the number of the rank."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.expr) and _is_rank(notebook, part, site):
+            return True
+        if isinstance(part, ast.Name) and depth < 2:
+            values = notebook.values(part.id, site.frame)
+            if len(values) == 1 and _of_rank(notebook, values[0].node, values[0], depth + 1):
+                return True
+    return False
+
+
+_SEEDS = ("torch.manual_seed", "torch.random.manual_seed", f"{XM}.set_rng_state")
+_ALIKE = {
+    *("broadcast_master_param", "DistributedDataParallel", "DDP", "FullyShardedDataParallel"),
+    *("XlaFullyShardedDataParallel", "FSDP", "load_state_dict", "from_pretrained", "broadcast"),
+    *("all_reduce", "collective_broadcast", "broadcast_object_list", "prepare", "load"),
+}
+"""Calls after which all ranks may have the same model."""
+
+
+@rule(
+    "seed-by-rank",
+    "warning",
+    what="a model that is made after `torch.manual_seed` with the number of the rank",
+    fact="each core starts with other weights, and averaging the gradients keeps them apart",
+    source="follows from the code; torch_xla 2.9.0: xm.broadcast_master_param makes them alike",
+    fix="make the model with one seed on all cores and seed by rank below it, or call "
+    "`xm.broadcast_master_param(model)`",
+)
+def _seed_by_rank(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.loops or _ALIKE & notebook.called.keys():
+        return
+    for site in notebook.calls_of(*_SEEDS):
+        seed = argument(call(site), "seed", 0)
+        if seed is None or not _of_rank(notebook, seed, site) or not _on_cores(notebook, site):
+            continue
+        below = [
+            other
+            for other in notebook.sites.calls
+            if other.cell is site.cell
+            and other.frame.function is site.frame.function
+            and other.line > site.line
+        ]
+        again = [o.line for o in below if notebook.full(call(o).func, o) in _SEEDS]
+        for other in below:
+            if _makes_model(notebook, other) and not any(line < other.line for line in again):
+                seeded = f"line {site.line} seeds each of them differently"
+                yield Hit(other, f"the cores start with different weights: {seeded}")
+                break
+
+
+def _makes_model(notebook: NotebookIndex, site: Site) -> bool:
+    full, name = notebook.full(call(site).func, site), last_part(call(site).func)
+    if full in ("torch.nn.Linear", "torch.nn.Sequential", "torch.nn.Embedding"):
+        return True
+    return any(last_part(base).endswith("Module") for base in notebook.bases.get(name, ()))
 
 
 @rule(

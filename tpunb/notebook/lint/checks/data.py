@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, last_part, words
+from tpunb.notebook.lint.names import argument, call, dotted, last_part, words
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -230,7 +230,8 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
 @rule(
     "unequal-batches",
     "warning",
-    what="data divided among the ranks with `data[rank::world_size]`",
+    what="data divided among the ranks with `data[rank::world_size]`, or "
+    "`Subset(data, range(rank, n, world_size))`",
     fact="if the length is not divisible, the parts differ by one sample; if that adds a batch on "
     "some ranks, the others never reach its collectives: the run hangs",
     source="torch 2.9.0 utils/data/distributed.py pads for this reason; not measured on a TPU",
@@ -261,6 +262,31 @@ def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
             continue
         if notebook.in_rank(site):
             yield Hit(site, f"`{ast.unparse(cut)}` may have a different length on each rank")
+    for site in notebook.calls_of("range"):
+        node = call(site)
+        if len(node.args) != 3 or not notebook.in_rank(site) or not _selects(notebook, site):
+            continue
+        start, end, step = node.args
+        ends = [end, *(v.node for v in notebook.values(dotted(end), site.frame) if dotted(end))]
+        cut_off = any(isinstance(p, ast.FloorDiv | ast.Mod) for e in ends for p in ast.walk(e))
+        counts = _counts(step) or isinstance(step, ast.Name)
+        if notebook.depends_on_rank(start, site) and counts and not cut_off:
+            yield Hit(site, f"`{ast.unparse(node)}` may have a different length on each rank")
+
+
+def _selects(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether a range is the indices of a part of a data set: `Subset(data, range(…))`."""
+    todo, takers = [site.node], list[ast.Call]()
+    while todo:
+        value = todo.pop()
+        loads = [load for n in notebook.names_of(value) for load in notebook.sites.loads(n)]
+        for place in (Site(value, site.frame), *loads):
+            takers += (found := notebook.calls_taking(place))
+            todo += [taker for taker in found if last_part(taker.func) in ("list", "tuple")]
+    return any(last_part(taker.func) in _SUBSETS for taker in takers)
+
+
+_SUBSETS = ("Subset", "SubsetRandomSampler", "select")
 
 
 def _counts(node: ast.expr) -> bool:

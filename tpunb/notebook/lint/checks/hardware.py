@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.findings import Severity
+from tpunb.notebook.lint.frameworks import is_training_arguments
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import (
     argument,
@@ -12,8 +15,10 @@ from tpunb.notebook.lint.names import (
     call,
     dotted,
     for_other_hardware,
+    last_part,
     literal,
 )
+from tpunb.notebook.lint.pins import pins_older
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -61,7 +66,7 @@ def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
         node = call(site)
         is_method = isinstance(node.func, ast.Attribute) and not notebook.full(node.func, site)
         if is_method and len(node.args) <= 1 and not notebook.functions.get("cuda"):
-            yield from _cuda_hit(site, "`.cuda()` needs a GPU")
+            yield from _moved(notebook, site, "`.cuda()` needs a GPU")
     for site in notebook.calls_of(*sorted(FAILS)):
         name = notebook.full(call(site).func, site)
         yield from _cuda_hit(site, f"`{name}` needs a GPU")
@@ -69,21 +74,78 @@ def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
         if isinstance(call(site).func, ast.Attribute):
             target = argument(call(site), "device", 0)
             if _is_cuda(notebook, target, site):
-                yield from _cuda_hit(site, "`.to('cuda')` needs a GPU")
+                yield from _moved(notebook, site, "`.to('cuda')` needs a GPU")
     for name, sites in notebook.named.items():
         for site in sites if name.startswith("torch.") else ():
             if _is_cuda(notebook, argument(call(site), "device"), site):
                 yield from _cuda_hit(site, "`device='cuda'` needs a GPU")
 
 
-def _cuda_hit(site: Site, message: str) -> Iterator[Hit]:
+def _moved(notebook: NotebookIndex, site: Site, message: str) -> Iterator[Hit]:
+    """Yield the hit of a call that moves an object to the GPU, unless it has nothing to move."""
+    function = call(site).func
+    assert isinstance(function, ast.Attribute)
+    empty = _has_no_tensors(notebook, function.value, site)
+    if empty is not True:
+        yield from _cuda_hit(site, message, certain=empty is False, of_object=True)
+
+
+_WITHOUT_TENSORS = re.compile(
+    r"\w*Loss|\w*(LU|Sigmoid|Softmax|Softmin|Softplus|Softsign|Tanh|Shrink|Pool[123]d|Pad[123]d)"
+    r"|\w*Dropout\w*|Flatten|Unflatten|Identity|Upsample|UpsamplingNearest2d|PixelShuffle|Threshold"
+)
+"""Modules of torch.nn without parameters and buffers: `.cuda()` succeeds, and changes nothing."""
+_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "Module", "ParameterList", "PReLU")
+_MAY_BE_EMPTY = re.compile(r"loss|crit|metric|act(ivation)?(_|$)|fn$|func|objective", re.I)
+"""Names of objects that may be such modules."""
+
+
+def _has_no_tensors(
+    notebook: NotebookIndex, node: ast.expr, site: Site, depth: int = 0
+) -> bool | None:
+    """Whether an object has nothing to move, as `nn.MSELoss()`; None if that is not known."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if notebook.full(node.func, site):
+            break
+        node = node.func.value  # of `nn.Linear(2, 2).train()`
+    if isinstance(node, ast.Call):
+        full, name = notebook.full(node.func, site), last_part(node.func)
+        if full.startswith("torch.nn.") and not full.startswith("torch.nn.functional."):
+            if _WITHOUT_TENSORS.fullmatch(name) and name != "PReLU":
+                given = (argument(node, "weight", 0), argument(node, "pos_weight"))
+                return True if not any(given) else None
+            if name not in _CONTAINERS:
+                return False
+            parts = [_has_no_tensors(notebook, part, site, depth) for part in node.args]
+            return False if False in parts else None
+        return None if _MAY_BE_EMPTY.search(name) or not name else False
+    name = dotted(node)
+    values = notebook.values(name, site.frame) if name and depth < 3 else []
+    known = {
+        _has_no_tensors(notebook, value.node, value, depth + 1)
+        for value in values
+        if isinstance(value.node, ast.Call) and not _moves(value.node, name)
+    }
+    if len(known) == 1:
+        return known.pop()
+    return None if known or not name or _MAY_BE_EMPTY.search(name) else False
+
+
+def _moves(node: ast.Call, name: str) -> bool:
+    """Whether a call is a method of the object itself: the value of `x = x.cuda()`."""
+    return isinstance(node.func, ast.Attribute) and dotted(node.func.value) == name
+
+
+def _cuda_hit(
+    site: Site, message: str, *, certain: bool = True, of_object: bool = False
+) -> Iterator[Hit]:
     if for_other_hardware(site):
         return
     frames = list(site.frame.outward())
     if any(isinstance(frame.node, ast.Try) and frame.part == "body" for frame in frames):
         return
-    conditional = any(True for _ in site.conditions())
-    yield Hit(site, message, severity="warning" if conditional else None)
+    severity: Severity | None = "warning" if any(True for _ in site.conditions()) else None
+    yield Hit(site, message, severity=severity, certain=certain, of_object=of_object)
 
 
 @rule(
@@ -132,7 +194,6 @@ _PRECISION = {
     "Accelerator": "mixed_precision",
     "notebook_launcher": "mixed_precision",
     "Trainer": "precision",
-    "TrainingArguments": "fp16",
 }
 _FLOAT16 = ("fp16", "16-mixed", "16-true", "16", 16)
 
@@ -148,7 +209,8 @@ _FLOAT16 = ("fp16", "16-mixed", "16-true", "16", 16)
 def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
         return
-    for name, word in _PRECISION.items():
+    words = _PRECISION | {n: "fp16" for n in notebook.called if is_training_arguments(n)}
+    for name, word in words.items():
         for site in notebook.called.get(name, ()):
             value = literal(argument(call(site), word))
             if value in _FLOAT16 or (word == "fp16" and value is True):
@@ -174,13 +236,15 @@ def _nccl(notebook: NotebookIndex) -> Iterator[Hit]:
 @rule(
     "fused-optimizer",
     "error",
-    what="an optimizer with `fused=True` on XLA tensors",
+    what="an optimizer with `fused=True` on XLA tensors; transformers' Trainer uses one by default",
     fact="RuntimeError: `fused=True` requires all the params to be floating point Tensors of "
     "supported devices",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="remove `fused`",
+    source="measured with torch 2.9.0 and torch_xla 2.9.0; read in transformers 5.24 "
+    "training_args.py",
+    fix="remove `fused`; write `optim='adamw_torch'` in the arguments of a Trainer",
 )
 def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
+    yield from _fused_by_trainer(notebook)
     if not notebook.xla:
         return
     for name, sites in notebook.named.items():
@@ -188,6 +252,27 @@ def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
             fused = literal(argument(call(site), "fused")) is True
             if fused and not for_other_hardware(site):
                 yield Hit(site, "a fused optimizer cannot step on XLA tensors")
+
+
+def _fused_by_trainer(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.runs_on_tpu or pins_older(notebook, "transformers", (5, 0)):
+        return
+    for name in filter(is_training_arguments, notebook.called):
+        for site in notebook.called[name]:
+            node = call(site)
+            optim = literal(argument(node, "optim"))
+            fused = optim == "adamw_torch_fused" or argument(node, "optim") is None
+            spread = any(word.arg is None for word in node.keywords)
+            full = notebook.full(node.func, site)
+            trains = any(fit.framework.name == "transformers" for fit in notebook.fits)
+            known = full.partition(".")[0] in ("transformers", "trl")
+            if fused and known and trains and not spread and not for_other_hardware(site):
+                default = "by default " if optim is ... else ""
+                yield Hit(
+                    site,
+                    f"{default}the Trainer's AdamW is fused, which cannot step on XLA tensors",
+                    "write `optim='adamw_torch'`",
+                )
 
 
 DDP = (

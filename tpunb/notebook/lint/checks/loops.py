@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
+from tpunb.notebook.lint.frameworks import PACKAGES
 from tpunb.notebook.lint.index import DEVICE_LOADERS, XM, Loop, NotebookIndex
 from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part, words
 from tpunb.notebook.lint.rules import Hit, rule
@@ -16,7 +18,8 @@ REDUCTIONS = {
     f"{XM}.reduce_gradients",
     f"{XM}.all_reduce",
     f"{XM}.all_reduce_bucketized_gradients",
-    "torch.distributed.all_reduce",
+    *(f"torch.distributed.{name}" for name in ("all_reduce", "all_reduce_coalesced", "reduce")),
+    "torch.distributed.reduce_scatter_tensor",
 }
 WRAPPERS = {
     *("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "XlaFullySharded"),
@@ -323,23 +326,92 @@ def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
 )
 def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not (notebook.multi and notebook.xla) or notebook.managed:
+    if notebook.spmd or not notebook.xla or not notebook.loops:
         return
-    if any(name in REDUCTIONS for name in notebook.named) or WRAPPERS & set(notebook.called):
-        return
-    elsewhere = {
-        dotted(call(site).args[0])
-        for site in notebook.called.get("optimizer_step", ())
-        if call(site).args
-    }
-    for site in notebook.called.get("step", ()):
-        function = call(site).func
-        if not isinstance(function, ast.Attribute) or not notebook.in_rank(site):
+    shared = [
+        site
+        for site in notebook.sites.calls
+        if site.cell.part == "prelude" and site.frame.function is None
+    ]
+    for program in notebook.programs:
+        own = [site for site in notebook.sites.calls if site in program]
+        if program.alone or _reduces(notebook, own, shared):
             continue
-        if dotted(function.value) in elsewhere or for_other_hardware(site):
-            continue
-        if _is_optimizer(notebook, function.value, site) and notebook.loops:
-            yield Hit(site, "every core steps with its own gradients, which are never averaged")
+        elsewhere = {
+            dotted(call(site).args[0])
+            for site in own
+            if last_part(call(site).func) == "optimizer_step" and call(site).args
+        }
+        for site in own:
+            function = call(site).func
+            if not isinstance(function, ast.Attribute) or function.attr != "step":
+                continue
+            if dotted(function.value) in elsewhere or for_other_hardware(site):
+                continue
+            if site.cell.part != "kernel" and _is_optimizer(notebook, function.value, site):
+                yield Hit(site, "every core steps with its own gradients, which are never averaged")
+
+
+_REDUCER = re.compile(r"(all_?)?reduce|(average|sync|synchronize)_(gradients?|grads?|param\w*)")
+"""Names of functions that average gradients, for those that a notebook imports from its files."""
+
+
+def _reduces(notebook: NotebookIndex, own: Iterable[Site], shared: Iterable[Site]) -> bool:
+    """Whether the calls of one program average gradients, or a framework in them does."""
+    fits = {id(fit.site.node) for fit in (*notebook.fits, *notebook.backward_by_accelerate)}
+    for site in own:
+        full, name = notebook.full(call(site).func, site), last_part(call(site).func)
+        if id(site.node) in fits or name in WRAPPERS:
+            return True
+        if full in REDUCTIONS and not _of_metrics(call(site)):
+            return True
+        if full.partition(".")[0] in PACKAGES and not name.startswith(("seed", "set_seed")):
+            return True
+        if _REDUCER.match(name.lower()) and not full.startswith("torch"):
+            return True
+    return any(last_part(call(site).func) in {*WRAPPERS, "Accelerator"} for site in shared)
+
+
+def _of_metrics(node: ast.Call) -> bool:
+    """Whether a reduction is of a loss or another metric, judged by names."""
+    names = {word for part in node.args for word in words(part)}
+    if any(part in name for name in names for part in ("grad", "param", "weight")):
+        return False
+    return any(part in name for name in names for part in _METRICS)
+
+
+_METRICS = ("loss", "acc", "correct", "total", "metric", "count", "seen")
+
+
+@rule(
+    "clip-before-reduction",
+    "warning",
+    what="`clip_grad_norm_` before the gradients are averaged over the cores",
+    fact="each core clips its own gradients, by its own norm: the average is neither the clipped "
+    "gradient of the batch nor bounded as on one core",
+    source="follows from the order; torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step averages "
+    "first",
+    fix="write `xm.reduce_gradients(optimizer)`, then clip, then `optimizer.step()`",
+)
+def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
+    averaging = {f"{XM}.optimizer_step", f"{XM}.reduce_gradients"}
+    if WRAPPERS & set(notebook.called):
+        return  # these average in the backward pass
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for site in notebook.calls_of(f"torch.nn.utils.{name}", f"torch.nn.utils.clip_grad.{name}"):
+            if not any(site in program for program in notebook.programs if not program.alone):
+                continue
+            body = site.loop()
+            near = [
+                other
+                for full in averaging
+                for other in notebook.named.get(full, ())
+                if other.cell is site.cell
+                and other.frame.function is site.frame.function
+                and (body is None or body in other.frame.outward())
+            ]
+            if near and all(other.line > site.line for other in near):
+                yield Hit(site, f"`{name}` comes before the gradients are averaged")
 
 
 @rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.frameworks import is_training_arguments
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import (
     argument,
@@ -162,6 +163,12 @@ def _called_outside(notebook: NotebookIndex, method: DefinedFunction | None) -> 
     "library's model, wrap its layers in `torch_xla.distributed.fsdp.checkpoint_module`",
 )
 def _torch_checkpoint(notebook: NotebookIndex) -> Iterator[Hit]:
+    for name in filter(is_training_arguments, notebook.called if notebook.runs_on_tpu else ()):
+        for site in notebook.called[name]:
+            given = literal(argument(call(site), "gradient_checkpointing"))
+            if given is True and not for_other_hardware(site):
+                what = "`gradient_checkpointing=True` uses torch.utils.checkpoint"
+                yield Hit(site, f"{what}, which fails on XLA tensors", "remove it")
     if not notebook.device_uses:
         return
     module = "torch.utils.checkpoint"
@@ -243,7 +250,7 @@ def _biased_variance(notebook: NotebookIndex) -> Iterator[Hit]:
     known = [size for size in sizes if isinstance(size, int)]
     if not known or len(known) < len(sizes) or not 1 < max(known) <= SMALL:
         return
-    for site in notebook.calls_of("torch.nn.BatchNorm1d"):
+    for site in filter(notebook.is_live, notebook.calls_of("torch.nn.BatchNorm1d")):
         percent = round(100 / max(known))
         yield Hit(site, f"with {max(known)} samples `running_var` is {percent} % too small")
 
@@ -258,7 +265,7 @@ def _biased_variance(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _embedding_bag(notebook: NotebookIndex) -> Iterator[Hit]:
     if notebook.device_uses:
-        for site in notebook.calls_of("torch.nn.EmbeddingBag"):
+        for site in filter(notebook.is_live, notebook.calls_of("torch.nn.EmbeddingBag")):
             yield Hit(site, "EmbeddingBag runs on the CPU, in every step")
 
 

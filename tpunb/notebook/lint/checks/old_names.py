@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from tpunb.notebook import removed_apis
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import call, literal, words
+from tpunb.notebook.lint.pins import pins_older
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -107,10 +108,11 @@ def _short(full: str) -> str:
 @rule(
     "retired-name",
     "error",
-    what="a module, function or argument that torch_xla 2.9, Lightning 2 or transformers 5 does "
-    "not have",
+    what="a module, function or argument that torch_xla 2.9, Lightning 2, transformers 5 or "
+    "numpy 2 does not have",
     fact="ImportError, AttributeError or TypeError when the line runs",
-    source="each name was looked up in torch_xla 2.9.0, lightning 2.6.6 and transformers 5.24.0",
+    source="each name was looked up in torch_xla 2.9.0, lightning 2.6.6, transformers 5.24.0 and "
+    "numpy 2.4.6",
     fix="use its replacement; `tpunb migrate` rewrites names of torch_xla",
     kernel=True,
 )
@@ -128,10 +130,34 @@ def _retired_name(notebook: NotebookIndex) -> Iterator[Hit]:
             )
     yield from _retired_in_lightning(notebook)
     yield from _retired_in_transformers(notebook)
+    yield from _retired_in_numpy(notebook)
+
+
+def _retired_in_numpy(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.sites.attributes(*NUMPY):
+        node = site.node
+        assert isinstance(node, ast.Attribute)
+        if notebook.full(node, site) != f"numpy.{node.attr}" or _for_old_releases(site):
+            continue
+        if isinstance(node.ctx, ast.Load) and not pins_older(notebook, "numpy", (2, 0)):
+            fix = f"write `{NUMPY[node.attr]}`"
+            yield Hit(site, f"`numpy.{node.attr}` does not exist in numpy 2", fix)
+
+
+NUMPY = {
+    **dict.fromkeys(("Inf", "Infinity", "PINF", "infty"), "np.inf"),
+    **{"NINF": "-np.inf", "NaN": "np.nan", "float_": "np.float64", "complex_": "np.complex128"},
+    **{"unicode_": "np.str_", "string_": "np.bytes_", "int": "int", "float": "float"},
+    **{"object": "object", "complex": "complex", "str": "str", "product": "np.prod"},
+    **{"cumproduct": "np.cumprod", "alltrue": "np.all", "sometrue": "np.any"},
+    **{"round_": "np.round", "cast": "np.asarray(x, dtype)", "msort": "np.sort"},
+    **{"asfarray": "np.asarray(x, dtype=float)", "mat": "np.asmatrix"},
+}
+"""Names that numpy 2 does not have, and what replaces them."""
 
 
 def _retired_in_lightning(notebook: NotebookIndex) -> Iterator[Hit]:
-    if _pins_older(notebook, r"(?:pytorch[-_])?lightning", (2, 0)):
+    if pins_older(notebook, r"(?:pytorch[-_])?lightning", (2, 0)):
         return
     for site in notebook.called.get("Trainer", ()):
         if not _TRAINER.fullmatch(notebook.full(call(site).func, site)) or _for_old_releases(site):
@@ -152,7 +178,7 @@ def _retired_in_transformers(notebook: NotebookIndex) -> Iterator[Hit]:
         for site in notebook.sites.attributes("AdamW")
         if notebook.full(site.node, site) in _ADAMW
     ]
-    if not sites or _pins_older(notebook, "transformers", (4, 50)):
+    if not sites or pins_older(notebook, "transformers", (4, 50)):
         return
     for site in sites:
         if not _for_old_releases(site):
@@ -177,16 +203,37 @@ TRAINER_ARGUMENTS = {
 _ADAMW = {"transformers.AdamW", "transformers.optimization.AdamW"}
 
 
-def _pins_older(notebook: NotebookIndex, package: str, release: tuple[int, int]) -> bool:
-    """Whether a command of the notebook installs a package from before a release."""
-    pin = re.compile(rf"(?<![\w-]){package}(?:\[[^\]]*\])?\s*(==|~=|<=?)\s*(\d+)(?:\.(\d+))?")
-    for cell in notebook.cells:
-        for _, text in cell.commands():
-            for sign, major, minor in pin.findall(text):
-                found = (int(major), int(minor or 0))
-                if found < release or (sign == "<" and found == release):
-                    return True
-    return False
+LIBRARIES = {
+    "ignite.distributed": "pytorch-ignite up to 0.5.5",
+    "fastai_xla_extensions.multi_core": "fastai_xla_extensions",
+}
+"""Modules that call `xm.xrt_world_size`, each with the releases of its library that do."""
+
+
+@rule(
+    "library-of-old-names",
+    "error",
+    what="a library whose code for TPUs calls names that torch_xla 2.9 does not have",
+    fact="AttributeError in the library when it asks for the number of ranks",
+    source="read in the libraries: ignite/distributed/comp_models/xla.py, "
+    "fastai_xla_extensions/multi_core/learner.py",
+    fix="use `xr.global_ordinal()`, `xr.world_size()` and `xm.optimizer_step` instead, or a later "
+    "release of the library",
+)
+def _library_of_old_names(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.runs_on_tpu:
+        return
+    for module, library in LIBRARIES.items():
+        used = [
+            site
+            for full, sites in notebook.named.items()
+            if full.startswith(f"{module}.")
+            for site in sites
+        ]
+        for site in sorted(used, key=lambda site: (site.cell.index, site.line))[:1]:
+            yield Hit(
+                site, f"{library} calls `xm.xrt_world_size`, which torch_xla 2.9 does not have"
+            )
 
 
 @rule(

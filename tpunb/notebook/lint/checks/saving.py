@@ -5,8 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part
+from tpunb.notebook.lint.index import NotebookIndex, Program
+from tpunb.notebook.lint.names import (
+    argument,
+    call,
+    dotted,
+    for_other_hardware,
+    last_part,
+    words,
+)
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -14,7 +21,7 @@ from tpunb.notebook.lint.walk import Site
 @rule(
     "torch-save-on-xla",
     "warning",
-    what="torch.save of a model that is on an XLA device",
+    what="torch.save, or `save_pretrained` of transformers, of a model that is on an XLA device",
     fact="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
     "every rank writes the same file at once",
     source="measured with torch_xla 2.9.0: torch.load gives tensors of xla:0; aws-neuron-sdk#1315",
@@ -30,6 +37,15 @@ def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
         if for_other_hardware(site):
             continue
         yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
+    for site in notebook.called.get("save_pretrained", ()):
+        function = call(site).func
+        model = dotted(function.value) if isinstance(function, ast.Attribute) else ""
+        if model and _is_moved(notebook, model, site) and not for_other_hardware(site):
+            yield Hit(
+                site,
+                "`save_pretrained` cannot read weights that are on the XLA device: RuntimeError",
+                f"write `{model}.cpu()` above it",
+            )
 
 
 def _mentions_device(notebook: NotebookIndex, value: ast.expr, site: Site) -> bool:
@@ -74,6 +90,106 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     final = max(moves, key=lambda other: (other.cell.index, other.line))
     target = argument(call(final), "device", 0)
     return target is not None and notebook.is_xla_device(target, final)
+
+
+@rule(
+    "file-of-all-ranks",
+    "warning",
+    what="one file that every core writes",
+    fact="the cores write it at the same time: it may contain parts of several, or only those of "
+    "the one that was last",
+    source="follows from the code: the name of the file is the same on all cores",
+    fix="write it under `if xr.global_ordinal() == 0:`, or put the rank into its name",
+)
+def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
+    on_xla = {(hit.cell.index, hit.line) for hit in _torch_save_on_xla(notebook)}
+    for program in notebook.programs:
+        for site in notebook.sites.calls if not program.alone else ():
+            if site not in program or (site.cell.index, site.line) in on_xla:
+                continue
+            path = _written(notebook, site)
+            name = None if path is None else _constant(notebook, path, site)
+            if name and not name.startswith("/dev/") and _on_every_rank(notebook, program, site):
+                yield Hit(site, f"every core writes {name!r}")
+
+
+_WRITERS = {
+    "torch.save": 1,
+    **dict.fromkeys(("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt"), 0),
+    "joblib.dump": 1,
+    "matplotlib.pyplot.savefig": 0,
+}
+"""Functions that write a file, and the position of its name."""
+_WRITING = (
+    *("to_csv", "to_parquet", "to_json", "to_pickle", "to_feather", "to_excel", "savefig"),
+    "save_pretrained",
+)
+"""Methods that write the file that is their first argument."""
+
+
+def _written(notebook: NotebookIndex, site: Site) -> ast.expr | None:
+    """The name of the file that a call writes."""
+    node = call(site)
+    full, name = notebook.full(node.func, site), last_part(node.func)
+    if full in _WRITERS:
+        return argument(node, "f", _WRITERS[full])
+    if full == "open":
+        mode = argument(node, "mode", 1)
+        text = mode.value if isinstance(mode, ast.Constant) else ""
+        return argument(node, "file", 0) if set(str(text)) & set("wxa") else None
+    if name in _WRITING and isinstance(node.func, ast.Attribute):
+        return node.args[0] if node.args else None
+    return None
+
+
+def _constant(notebook: NotebookIndex, node: ast.expr, site: Site) -> str | None:
+    """The text that an expression certainly is; None if that is not known."""
+    values: list[ast.AST] = [node]
+    if isinstance(node, ast.Name):
+        values = [value.node for value in notebook.values(node.id, site.frame)]
+    texts = {value.value if isinstance(value, ast.Constant) else None for value in values}
+    text = texts.pop() if len(texts) == 1 else None
+    return text if isinstance(text, str) else None
+
+
+_ONE = ("main", "master", "first", "rank", "zero", "ordinal", "process", "once")
+"""Parts of the names of context managers that may let only one rank in."""
+
+
+def _on_every_rank(notebook: NotebookIndex, program: Program, site: Site, depth: int = 0) -> bool:
+    """Whether every rank of a program reaches a site, as far as conditions are concerned."""
+    for test, _ in site.conditions():
+        now_and_then = any(isinstance(part, ast.Mod) for part in ast.walk(test))
+        if not now_and_then or notebook.depends_on_rank(test, site):
+            return False
+    for frame in site.frame.outward():
+        node = frame.node
+        if isinstance(node, ast.Match | ast.ExceptHandler):
+            return False
+        if isinstance(node, ast.With | ast.AsyncWith):
+            names = {word for item in node.items for word in words(item.context_expr)}
+            if any(part in name for part in _ONE for name in names):
+                return False
+    function = site.frame.function
+    if _may_have_left(function.node if function else site.cell.tree, site):
+        return False
+    if function is None:
+        return True
+    if depth > 4 or isinstance(function.node, ast.Lambda) or function.node.decorator_list:
+        return False
+    callers = [s for s in notebook.sites.calls if s in program and function in notebook.runs(s)]
+    if not callers and program.cell is None:
+        return True  # the function that is launched
+    return any(_on_every_rank(notebook, program, caller, depth + 1) for caller in callers)
+
+
+def _may_have_left(body: ast.AST, site: Site) -> bool:
+    """Whether a rank may have left the function, or this pass of a loop, above a site."""
+    return any(
+        isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break)
+        and node.lineno < site.line
+        for node in ast.walk(body)
+    )
 
 
 @rule(
