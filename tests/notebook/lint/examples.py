@@ -182,8 +182,70 @@ EXAMPLES: dict[str, Pair] = {
                 "%%tpu_train\no = torch.optim.SGD(net.parameters())",
                 "net.eval()  # <-",
             ),
+            (
+                "import lightning as L\nnet = Net()",
+                "%%tpu_train\ntrainer = L.Trainer()\ntrainer.fit(net, loader)",
+                "print(net(x))  # <-",
+            ),
+            (
+                "import lightning as L\nnet = Net()",
+                "def fit(model):\n    L.Trainer().fit(model, loader)",
+                "%%tpu_train --returns loss\nfit(net)\nloss = 1",
+                "print(loss)\nprint(net(x))  # <-",
+            ),
+            (
+                "import transformers\nmodel = make()\ntrainer = transformers.Trainer(model)",
+                "%%tpu_train\ntrainer.train()\ntrainer.save_model('out')",
+                "trainer.evaluate()  # <-",
+            ),
+            (
+                "import transformers\nmodel = make()",
+                "%%tpu_train\ntrainer = transformers.Trainer(model=model)\ntrainer.train()",
+                "model(x)  # <-\ntrainer.evaluate()  # <-",
+            ),
+            (
+                "import fastai.learner as fl\nlearn = fl.Learner(d, m)",
+                "%%tpu_train\nlearn.fit_one_cycle(1)",
+                "learn.show_results()  # <-",
+            ),
+            (
+                "import torch_xla.core.xla_model as xm\nfrom torch import optim\n"
+                "net = Net()\nopt = optim.SGD(net.parameters())",
+                "%%tpu_train\nfor x in rows:\n    net(x).backward()\n    xm.optimizer_step(opt)",
+                "net.eval()  # <-",
+            ),
+            (
+                "import torch_xla\nnet = Net()",
+                "def train(index, model):\n    model = model.to(d)\n    SGD(model.parameters())",
+                "%%tpu_train\ntorch_xla.launch(train, args=(net,))",
+                "net(x)  # <-",
+            ),
+            ("net = Net()", "%%tpu_train\nnet = net.to(d)\nSGD(net.parameters())", "net  # <-"),
+            ("losses = []", "%%tpu_train\nlosses.append(1)", "plot(losses)  # <-"),
+            ("stats = {}", "def f():\n    stats['x'] = 1", "%%tpu_train\nf()", "stats  # <-"),
+            ("clf = Forest()", "%%tpu_train\nclf.fit(x, y)", "clf.predict(x)  # <-"),
         ],
         [
+            ("losses = []", "%%tpu_train --returns losses\nlosses.append(1)", "plot(losses)"),
+            ("losses = []", "%%tpu_train\nlosses.append(1)", "losses = [1]\nplot(losses)"),
+            ("losses = []", "%%tpu_train\nlosses = [1]\nprint(losses)", "plot(losses)"),
+            ("losses = []", "def f(losses):\n    losses.append(1)", "%%tpu_train\nf([])", "losses"),
+            (
+                "net = Net()",
+                "%%tpu_train --returns state\nSGD(net.parameters())\nstate = net.state_dict()",
+                "net",
+            ),
+            (
+                "import lightning as L\nnet = Net()",
+                "%%tpu_train\ntrainer = L.Trainer()\ntrainer.fit(net)\n"
+                "trainer.save_checkpoint('a')",
+                "net = Net.load_from_checkpoint('a')\nnet(x)",
+            ),
+            (
+                "import transformers\ntrainer = transformers.Trainer(make())",
+                "%%tpu_train\ntrainer.train()\nprint(trainer.evaluate())",
+                "print(1)",
+            ),
             ("%%tpu_train --returns losses\nlosses = [1]", "print(losses)"),
             ("%%tpu_train --out=r --returns x,y\nx = y = 1", "print(r, x, y)"),
             ("%%tpu_train --returns {names}\nx = 1", "print(x)"),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.convert.earlier_values import train_line
-from tpunb.notebook.convert.magics import RUN_HELPERS
-from tpunb.notebook.convert.statements import bindings, bound_names
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import argument, call, last_part
+from tpunb.notebook.lint.not_returned import Missing, find_not_returned
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Frame, ParsedCell, Site
+from tpunb.notebook.lint.walk import Site
 
 USUAL = {
     "xm": "import torch_xla.core.xla_model as xm",
@@ -143,96 +141,33 @@ def _guarded(site: Site) -> bool:
     return any(site.conditions()) or any(isinstance(f.node, tries) for f in site.frame.outward())
 
 
-_BINDING = ("globals", "exec", *RUN_HELPERS)
-"""Functions that may bind any name; `%run` is converted to one of the last three."""
-_SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "push_to_hub")
-
-
 @rule(
     "not-returned",
     "error",
-    what="a cell below a train cell that uses a name which only the train cell assigns, or a model "
-    "which it trains, and which it does not return",
+    what="a cell below a train cell that uses a name which only the train cell assigns, or an "
+    "object which it trains or changes, and which it does not return",
     fact="ranks are separate processes: values that they create or change stay there",
     source="tpunb",
     fix="add `--returns NAME` to the train cell",
     kernel=True,
 )
 def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
-    trains = {c.index: c for c in notebook.cells if c.part == "train"}
-    lines = {index: train_line("\n".join(cell.lines)) for index, cell in trains.items()}
-    stars = any(bindings(cell.tree.body).stars for cell in notebook.cells)
-    if not trains or stars or any(cell.problem for cell in notebook.cells):
-        return
-    if any(line.unclear for line in lines.values()) or any(map(notebook.sites.loads, _BINDING)):
-        return
-    brought = {name for line in lines.values() for name in line.names}
-    made = {cell.index: bound_names(cell.tree) for cell in notebook.cells}
-    elsewhere = set().union(*(names for index, names in made.items() if index not in trains))
-    for index, train in trains.items():
-        for name in sorted(made[index] - brought - elsewhere):
-            for site in _reads_below(notebook, name, train):
-                if name not in made[site.cell.index]:
-                    yield Hit(
-                        site,
-                        f"`{name}` exists only in the ranks of cell [{train.number}]",
-                        f"add `--returns {name}` to cell [{train.number}]",
-                        severity=None if site.simple() else "warning",
-                    )
-                    break
-        if lines[index].names or _saves(train):
-            continue
-        for name in sorted(_models(train) & elsewhere - made[index]):
-            for site in _reads_below(notebook, name, train):
-                between = {cell for cell in made if index < cell <= site.cell.index}
-                loads = notebook.sites.attributes("load_state_dict")
-                if any(load.cell.index in between for load in loads) or any(
-                    name in made[cell] for cell in between
-                ):
-                    break
-                yield Hit(
-                    site,
-                    f"`{name}` is trained in the ranks of cell [{train.number}] and not returned: "
-                    "in the kernel it is untrained",
-                    f"add `--returns {name}` to cell [{train.number}]",
-                    severity="warning",
-                )
-                break
+    for missing in find_not_returned(notebook):
+        name, number, site = missing.name, missing.train.number, missing.site
+        fix = f"add `--returns {name}` to cell [{number}]"
+        if missing.trainer:
+            fix = f"do this in cell [{number}], or return the model and use it instead of `{name}`"
+        sure = missing.how is Missing.ONLY_ASSIGNED and site.simple()
+        message = _MISSING[missing.how].format(name, number)
+        yield Hit(site, message, fix, severity=None if sure else "warning")
 
 
-def _reads_below(notebook: NotebookIndex, name: str, train: ParsedCell) -> Iterator[Site]:
-    """Yield the sites in cells below a train cell that read a global name."""
-    for site in notebook.sites.loads(name):
-        function = site.frame.function
-        while function is not None and name not in {*function.locals, *function.parameters}:
-            function = function.outer.function
-        if function is None and site.cell.index > train.index and not _is_own(name, site.frame):
-            yield site
-
-
-def _is_own(name: str, frame: Frame | None) -> bool:
-    """Whether a comprehension around a node binds a name itself."""
-    while frame is not None:
-        for generator in getattr(frame.node, "generators", ()):
-            targets = ast.walk(generator.target)
-            if any(isinstance(node, ast.Name) and node.id == name for node in targets):
-                return True
-        frame = frame.parent
-    return False
-
-
-def _models(train: ParsedCell) -> set[str]:
-    """The names of models whose parameters a train cell reads, as for an optimizer."""
-    return {
-        node.value.id
-        for node in ast.walk(train.tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr == "parameters"
-        and isinstance(node.value, ast.Name)
-    }
-
-
-def _saves(train: ParsedCell) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and node.attr in _SAVING for node in ast.walk(train.tree)
-    )
+_MISSING = {
+    Missing.ONLY_ASSIGNED: "`{}` exists only in the ranks of cell [{}]",
+    Missing.TRAINED: "`{}` is trained in the ranks of cell [{}] and not returned: in the kernel it "
+    "is untrained",
+    Missing.HOLDS_MODEL: "`{}` trains in the ranks of cell [{}]: in the kernel its model is "
+    "untrained",
+    Missing.CHANGED: "`{}` is changed in the ranks of cell [{}] and not returned: in the kernel it "
+    "is as before",
+}

@@ -1,0 +1,268 @@
+"""Finds values of train cells that cells below use, and that are not returned."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tpunb.notebook.convert.earlier_values import TrainLine, train_line
+from tpunb.notebook.convert.magics import RUN_HELPERS
+from tpunb.notebook.convert.statements import bindings, bound_names
+from tpunb.notebook.lint.index import LAUNCHERS, Fit, NotebookIndex, Program, makers
+from tpunb.notebook.lint.names import argument, call, dotted, last_part
+from tpunb.notebook.lint.walk import DefinedFunction, Frame, ParsedCell, Site
+
+
+class Missing(Enum):
+    """What a train cell does with a name that it does not return."""
+
+    ONLY_ASSIGNED = auto()
+    """No other cell assigns it."""
+    TRAINED = auto()
+    """A model."""
+    HOLDS_MODEL = auto()
+    """A trainer, which holds the model that it trains."""
+    CHANGED = auto()
+    """A list, a dict, or another object that is changed in place."""
+
+
+@dataclass(frozen=True)
+class NotReturned:
+    """A use, below a train cell, of a value that is only in its ranks."""
+
+    name: str
+    train: ParsedCell
+    site: Site
+    """The first use."""
+    how: Missing
+    trainer: bool = False
+    """True for a trainer of a framework, which cannot be returned itself."""
+
+
+_BINDING = ("globals", "exec", *RUN_HELPERS)
+"""Functions that may bind any name; `%run` is converted to one of the last three."""
+_SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "push_to_hub", "export")
+_CHANGING = {
+    *("append", "extend", "insert", "update", "setdefault", "add", "fit", "partial_fit"),
+    *("fit_transform", "load_state_dict"),
+}
+"""Methods that change their object."""
+_WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "compile"}
+_SAME = ("to", "train", "eval", "cuda", "cpu", "half", "float", "bfloat16", "requires_grad_")
+"""Methods of a model that return the model itself."""
+
+
+def find_not_returned(notebook: NotebookIndex) -> Iterator[NotReturned]:
+    """Yield one entry for each name and train cell, in the order of the train cells."""
+    trains = {p.cell.index: p for p in notebook.programs if p.cell is not None}
+    lines = {
+        index: train_line("\n".join(program.cell.lines))
+        for index, program in trains.items()
+        if program.cell is not None
+    }
+    stars = any(bindings(cell.tree.body).stars for cell in notebook.cells)
+    if not trains or stars or any(cell.problem for cell in notebook.cells):
+        return
+    if any(line.unclear for line in lines.values()) or any(map(notebook.sites.loads, _BINDING)):
+        return
+    brought = {name for line in lines.values() for name in line.names}
+    made = {cell.index: bound_names(cell.tree) for cell in notebook.cells}
+    elsewhere = set().union(*(names for index, names in made.items() if index not in trains))
+    for index, program in trains.items():
+        train = program.cell
+        assert train is not None
+        changed = _changed(notebook, program)
+        for name in sorted(made[index] - brought - elsewhere):
+            trainer = changed.get(name) is Missing.HOLDS_MODEL
+            for site in _reads_below(notebook, name, train):
+                if name not in made[site.cell.index]:
+                    yield NotReturned(name, train, site, Missing.ONLY_ASSIGNED, trainer)
+                    break
+        for name in sorted((changed.keys() & elsewhere) - {*lines[index].names}):
+            how = changed[name]
+            kept = how is not Missing.HOLDS_MODEL and _saves(notebook, program)
+            if kept or _is_in_returns(notebook, name, lines[index], train):
+                continue
+            use = _first_stale_use(notebook, name, train, made)
+            if use is not None:
+                yield NotReturned(name, train, use, how, how is Missing.HOLDS_MODEL)
+
+
+def _first_stale_use(
+    notebook: NotebookIndex, name: str, train: ParsedCell, made: dict[int, set[str]]
+) -> Site | None:
+    """The first use of a name below a train cell, unless its value is replaced before."""
+    for site in _reads_below(notebook, name, train):
+        between = {cell for cell in made if train.index < cell <= site.cell.index}
+        loads = notebook.sites.attributes("load_state_dict")
+        if any(load.cell.index in between for load in loads):
+            return None
+        return None if any(name in made[cell] for cell in between) else site
+    return None
+
+
+def _reads_below(notebook: NotebookIndex, name: str, train: ParsedCell) -> Iterator[Site]:
+    """Yield the sites in cells below a train cell that read a global name in the kernel."""
+    for site in notebook.sites.loads(name):
+        function = site.frame.function
+        while function is not None and name not in {*function.locals, *function.parameters}:
+            function = function.outer.function
+        if function is None and site.cell.index > train.index and not _is_own(name, site.frame):
+            yield site
+
+
+def _is_own(name: str, frame: Frame | None) -> bool:
+    """Whether a comprehension around a node binds a name itself."""
+    while frame is not None:
+        for generator in getattr(frame.node, "generators", ()):
+            targets = ast.walk(generator.target)
+            if any(isinstance(node, ast.Name) and node.id == name for node in targets):
+                return True
+        frame = frame.parent
+    return False
+
+
+def _saves(notebook: NotebookIndex, program: Program) -> bool:
+    return any(site in program for site in notebook.sites.attributes(*_SAVING))
+
+
+def _is_in_returns(notebook: NotebookIndex, name: str, line: TrainLine, train: ParsedCell) -> bool:
+    """Whether a returned value is made from an object: `state = model.state_dict()`."""
+    return any(
+        isinstance(part, ast.Name) and part.id == name
+        for returned in line.returns
+        for value in notebook.values(returned, Frame(train, train.tree, "body", None, None))
+        if value.cell is train
+        for part in ast.walk(value.node)
+    )
+
+
+def _changed(notebook: NotebookIndex, program: Program) -> dict[str, Missing]:
+    """The global names whose objects a program trains or changes."""
+    found: dict[str, Missing] = {}
+    origin = _Origin(notebook, program)
+    for site in notebook.sites.subscripts:
+        node = site.node
+        assert isinstance(node, ast.Subscript)
+        if isinstance(node.ctx, ast.Store) and site in program:
+            found |= dict.fromkeys(origin.names(node.value, site), Missing.CHANGED)
+    for site in notebook.sites.attributes(*_CHANGING):
+        node = site.node
+        assert isinstance(node, ast.Attribute)
+        if site in program and not notebook.full(node, site):
+            found |= dict.fromkeys(origin.names(node.value, site), Missing.CHANGED)
+    for site in notebook.sites.attributes("parameters"):
+        assert isinstance(site.node, ast.Attribute)
+        if site in program:
+            found |= dict.fromkeys(origin.names(site.node.value, site), Missing.TRAINED)
+    for site in notebook.sites.calls:
+        if site in program:
+            for optimizer in _stepped(site):
+                for value in origin.values(optimizer, site):
+                    for part in ast.walk(value.node):
+                        if isinstance(part, ast.Attribute) and part.attr == "parameters":
+                            names = origin.names(part.value, value)
+                            found |= dict.fromkeys(names, Missing.TRAINED)
+    for fit in notebook.fits:
+        if fit.site in program:
+            found |= _trained_by(notebook, fit, origin)
+    return found
+
+
+def _stepped(site: Site) -> Iterator[ast.expr]:
+    """Yield the optimizer of `optimizer.step()` or `xm.optimizer_step(optimizer)`."""
+    function = call(site).func
+    if isinstance(function, ast.Attribute) and function.attr == "step":
+        yield function.value
+    elif last_part(function) == "optimizer_step":
+        yield from call(site).args[:1]
+
+
+def _trained_by(notebook: NotebookIndex, fit: Fit, origin: _Origin) -> dict[str, Missing]:
+    """The global names of what a framework's call trains."""
+    found: dict[str, Missing] = {}
+    function = call(fit.site).func
+    assert isinstance(function, ast.Attribute)
+    if fit.framework.name == "Lightning":
+        model = argument(call(fit.site), "model", 0)
+        names = origin.names(model, fit.site) if model is not None else ()
+        return dict.fromkeys(names, Missing.TRAINED)
+    for maker in makers(notebook, fit):
+        assert isinstance(maker.node, ast.Call)
+        model = argument(maker.node, "model", 0 if fit.framework.name == "transformers" else 1)
+        if model is not None:
+            found |= dict.fromkeys(origin.names(model, maker), Missing.TRAINED)
+    if fit.framework.name in ("transformers", "fastai"):
+        found |= dict.fromkeys(origin.names(function.value, fit.site), Missing.HOLDS_MODEL)
+    return found
+
+
+@dataclass
+class _Origin:
+    """Follows local names and parameters of a program to the global names of their objects."""
+
+    notebook: NotebookIndex
+    program: Program
+
+    def names(self, node: ast.expr, site: Site, depth: int = 0) -> Iterator[str]:
+        """Yield the global names of the object that an expression is."""
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _SAME:
+                yield from self.names(node.func.value, site, depth)
+            elif last_part(node.func) in _WRAPPERS and node.args:
+                yield from self.names(node.args[0], site, depth)
+        if not isinstance(node, ast.Name) or depth > 5:
+            return
+        function = self._owner(node.id, site)
+        if function is None:
+            yield node.id
+            values = self.notebook.values(node.id, site.frame)
+            own = [value for value in values if value in self.program]
+        else:
+            own = self.notebook.values(node.id, site.frame)
+            if node.id in function.parameters:
+                for given in self._arguments(function, node.id):
+                    assert isinstance(given.node, ast.expr)
+                    yield from self.names(given.node, given, depth + 1)
+        for value in own:
+            if isinstance(value.node, ast.expr):
+                yield from self.names(value.node, value, depth + 1)
+
+    def values(self, node: ast.expr, site: Site, depth: int = 0) -> Iterator[Site]:
+        """Yield the values that a name may have, also those passed for a parameter."""
+        name = dotted(node)
+        if not name or depth > 5:
+            return
+        yield from self.notebook.values(name, site.frame)
+        function = self._owner(name, site)
+        if function is not None and name in function.parameters:
+            for given in self._arguments(function, name):
+                assert isinstance(given.node, ast.expr)
+                yield from self.values(given.node, given, depth + 1)
+
+    def _owner(self, name: str, site: Site) -> DefinedFunction | None:
+        """The function to which a name is local; None for a global name."""
+        function = site.frame.function
+        while function is not None and name not in function.locals:
+            function = function.outer.function
+        return function
+
+    def _arguments(self, function: DefinedFunction, name: str) -> Iterator[Site]:
+        """Yield the arguments that calls in the program pass for a parameter."""
+        position = function.parameters.index(name)
+        if function.method_of is not None:
+            position -= 1
+        for site in self.notebook.sites.calls:
+            if site not in self.program or function not in self.notebook.runs(site):
+                continue
+            node, at = call(site), position
+            if self.notebook.full(node.func, site) in LAUNCHERS:
+                given = argument(node, "args", 1)
+                parts = given.elts if isinstance(given, ast.Tuple | ast.List) else []
+                node = ast.Call(node.func, parts, [])
+                at -= self.notebook.rank_parameter(function) is not None
+            value = argument(node, name, at) if at >= 0 else None
+            if value is not None:
+                yield Site(value, site.frame)
