@@ -150,7 +150,7 @@ def test_a_snapshot(shell: InteractiveShell) -> None:
     assert repr(SNAPSHOT).splitlines() == [
         "Snapshot of digits (digits.ipynb), from JupyterLab: 2 code cells",
         "the train cell is cell [4]",
-        "left out: code cell 2, it never ran",
+        "left out: cell [ ] (b = 2), it never ran",
         "a note",
     ]
     card = html(shell, SNAPSHOT)

@@ -62,7 +62,7 @@ def test_the_plan_lists_omissions_with_their_reasons() -> None:
         "prelude: [1]; train cell: [4]",
         "2 rehearsal cores on CPU; the prelude runs once, then the ranks are forked",
         "left out:",
-        "  code cell 2: a = 1  (it never ran in this kernel)",
+        "  cell [ ]: a = 1  (it never ran in this kernel)",
         "  cell [3]: 1 / 0  (it failed)",
         "  cell [1], line 1: !pip install x  (shell commands run once, in the notebook)",
         "  cell [2], line 1: # tpu: skip  (it begins with '# tpu: skip')",

@@ -375,7 +375,8 @@ def _cells_left_out(snapshot: Snapshot) -> Iterator[str]:
     """Yield a line for each cell that the run leaves out, with the cell's first line."""
     for cell, reason in snapshot.left_out:
         if cell.source.strip():
-            yield f"  {snapshot.label(cell)}: {cell.source.strip().splitlines()[0]}  ({reason})"
+            number = " " if cell.number is None else cell.number
+            yield f"  cell [{number}]: {cell.source.strip().splitlines()[0]}  ({reason})"
 
 
 def _pieces_left_out(script: Script) -> Iterator[str]:

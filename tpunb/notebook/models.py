@@ -117,18 +117,18 @@ class Snapshot(Printable):
         return join("\n", [*lines, *self.notes])
 
     def label(self, cell: Cell) -> str:
-        """Return 'cell [7]', or, for a cell without a number, 'code cell 3' (its position, from 1).
+        """Return the cell as Jupyter numbers it: 'cell [7]', or 'cell [ ] (x = 1)' with its first
+        line if it never ran. In a notebook of which no cell ran, the number is its position.
 
         `cell` must be in `cells` or `left_out`.
         """
         if cell.number is not None:
             return f"cell [{cell.number}]"
-        # A left-out cell comes before the cell that has the same index.
-        code = [(other.index, 1, other) for other in self.cells if other.kind == "code"]
-        code += [(other.index, 0, other) for other, _ in self.left_out]
-        code.sort(key=lambda place: place[:2])
-        position = next(at for at, (*_, other) in enumerate(code, 1) if other is cell)
-        return f"code cell {position}"
+        code = [other for other in self.cells if other.kind == "code"]
+        if not self.left_out and all(other.number is None for other in code):
+            return f"cell [{next(at for at, other in enumerate(code, 1) if other is cell)}]"
+        first = next(iter(cell.source.strip().splitlines()), "")
+        return f"cell [ ] ({first if len(first) <= 40 else f'{first[:39]}…'})"
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     assert found["origin"] == "JPY_SESSION_NAME"
     assert found["path"] == str(tmp_path / "lab.ipynb")
     assert found["notes"] == [
-        "never ran in this kernel, so left out: code cell 4 (never = 1)",
+        "never ran in this kernel, so left out: cell [ ] (never = 1)",
         "edited and not saved, the text that ran is used: cell [4]",
     ]
 

@@ -56,7 +56,7 @@ CASES = [
         [("c1", "a = 1"), ("c4", TRAIN)],
         [("# Title", None), ("a = 1", 1), (TRAIN, 2), ("later()", None)],
         2,
-        ["never ran in this kernel, so left out: code cell 2 (never = 1)"],
+        ["never ran in this kernel, so left out: cell [ ] (never = 1)"],
     ),
     Case(
         "ids: cells below that ran keep their numbers",
@@ -306,8 +306,16 @@ def test_cells_that_never_ran_are_kept_beside_the_notebook() -> None:
         (Cell(1, "code", "never = 2", None, "c2"), never),
         (Cell(1, "code", "", None, "c3"), never),
     )
-    assert [laid.label(cell) for cell, _ in laid.left_out] == [f"code cell {i}" for i in (1, 3, 4)]
-    assert [laid.label(cell) for cell in laid.cells] == ["cell [1]", "cell [2]", "code cell 6"]
+    assert [laid.label(cell) for cell, _ in laid.left_out] == [
+        "cell [ ] (never = 1)",
+        "cell [ ] (never = 2)",
+        "cell [ ] ()",
+    ]
+    assert [laid.label(cell) for cell in laid.cells] == [
+        "cell [1]",
+        "cell [2]",
+        "cell [ ] (below = 1)",
+    ]
 
 
 def test_in_a_document_cells_that_failed_stay() -> None:
@@ -352,7 +360,10 @@ def test_differences_that_do_not_matter_are_not_told() -> None:
     laid = overlay(cells, executed)
     assert laid.notes == ()
     assert [cell.number for cell in laid.cells] == [1, 2, 3, 5, 4]
-    assert [laid.label(cell) for cell, _ in laid.left_out] == ["code cell 4", "code cell 5"]
+    assert [laid.label(cell) for cell, _ in laid.left_out] == [
+        "cell [ ] (# nothing)",
+        "cell [ ] (%%tpu_debug)",
+    ]
 
 
 def test_a_cell_that_was_deleted_is_left_out_once_the_file_says_so() -> None:
@@ -434,5 +445,5 @@ def test_long_notes_are_cut() -> None:
     document = (*cells, Cell(9, "code", TRAIN, None, "t"))
     (note,) = overlay(document, [Execution(TRAIN, 1, "t")]).notes
     assert note.endswith(" and 4 more")
-    assert "code cell 1 (x0 = 'yyy" in note
+    assert "cell [ ] (x0 = 'yyy" in note
     assert len(note) < 400

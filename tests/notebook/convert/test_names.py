@@ -212,6 +212,20 @@ def test_other_train_cells_and_cells_below() -> None:
         convert(Snapshot(cells, 1, None, "a test"))
 
 
+def test_an_import_in_another_train_cell_is_named_before_one_below() -> None:
+    first, below = "%%tpu_train\nimport tpunb, os", "import tpunb, sys"
+    with pytest.raises(ConversionError) as caught:
+        convert(notebook("x = 1", first, "%%tpu_train\ntpunb.log(x=1)", below, train=2), {})
+    assert caught.value.reason == (
+        "`tpunb` is defined only in cell [2], a train cell, whose imports stay in its ranks: "
+        "import it here too, or in a cell above"
+    )
+    with pytest.raises(
+        ConversionError, match=r"`sys` is defined only in cell \[4\], .*: import it"
+    ):
+        convert(notebook("x = 1", first, "%%tpu_train\nsys.exit()", below, train=2), {})
+
+
 def test_widgets_that_only_show_or_are_set(tmp_path: Path) -> None:
     for source in (
         "import ipywidgets\na = ipywidgets.IntProgress()\na.value += 1\nprint(a.value)",

@@ -312,10 +312,7 @@ class _Notes:
                 cells_out[reason].append(cell)
         lines = list(self._lines)
         if cells_out[LeftOut.NEVER_RAN]:
-            never = [
-                f"{laid.label(cell)} ({_first_line(cell)})"
-                for cell in cells_out[LeftOut.NEVER_RAN][:MOST_NAMED]
-            ]
+            never = [laid.label(cell) for cell in cells_out[LeftOut.NEVER_RAN][:MOST_NAMED]]
             listed = _listed(never, len(cells_out[LeftOut.NEVER_RAN]))
             lines.append(f"never ran in this kernel, so left out: {listed}")
         for what, cells in (
@@ -339,11 +336,6 @@ def _has_code(source: str) -> bool:
 def _is_tpunb_cell(source: str) -> bool:
     """True for a cell with tpunb's own magics, which runs do not repeat."""
     return any(name.startswith("tpu_") for name in cell_magics(source))
-
-
-def _first_line(cell: Cell) -> str:
-    line = cell.source.strip().splitlines()[0]
-    return line if len(line) <= 40 else f"{line[:39]}…"
 
 
 def _listed(names: list[str], total: int) -> str:

@@ -24,6 +24,7 @@ from tpunb.notebook.convert.statements import (
     bindings,
     bound_names,
     certain_parts,
+    executed,
     may_leave,
     parameters,
 )
@@ -375,9 +376,18 @@ def missing_names(
         missing[name] = MissingName(where, "which a run does not repeat", _LOST + _OR)
     for cell in left_out:
         absent = missing_returns(cell)
+        shown = cell.reason in (LeftOut.TRAIN_CELL, LeftOut.BELOW)
+        imported = imported_names(cell.source) if shown else set()
         for name in defined_names(cell.source) | absent.keys():
+            if cell.reason is LeftOut.BELOW and name in missing:
+                continue  # a cell above says more
             why = f"which is left out because {cell.reason}"
             instead = _INSTEAD.get(cell.reason, _MARKED)
+            if name in imported:
+                if cell.reason is LeftOut.TRAIN_CELL:
+                    why = "a train cell, whose imports stay in its ranks"
+                missing[name] = MissingName(cell.label, why, _IMPORT)
+                continue
             if name in absent:
                 why, instead = absent[name].why, absent[name].instead
             elif cell.reason in _NOTHING and "tpu_train" in cell_magics(cell.source):
@@ -387,6 +397,7 @@ def missing_names(
     return missing
 
 
+_IMPORT = "import it here too, or in a cell above"
 _AGAIN = "run it, then this cell again"
 
 
@@ -399,6 +410,18 @@ def missing_returns(cell: LeftOutCell) -> dict[str, Absent]:
         return {}
     missing = set(train_line(cell.source).names) - cell.got.names
     return dict.fromkeys(missing, Absent(_NOTHING[cell.reason], _AGAIN)) | dict(cell.got.absent)
+
+
+def imported_names(source: str) -> set[str]:
+    """Return the names that a cell imports outside functions; none if it is invalid."""
+    lines = source.replace("\r\n", "\n").split("\n")
+    try:
+        cell = plain_python("\n".join("" if x.startswith("%%tpu_") else x for x in lines))
+        tree = ast.parse("\n".join(cell.lines))
+    except (NotPythonError, SyntaxError, ValueError, MemoryError, RecursionError):
+        return set()
+    imports = [node for node in executed(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return bound_names(ast.Module(imports, []))
 
 
 def defined_names(source: str) -> set[str]:

@@ -63,7 +63,7 @@ def test_the_page_is_asked_for_the_notebook(page: Page, tmp_path: Path) -> None:
     ]
     assert (found["origin"], found["name"]) == ("the page of Colab", "Digits on TPU")
     assert found["path"] is None
-    assert found["notes"] == ["never ran in this kernel, so left out: code cell 2 (never = 1)"]
+    assert found["notes"] == ["never ran in this kernel, so left out: cell [ ] (never = 1)"]
     assert '"output_type"' not in found["content"]
     assert '"never = 1"' in found["content"]
 

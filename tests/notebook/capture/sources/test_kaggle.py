@@ -57,7 +57,7 @@ def test_the_draft_of_an_interactive_session(service: Service, tmp_path: Path) -
     found = written(tmp_path)
     assert sources(found) == [LOAD, "rate = 2", TRAIN]
     assert (found["origin"], found["path"]) == ("Kaggle's editor", None)
-    assert found["notes"] == ["never ran in this kernel, so left out: code cell 3 (never = 1)"]
+    assert found["notes"] == ["never ran in this kernel, so left out: cell [ ] (never = 1)"]
     assert "rate = 2" in found["content"]
 
 
