@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_spmd_has_one_rank() -> None:
 
 
 def test_only_code_that_certainly_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    certain = Finding("r", "error", 1, 1, "it fails", "mend it", certain=True)
+    certain = Finding("retired-name", "error", 1, 1, "it fails", "mend it", certain=True)
     request(notebook(SMALL, HINT)).raise_for_lint()
     with pytest.raises(LintError) as refused:
         request(notebook(SMALL, HINT, certain)).raise_for_lint()
@@ -115,11 +116,24 @@ def test_only_code_that_certainly_fails_is_refused(monkeypatch: pytest.MonkeyPat
     # Lint knows the names of newer releases of torch_xla: on an older one they may be wrong.
     monkeypatch.setattr(pipeline, "_torch_xla_version", lambda: (2, 8))
     request(notebook(SMALL, certain)).raise_for_lint()
+    with pytest.raises(LintError):
+        request(notebook(SMALL, replace(certain, rule="cuda-call"))).raise_for_lint()
 
 
-def test_lint_is_one_line_before_the_run() -> None:
+def test_lint_tells_of_the_train_cell_first() -> None:
     warning = Finding("w", "warning", 3, 7, "it may hang", "do not")
-    assert notebook(SMALL, HINT).lint_note() == ""
-    assert notebook(SMALL, HINT, warning).lint_note() == (
+    own = Finding("w", "warning", 4, 1, "it is slow", "do it faster", own=True)
+    below = replace(own, cell=6, below=True, source="  plot(m)")
+    assert [*notebook(SMALL, HINT).lint_notes()] == []
+    assert [*notebook(SMALL, HINT, warning).lint_notes()] == [
         "lint: 1 warning, 1 hint (--dry-run shows them). The first: cell [3], line 7: it may hang"
-    )
+    ]
+    assert [*notebook(SMALL, HINT, warning, own, below).lint_notes()] == [
+        "lint: cell [4], line 1: it is slow. Fix: do it faster",
+        "lint: below, `plot(m)`: it is slow. Fix: do it faster",
+        "lint: 1 more warning, 1 more hint (--dry-run shows them). "
+        "The first: cell [3], line 7: it may hang",
+    ]
+    assert [*notebook(SMALL, HINT, own).lint_notes()] == [
+        "lint: cell [4], line 1: it is slow. Fix: do it faster"
+    ]

@@ -408,12 +408,12 @@ class TestThatGoesWrong:
         assert ran.error is not None
         assert ran.error["ename"] == "LintError"
 
-    def test_what_lint_finds_else_is_one_line(self, nb: Kernel) -> None:
+    def test_what_lint_finds_in_the_cell_is_shown_with_it(self, nb: Kernel) -> None:
         source = "import os\nif False:\n    os.environ['XLA_USE_BF16'] = '1'"
         ran = train(nb, source, "--cores 1").good()
         notes = [line for line in ran.stdout.splitlines() if "lint: " in line]
         assert len(notes) == 1
-        assert "lint: 1 warning (--dry-run shows them). The first: cell [" in notes[0]
+        assert f"lint: cell [{ran.number}], line 4: XLA_USE_BF16 silently" in notes[0]
         assert "[bf16-variable]" in train(nb, source, "--dry-run").good().stdout
 
     def test_a_known_cause_is_explained(self, nb: Kernel) -> None:

@@ -34,7 +34,10 @@ from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
 from tpunb.notebook.convert.kernel_names import names_read
 from tpunb.notebook.convert.launches import with_call
-from tpunb.notebook.lint.findings import Finding, LintError
+from tpunb.notebook.files import cell_magics
+from tpunb.notebook.lint.checks.cells import NOT_RETURNED
+from tpunb.notebook.lint.checks.old_names import RETIRED
+from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
 from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
@@ -47,7 +50,9 @@ if TYPE_CHECKING:
 
 REPLICATE_OPTION = "--replicate"
 KNOWN_SINCE = (2, 9)
-"""The torch_xla version whose names lint knows: on an older one, lint's errors may be wrong."""
+"""The torch_xla version whose names lint knows: an older one may have names that are gone."""
+MOST_FINDINGS = 3
+"""Findings about the train cell that are shown before the run."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +73,31 @@ class PreparedNotebook:
     def raise_for_lint(self, world_size: int) -> None:
         """Raise LintError if a run with this many ranks would certainly fail."""
         certain = [f for f in self.findings if f.certain and (world_size > 1 or not f.several)]
-        if certain and _torch_xla_version() >= KNOWN_SINCE:
+        if _torch_xla_version() < KNOWN_SINCE:
+            certain = [finding for finding in certain if finding.rule != RETIRED]
+        if certain:
             raise LintError(certain)
 
-    def lint_note(self) -> str:
-        """Return a line about lint's errors and warnings; '' if there are none."""
-        counts = Counter(finding.severity for finding in self.findings)
+    def lint_notes(self) -> Iterator[str]:
+        """Yield a line for each error and warning about the train cell, and one for the others."""
+        grave = [finding for finding in self.findings if finding.severity != "hint"]
+        grave.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+        own = [finding for finding in grave if finding.own][:MOST_FINDINGS]
+        yield from (f"lint: {finding.in_one_line()}" for finding in own)
+        rest = [finding for finding in self.findings if finding not in own]
+        counts = Counter(finding.severity for finding in rest)
         if not counts["error"] + counts["warning"]:
-            return ""
+            return
+        more = "more " if own else ""
         kinds = ", ".join(
-            f"{counts[kind]} {kind}{'s' if counts[kind] > 1 else ''}"
-            for kind in ("error", "warning", "hint")
+            f"{counts[kind]} {more}{kind}{'s' if counts[kind] > 1 else ''}"
+            for kind in SEVERITIES
             if counts[kind]
         )
-        severity = "error" if counts["error"] else "warning"
-        worst = next(finding for finding in self.findings if finding.severity == severity)
-        return (
-            f"lint: {kinds} (--dry-run shows them). The first: cell [{worst.cell}], "
-            f"line {worst.line}: {worst.message}"
+        first = next(finding for finding in grave if finding not in own)
+        yield (
+            f"lint: {kinds} (--dry-run shows them). The first: cell [{first.cell}], "
+            f"line {first.line}: {first.message}"
         )
 
 
@@ -143,9 +155,13 @@ def prepare_file(snapshot: Snapshot, *, replicate: bool) -> PreparedNotebook:
 def _lint(
     snapshot: Snapshot, script: Script, *, replicate: bool, held: Container[str] = ()
 ) -> PreparedNotebook:
-    """Lint the cells of the run: those below are not part of it, and most have not run."""
+    """Lint the cells of the run. Those below are not part of it, but may use what it does not
+    return.
+    """
     end = None if snapshot.train is None else snapshot.train + 1
     findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held)
+    if end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
+        findings += [finding for finding in lint(snapshot, rules=[NOT_RETURNED]) if finding.own]
     reason = REPLICATE_OPTION if replicate else static_reason(script)
     return PreparedNotebook(snapshot, script, reason, tuple(findings))
 
@@ -228,8 +244,8 @@ class RunRequest:
             yield "PJRT_DEVICE=TPU is ignored: this machine has no TPU, so this is a CPU rehearsal"
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
         yield from map(str, self.notebook.script.missing_changes)
-        if not self.lint_shown and (note := self.notebook.lint_note()):
-            yield note
+        if not self.lint_shown:
+            yield from self.notebook.lint_notes()
         if self.target is not None:
             yield from self.target.notes(self.notebook.script.text)
 

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,25 @@ def test_code_that_needs_a_gpu_stops_a_run_that_certainly_reaches_it(
 ) -> None:
     findings = [finding for finding in found(IMPORTS, *cells) if finding.rule == "cuda-call"]
     assert any(finding.certain for finding in findings) == sure
+
+
+def test_findings_about_the_train_cell_are_marked() -> None:
+    cells = (
+        IMPORTS,
+        "m = nn.Linear(2, 2)\nx = xm.get_ordinal()",
+        "def f():\n    m.cuda()",
+        "%%tpu_train\nf()\nbreakpoint()\nSGD(m.parameters())",
+        "print(m)",
+    )
+    snapshot = replace(notebook(*cells), train=3)
+    found = [(f.rule, f.own, f.below) for f in lint(snapshot) if f.rule != "undefined-name"]
+    assert found == [
+        ("retired-name", False, False),
+        ("cuda-call", True, False),
+        ("debugger", True, False),
+        ("not-returned", True, True),
+    ]
+    assert [f.rule for f in lint(snapshot, rules=["not-returned"])] == ["not-returned"]
 
 
 def test_a_module_that_a_cell_writes_is_a_separate_program() -> None:

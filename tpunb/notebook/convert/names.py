@@ -420,8 +420,8 @@ def imported_names(source: str) -> set[str]:
         tree = ast.parse("\n".join(cell.lines))
     except (NotPythonError, SyntaxError, ValueError, MemoryError, RecursionError):
         return set()
-    imports = [node for node in executed(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    return bound_names(ast.Module(imports, []))
+    nodes = executed(tree)
+    return bindings(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)).names
 
 
 def defined_names(source: str) -> set[str]:

@@ -35,8 +35,22 @@ class Finding:
     """True if the run certainly reaches this line and fails there."""
     several: bool = False
     """True if it fails only with several ranks."""
+    own: bool = False
+    """True if it is about the snapshot's train cell: in it, in a function that it calls, or about
+    its values."""
+    below: bool = False
+    """True if the cell is below the snapshot's train cell."""
     source: str = field(default="", repr=False)
     """The text of the line."""
+
+    def in_one_line(self) -> str:
+        """Return place, message and fix; a cell below is named by its line, as it may not have run
+        and then has no number of this kernel.
+        """
+        where = f"below, `{self.source.strip()}`"
+        if not self.below:
+            where = f"cell [{self.cell}], line {self.line}"
+        return f"{where}: {self.message}. Fix: {self.fix}"
 
     def to_json(self) -> dict[str, object]:
         """Return the finding in the form of `tpunb lint --json`."""

@@ -12,7 +12,7 @@ import gc
 import io
 import re
 import tokenize
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -28,18 +28,21 @@ UNKNOWN = "unknown-rule"
 """The rule that reports an ignore comment with an unknown rule id."""
 
 
-def lint(snapshot: Snapshot, held: Container[str] = ()) -> list[Finding]:
+def lint(
+    snapshot: Snapshot, held: Container[str] = (), *, rules: Collection[str] = RULES.keys()
+) -> list[Finding]:
     """Return the findings in a notebook in its order; within a line, the most severe first.
 
     Nothing is run or imported. If there is a train cell, the rules check the notebook as
     `%%tpu_train` runs it; otherwise as its kernel runs it. Findings that `# tpunb: ignore[...]`
-    suppresses are left out. `held`: names whose values the kernel passes to the run.
+    suppresses are left out. `held`: names whose values the kernel passes to the run. `rules`: the
+    ids of the rules that are run.
     """
     with _without_collector():
-        findings = _lint(parse_cells(snapshot), held)
+        findings = _lint(parse_cells(snapshot), held, snapshot.train, rules)
         written = [cell for cell in snapshot.cells if _writes_module(cell)]
         for cell in written:
-            findings += _lint_module(snapshot, cell)
+            findings += _lint_module(snapshot, cell, rules)
         numbers = {each.number: at for at, each in enumerate(parse_cells(snapshot))}
     return sorted(findings, key=lambda f: numbers[f.cell or 0]) if written else findings
 
@@ -53,12 +56,12 @@ def _writes_module(cell: Cell) -> bool:
     )
 
 
-def _lint_module(snapshot: Snapshot, cell: Cell) -> Iterator[Finding]:
+def _lint_module(snapshot: Snapshot, cell: Cell, rules: Collection[str]) -> Iterator[Finding]:
     """Check the module that a `%%writefile` cell writes, as a separate program."""
     source = re.sub(r"^(\s*)%%", r"\1# %%", cell.source, count=1)
     [number] = [each.number for each in parse_cells(snapshot) if each.index == cell.index]
     alone = replace(cell, source=source, index=0, number=number, tags=())
-    for finding in _lint(parse_cells(Snapshot((alone,), None, None, "a module")), ()):
+    for finding in _lint(parse_cells(Snapshot((alone,), None, None, "a module")), rules=rules):
         yield replace(finding, certain=False)
 
 
@@ -74,16 +77,23 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _lint(cells: list[ParsedCell], held: Container[str]) -> list[Finding]:
+def _lint(
+    cells: list[ParsedCell],
+    held: Container[str] = (),
+    train: int | None = None,
+    rules: Collection[str] = RULES.keys(),
+) -> list[Finding]:
     notebook = NotebookIndex(cells, held)
     reachability = Reachability(notebook)
     suppressions = {cell.index: _read_suppressions(cell) for cell in cells}
     findings: dict[tuple[int, int, int, str, str], Finding] = {}
-    for rule in RULES.values():
+    for rule in (RULES[name] for name in RULES if name in rules):
         for hit in rule.check(notebook):
             if hit.cell.part == "kernel" and not rule.kernel:
                 continue
             finding = _finding(rule, hit, reachability)
+            own, below = _place(notebook, hit, train)
+            finding = replace(finding, own=own, below=below)
             if not suppressions[hit.cell.index].covers(rule.id, finding.line):
                 worst = SEVERITIES.index(finding.severity)
                 key = (hit.cell.index, finding.line, worst, rule.id, finding.message)
@@ -101,6 +111,16 @@ def _lint(cells: list[ParsedCell], held: Container[str]) -> list[Finding]:
             )
     notebook.close()
     return [findings[key] for key in sorted(findings)]
+
+
+def _place(notebook: NotebookIndex, hit: Hit, train: int | None) -> tuple[bool, bool]:
+    """Whether a hit is about the snapshot's train cell, and whether it is below that cell."""
+    if train is None:
+        return False, False
+    programs = [p for p in notebook.programs if p.cell is not None and p.cell.index == train]
+    reached = isinstance(hit.at, Site) and any(hit.at in program for program in programs)
+    cell = hit.cell if hit.about is None else hit.about
+    return reached or cell.index == train, hit.cell.index > train
 
 
 def _finding(rule: Rule, hit: Hit, reachability: Reachability) -> Finding:
@@ -124,7 +144,7 @@ def _finding(rule: Rule, hit: Hit, reachability: Reachability) -> Finding:
         fix,
         certain,
         hit.several,
-        cell.lines[line - 1],
+        source=cell.lines[line - 1],
     )
 
 

@@ -29,6 +29,8 @@ class Hit:
     """The site that the run must reach instead for `certain`: the `if` around the line."""
     several: bool = False
     """True if the run fails only with several ranks."""
+    about: ParsedCell | None = None
+    """The train cell that it is about, if the line is in another cell."""
     of_object: bool = False
     """True for a method of an object: what its name refers to does not matter for `certain`."""
 

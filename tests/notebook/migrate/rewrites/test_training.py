@@ -6,6 +6,7 @@ import pytest
 
 from tests.notebook.migrate.notebooks import migrated, notebook, sources
 from tpunb.notebook.migrate import migrate
+from tpunb.notebook.migrate.rewrites import training
 
 LOAD = "%load_ext tpunb"
 
@@ -120,13 +121,47 @@ def test_the_cell_in_which_a_framework_trains_gets_the_magic(head: str, train: s
     assert migrated(*made, train=True) == made
 
 
-def test_a_trainer_that_is_made_above_the_train_cell_is_told() -> None:
-    cells = ("from transformers import Trainer\ntrainer = Trainer(model)", "trainer.train()")
-    made = migrate(notebook(*cells), train=True)
-    assert sources(made) == [LOAD, cells[0], f"%%tpu_train\n{cells[1]}"]
+def test_a_trainer_that_is_made_above_moves_into_the_train_cell() -> None:
+    head, make = "from transformers import Trainer", "trainer = Trainer(\n    model\n)"
+    made = migrate(notebook(f"{head}\n{make}\nx = 1", "y = x", "trainer.train()"), train=True)
+    cells = [LOAD, f"{head}\nx = 1", "y = x", f"%%tpu_train\n{make}\ntrainer.train()"]
+    assert sources(made) == cells
+    [told] = [change for change in made.changes if change.what == training.MOVED]
+    assert (told.cell, told.line, told.kind) == (0, 2, "rewritten")
+    assert migrated(*cells, train=True) == cells
+
+
+@pytest.mark.parametrize("between", ["print(trainer.args)", "%%time\nprint(trainer)"])
+def test_a_trainer_that_other_cells_use_above_the_train_cell_is_told(between: str) -> None:
+    cells = ("from transformers import Trainer\ntrainer = Trainer(model)", between)
+    made = migrate(notebook(*cells, "trainer.train()"), train=True)
+    assert sources(made) == [LOAD, *cells, "%%tpu_train\ntrainer.train()"]
     [told] = [change for change in made.changes if change.kind == "skipped"]
-    assert (told.cell, told.line) == (0, 2)
-    assert "move it into the train cell" in told.what
+    assert (told.cell, told.line, told.what) == (0, 2, training.MADE_ABOVE)
+
+
+def test_a_trainer_that_cells_below_use_stays_in_the_train_cell() -> None:
+    train = "args = Arguments()\ntrainer = Trainer(model, args)\ntrainer.train()"
+    made = migrate(
+        notebook("from transformers import Trainer", train, "print(args)\ntrainer.evaluate()"),
+        train=True,
+    )
+    assert sources(made)[2:4] == [
+        "args = Arguments()",
+        "%%tpu_train\ntrainer = Trainer(model, args)\ntrainer.train()",
+    ]
+    [told] = [change for change in made.changes if change.kind == "skipped"]
+    assert (told.cell, told.line) == (2, 2)
+    assert told.what == training.NOT_RETURNABLE.format("trainer")
+
+
+def test_what_cells_below_use_of_a_train_cell_is_returned() -> None:
+    head = "import lightning as L\nnet = Net()\nlosses = []"
+    train = "L.Trainer(max_epochs=1).fit(net, loader)\nlosses.append(1)\nscore = 1"
+    made = migrate(notebook(head, train, "print(net(x), losses, score)"), train=True)
+    assert sources(made)[2] == f"%%tpu_train --returns losses,net,score\n{train}"
+    assert made.changes[-1].what == "added --returns losses,net,score: cells below use it"
+    assert migrated(*sources(made), train=True) == sources(made)
 
 
 @pytest.mark.parametrize(

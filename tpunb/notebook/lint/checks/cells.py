@@ -141,8 +141,11 @@ def _guarded(site: Site) -> bool:
     return any(site.conditions()) or any(isinstance(f.node, tries) for f in site.frame.outward())
 
 
+NOT_RETURNED = "not-returned"
+
+
 @rule(
-    "not-returned",
+    NOT_RETURNED,
     "error",
     what="a cell below a train cell that uses a name which only the train cell assigns, or an "
     "object which it trains or changes, and which it does not return",
@@ -159,7 +162,8 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
             fix = f"do this in cell [{number}], or return the model and use it instead of `{name}`"
         sure = missing.how is Missing.ONLY_ASSIGNED and site.simple()
         message = _MISSING[missing.how].format(name, number)
-        yield Hit(site, message, fix, severity=None if sure else "warning")
+        severity: Severity | None = None if sure else "warning"
+        yield Hit(site, message, fix, severity=severity, about=missing.train)
 
 
 _MISSING = {

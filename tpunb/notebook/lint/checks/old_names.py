@@ -105,8 +105,11 @@ def _short(full: str) -> str:
     return full.removeprefix("torch_xla.core.").removeprefix("torch_xla.distributed.")
 
 
+RETIRED = "retired-name"
+
+
 @rule(
-    "retired-name",
+    RETIRED,
     "error",
     what="a module, function or argument that torch_xla 2.9, Lightning 2, transformers 5 or "
     "numpy 2 does not have",

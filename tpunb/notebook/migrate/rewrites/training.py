@@ -9,6 +9,7 @@ from typing import Any
 from tpunb.notebook.convert.statements import read_anywhere
 from tpunb.notebook.lint.index import NotebookIndex, makers
 from tpunb.notebook.lint.names import last_part
+from tpunb.notebook.lint.not_returned import find_not_returned
 from tpunb.notebook.lint.walk import Site, parse_cells
 from tpunb.notebook.migrate.cell import CodeCell
 from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
@@ -30,6 +31,10 @@ MADE_ABOVE = (
     "move it into the train cell: above it, it uses the XLA device, and every rank has to run the "
     "cells above again"
 )
+MOVED = "moved into the train cell: above it, every rank would have to run the cells above again"
+NOT_RETURNABLE = (
+    "`{}` trains in the ranks: do this in the train cell, or return the model and use that here"
+)
 APART = "moved to a separate cell: later cells need it, and names of a train cell end with its run"
 
 
@@ -50,13 +55,17 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
         for index, tree in trees.items()
     }
     left: list[Change] = []
+    moved: dict[int, list[tuple[str, Change]]] = {}
+    makers_here: dict[int, set[int]] = {}
     if not any(places.values()):
-        places, left = _fits(old, trees)
+        places, left, makers_here, wanted = _fits(old, trees)
+        moved = _move_makers(old, trees, wanted, left)
     for index, starts in places.items():
         tree, cell = trees[index], old[index]
         text = text_of(cell)
         if not starts or text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
             continue
+        starts = _with_makers(tree, starts, makers_here.get(index, set()))
         head = tree.body[: starts[0]]
         others = [other for place, other in trees.items() if place > index]
         read = set[str]().union(*map(read_anywhere, others))
@@ -68,6 +77,9 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
             above[index] = [_new(cell, "\n".join(lines[:cut]).rstrip(), f"tpunb-{index}")]
             text = "\n".join(lines[cut:])
             changes.append(Change(index, 1, "rewritten", lines[0].strip(), APART))
+        if index in moved:
+            text = "\n".join([*(statement for statement, _ in moved[index]), text])
+            changes += [change for _, change in moved[index]]
         calls = _starting(tree)
         alone = bool(calls) and all(map(_is_single, calls))
         cell["source"] = source_like(cell, (ON_ONE_CORE if alone else TRAIN) + text)
@@ -88,6 +100,9 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
             cells.append(new)
         cells.append(cell)
     notebook["cells"] = cells
+    if changes:
+        originals = [at for at in range(len(cells)) if at not in added]
+        changes += _add_returns(cells, {new: at for at, new in enumerate(originals)})
     return changes, frozenset(added)
 
 
@@ -100,16 +115,22 @@ def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Modul
     }
 
 
+Maker = tuple[int, int, int]
+"""A trainer that is made in another cell than it trains in: that cell, the line, the train cell."""
+
+
 def _fits(
     cells: list[dict[str, Any]], trees: dict[int, ast.Module]
-) -> tuple[dict[int, list[int]], list[Change]]:
-    """For notebooks without launchers: the statements that train with a framework, by cell, and
-    the changes to make by hand.
+) -> tuple[dict[int, list[int]], list[Change], dict[int, set[int]], list[Maker]]:
+    """For notebooks without launchers: the statements that train with a framework, by cell; what
+    is to be done by hand; the lines that make trainers, in these cells and in others.
     """
     code = tuple(Cell(index, "code", text_of(cells[index]), number=index + 1) for index in trees)
     notebook = NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
     places: dict[int, list[int]] = {index: [] for index in trees}
     left: dict[tuple[int, int], Change] = {}
+    here: dict[int, set[int]] = {}
+    wanted: list[Maker] = []
     for fit in (*notebook.fits, *notebook.backward_by_accelerate):
         for site in _top_level(notebook, fit.site):
             at = site.cell.index
@@ -121,12 +142,100 @@ def _fits(
             body = trees[at].body
             places[at] += [n for n, part in enumerate(body) if part.lineno <= site.line][-1:]
             for maker in makers(notebook, fit):
-                if maker.frame.function is None and maker.cell.index != at:
-                    line = maker.cell.lines[maker.line - 1].strip()
-                    key = (maker.cell.index, maker.line)
-                    left[key] = Change(*key, "skipped", line, MADE_ABOVE)
+                if maker.frame.function is None and maker.cell.index == at:
+                    here.setdefault(at, set()).add(maker.line)
+                elif maker.frame.function is None:
+                    wanted.append((maker.cell.index, maker.line, at))
     notebook.close()
-    return {index: sorted(starts) for index, starts in places.items()}, list(left.values())
+    starts = {index: sorted(numbers) for index, numbers in places.items()}
+    return starts, list(left.values()), here, list(dict.fromkeys(wanted))
+
+
+def _with_makers(tree: ast.Module, starts: list[int], lines: set[int]) -> list[int]:
+    """Begin with the statement that makes the trainer, which stays in the train cell."""
+    made = [
+        number
+        for number, part in enumerate(tree.body)
+        if any(part.lineno <= line <= (part.end_lineno or part.lineno) for line in lines)
+    ]
+    return sorted({*starts, *made})
+
+
+def _move_makers(
+    cells: list[dict[str, Any]],
+    trees: dict[int, ast.Module],
+    wanted: list[Maker],
+    left: list[Change],
+) -> dict[int, list[tuple[str, Change]]]:
+    """Take the statements that make trainers out of their cells, each with its change, by train
+    cell. A statement whose names other cells read stays where it is, and is added to `left`.
+    """
+    moved: dict[int, list[tuple[str, Change]]] = {}
+    gone: dict[int, set[int]] = {}
+    for index, line, train in sorted(wanted):
+        text = text_of(cells[index])
+        lines = text.split("\n")
+        node = next(n for n in trees[index].body if n.lineno <= line <= (n.end_lineno or 0))
+        first, last = node.lineno, node.end_lineno or node.lineno
+        names = _bound([node])
+        between = [
+            part
+            for place, tree in trees.items()
+            for part in tree.body
+            if (index, last) < (place, part.lineno) and place < train
+        ]
+        read = set[str]().union(*map(read_anywhere, between))
+        magic = text.lstrip().startswith("%%")
+        if index < train and isinstance(node, ast.Assign) and not names & read and not magic:
+            statement = "\n".join(lines[first - 1 : last])
+            change = Change(index, first, "rewritten", lines[first - 1].strip(), MOVED)
+            moved.setdefault(train, []).append((statement, change))
+            gone.setdefault(index, set()).update(range(first - 1, last))
+        else:
+            shown = lines[line - 1].strip()
+            left.append(Change(index, line, "skipped", shown, MADE_ABOVE))
+    trains = {train for *_, train in wanted}
+    for index, taken in gone.items():
+        lines = text_of(cells[index]).split("\n")
+        if index in trains:  # whose statements are still found by their lines
+            kept = ["" if at in taken else line for at, line in enumerate(lines)]
+        else:
+            kept = [line for at, line in enumerate(lines) if at not in taken]
+        cells[index]["source"] = source_like(cells[index], "\n".join(kept))
+    return moved
+
+
+def _add_returns(cells: list[dict[str, Any]], before: dict[int, int]) -> list[Change]:
+    """Add `--returns` for what cells below the new train cells use of them.
+
+    `before` has the index that each cell had in the old notebook, unless it was added.
+    """
+    code = tuple(
+        Cell(index, "code", text_of(cell), number=index + 1)
+        for index, cell in enumerate(cells)
+        if cell.get("cell_type") == "code"
+    )
+    notebook = NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
+    names: dict[int, list[str]] = {}
+    changes = []
+    for missing in find_not_returned(notebook):
+        site = missing.site
+        shown = site.cell.lines[site.line - 1].strip()
+        if missing.trainer:
+            what = NOT_RETURNABLE.format(missing.name)
+            changes.append(Change(before[site.cell.index], site.line, "skipped", shown, what))
+        else:
+            names.setdefault(missing.train.index, []).append(missing.name)
+    notebook.close()
+    for index, own in names.items():
+        text = text_of(cells[index])
+        head, _, rest = text.partition("\n")
+        given = ",".join(sorted(set(own)))
+        if head.startswith("%%tpu_train") and "--returns" not in head:
+            cells[index]["source"] = source_like(cells[index], f"{head} --returns {given}\n{rest}")
+            what = f"added --returns {given}: cells below use it"
+            changes.append(Change(before[index], 1, "rewritten", head, what))
+    return changes
 
 
 def _functions(trees: list[ast.Module]) -> frozenset[str]:
