@@ -81,9 +81,9 @@ class PreparedNotebook:
     def lint_notes(self) -> Iterator[str]:
         """Yield a line for each error and warning about the train cell, and one for the others."""
         grave = [finding for finding in self.findings if finding.severity != "hint"]
-        grave.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+        grave.sort(key=lambda finding: (finding.below, SEVERITIES.index(finding.severity)))
         own = [finding for finding in grave if finding.own][:MOST_FINDINGS]
-        yield from (f"lint: {finding.in_one_line()}" for finding in own)
+        yield from (f"lint: {finding.in_one_line()}. Fix: {finding.fix}" for finding in own)
         rest = [finding for finding in self.findings if finding not in own]
         counts = Counter(finding.severity for finding in rest)
         if not counts["error"] + counts["warning"]:
@@ -95,10 +95,7 @@ class PreparedNotebook:
             if counts[kind]
         )
         first = next(finding for finding in grave if finding not in own)
-        yield (
-            f"lint: {kinds} (--dry-run shows them). The first: cell [{first.cell}], "
-            f"line {first.line}: {first.message}"
-        )
+        yield (f"lint: {kinds} (--dry-run shows them). The first: {first.in_one_line()}")
 
 
 def prepare_notebook(

@@ -44,13 +44,13 @@ class Finding:
     """The text of the line."""
 
     def in_one_line(self) -> str:
-        """Return place, message and fix; a cell below is named by its line, as it may not have run
-        and then has no number of this kernel.
+        """Return place and message; a line below the train cell is quoted, as its cell may not
+        have run and then has no number of this kernel.
         """
-        where = f"below, `{self.source.strip()}`"
-        if not self.below:
-            where = f"cell [{self.cell}], line {self.line}"
-        return f"{where}: {self.message}. Fix: {self.fix}"
+        place = f"cell [{self.cell}], line {self.line}"
+        if self.below:
+            place = f"below, `{self.source.strip()}`"
+        return f"{place}: {self.message}"
 
     def to_json(self) -> dict[str, object]:
         """Return the finding in the form of `tpunb lint --json`."""
