@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 import yaml
 from nbformat import v4
 
-from tests.drivers.kernel import PATIENCE, ROOT, until
+from tests.drivers.kernel import PATIENCE, until
 from tests.runs.test_listing import made
 from tpunb import __version__, cli
 from tpunb.errors import TpunbError
@@ -28,7 +27,7 @@ from tpunb.kernel.papermill import run_notebook
 from tpunb.notebook.parameters import refuse_unknown
 from tpunb.runs import listing
 from tpunb.runs.directory import RunDir, list_runs
-from tpunb.utils import env_vars, files, terminal
+from tpunb.utils import files, terminal
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -344,31 +343,6 @@ class TestRun:
         assert "".join(part.text for part in out.cells[-1].outputs) == "b c\n"
         assert (run.path / "notebook.ipynb").read_bytes() == (tmp_path / "nb.ipynb").read_bytes()
 
-    def test_a_failed_run_fails_even_where_the_cell_does_not(self, two_runs: Path) -> None:
-        # a kernel under load may send one print in pieces
-        last = nbformat.read(two_runs / "nb.out.ipynb", as_version=4).cells[-1]
-        assert "".join(out.text for out in last.outputs) == "went on\n"
-        assert (two_runs / "status").read_text() == "1"
-        one, two = (two_runs / "printed").read_text().splitlines()
-        assert one.startswith("one: succeeded on 2 rehearsal cores in ")
-        assert two.startswith("two: failed on 2 rehearsal cores in ")
-
-    def test_a_failed_cell_is_reported_as_in_the_notebook(self, tmp_path: Path) -> None:
-        write(tmp_path / "nb.ipynb", LOAD, FAILING, "print('went', 'on')")
-        done = tpunb(tmp_path, "run", "nb.ipynb")
-        assert done.returncode == 1
-        assert errors(done).startswith(
-            "tpunb: nb.ipynb, cell [2]: RankFailedError: rank 0 failed in cell [2], line 3: "
-            "ZeroDivisionError: division by zero\n"
-        )
-        assert "site-packages" not in errors(done)
-        # No traceback is folded: a terminal and the saved notebook cannot unfold it.
-        assert done.stderr.count("Traceback (most recent call last)") == 1
-        cells = nbformat.read(tmp_path / "nb.out.ipynb", 4).cells
-        [outputs] = [cell.outputs for cell in cells if cell.source == FAILING]
-        assert [out.output_type for out in outputs if "Traceback (" in str(out)] == ["error"]
-        assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
-
     def test_an_error_of_a_magic_is_reported_too(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, "%%tpu_train --corse 2\npass")
         done = tpunb(tmp_path, "run", "nb.ipynb")
@@ -376,28 +350,6 @@ class TestRun:
         assert errors(done).startswith(
             "tpunb: nb.ipynb, cell [2]: UsageError: %%tpu_train: unrecognized arguments: --corse 2"
         )
-
-    def test_runs_in_the_background_and_detached_ones_count_too(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The notebook ends before its runs: one ends with the kernel, one later."""
-        monkeypatch.delenv(env_vars.LENT)  # a lender would end the runs that are left
-        work = "import time\nfor i in range({n}):\n    time.sleep(0.1)\nprint('whole')"
-        cells = [
-            f"%%tpu_train --cores 1 --detach --name far\n{work.format(n=20)}",
-            f"%%tpu_train --cores 1 --bg --name near\n{work.format(n=6000)}",
-            "import os, time\nwhile not os.path.exists(h) or 'training' not in open(h).read():\n"
-            "    time.sleep(0.1)",
-        ]
-        cells.insert(
-            2, "import glob\n[h] = [f'{f}/events.jsonl' for f in glob.glob('runs/*-near')]"
-        )
-        write(tmp_path / "nb.ipynb", LOAD, *cells)
-        done = tpunb(tmp_path, "run", "nb.ipynb")
-        far, near = done.stdout.splitlines()
-        assert far.startswith("far: succeeded on 1 rehearsal core in ")
-        assert near.startswith("near: interrupted on 1 rehearsal core in ")
-        assert done.returncode == 1
 
     def test_a_notebook_that_trains_nothing(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", "print(1)")
@@ -438,43 +390,6 @@ except KeyboardInterrupt:
         [run] = list_runs(tmp_path / "runs")
         until(lambda: run.read_result(), "the run's result")
         assert len(list(tmp_path.glob("saved *"))) == 2
-
-    def test_a_terminal_shows_the_lines_as_they_come(self, tmp_path: Path) -> None:
-        wait = (
-            "import pathlib, time\nwhile not pathlib.Path('go on').exists():\n    time.sleep(0.05)"
-        )
-        write(tmp_path / "nb.ipynb", LOAD, f"%%tpu_train --cores 1\nprint('here')\n{wait}")
-        ours, theirs = os.openpty()
-        with subprocess.Popen(
-            command("run", "nb.ipynb"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs
-        ) as process:
-            os.close(theirs)
-            seen = b""
-            while b"[0] here" not in seen:
-                assert select.select([ours], [], [], PATIENCE)[0], seen
-                seen += os.read(ours, 4096)
-            assert process.poll() is None
-            (tmp_path / "go on").touch()
-            out, _ = process.communicate(timeout=PATIENCE)
-        os.close(ours)
-        assert out.startswith(b"nb: succeeded on 1 rehearsal core in ")
-        [run] = list_runs(tmp_path / "runs")
-        assert seen.startswith(f"run {run.id}\r\n[tpunb] rehearsal on CPU".encode())
-
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
-    )
-    def test_the_notebooks_of_this_project(
-        self, name: str, words: list[str], tmp_path: Path
-    ) -> None:
-        """Each notebook asserts the accuracy that it reaches."""
-        shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)
-        done = tpunb(tmp_path, "run", f"{name}.ipynb", "--cores", "2", *words)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith(f"{name}: succeeded on 2 rehearsal cores in ")
-        cells = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4).cells
-        assert any(re.search(r"^assert accurac\S+ >= 0\.9", c.source, re.MULTILINE) for c in cells)
 
 
 class TestListings:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-import torch
 from nbclient import NotebookClient
 
 from tests import option_tables
@@ -63,98 +59,12 @@ def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Pa
         assert float(final.splitlines()[-2].split()[-1]) < 0.5  # it has learned
 
 
-@pytest.mark.usefixtures("lent")
-@pytest.mark.timeout(1200)  # for all pages
-def test_python_blocks_of_all_how_to_pages_run_in_one_notebook(tmp_path: Path) -> None:
-    cells = ["%load_ext tpunb", *(cell for page in HOWTO for cell in blocks(page, "python"))]
-    notebook = notebook_of(cells)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    ends = [
-        out["data"]["text/plain"]
-        for cell in notebook.cells
-        if cell.source.startswith("%%tpu_train")
-        for out in cell.outputs
-        if out.output_type == "execute_result"
-    ]
-    assert len(ends) == 7
-    [unequal] = [end for end in ends if not end.startswith("RunResult succeeded")]
-    assert "rank" in unequal  # the page on rehearsals shows what a TPU would hang in
-
-
 ALL_IN_TURN = """
 import os, runpy, sys
 for folder in sys.argv[1:]:
     os.chdir(folder)
     runpy.run_path(f"{folder}/train.py", run_name="__main__")
 """
-
-
-@pytest.mark.usefixtures("lent")
-@pytest.mark.timeout(1200)  # three libraries, in one process and on ranks
-def test_scripts_and_cells_side_by_side_train_to_the_same_weights(tmp_path: Path) -> None:
-    both = blocks("docs/coming_from.md", "python")
-    scripts = [block for block in both if block.startswith(SCRIPT)]
-    folders = [tmp_path / str(number) for number in range(len(scripts))]
-    for folder, script in zip(folders, scripts, strict=True):
-        folder.mkdir()
-        (folder / "train.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_IN_TURN, *map(str, folders)],
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-    cells = []
-    for block in both:
-        if block.startswith(SCRIPT):
-            continue
-        cells.append(block)
-        if "--returns weights" in block:
-            cells.append(f"# tpu: skip\ntorch.save(weights, 'cells-{len(cells)}.pt')")
-    notebook = notebook_of(cells)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-
-    saved = sorted(tmp_path.glob("cells-*.pt"))
-    assert len(saved) == len(scripts) == 3
-    for folder, path in zip(folders, saved, strict=True):
-        script, in_cells = torch.load(folder / "weights.pt"), torch.load(path)
-        assert in_cells.keys() == script.keys()
-        for name in script:
-            torch.testing.assert_close(in_cells[name], script[name], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.usefixtures("lent")
-@pytest.mark.timeout(1200)  # for all commands
-def test_bash_blocks_run(tmp_path: Path) -> None:
-    train = "%%tpu_train --cores {cores}\nprint('epochs', epochs)"
-    notebook = notebook_of(["cores, epochs = 1, 1", "%load_ext tpunb", train])
-    notebook.cells[0].metadata.tags = ["parameters"]
-    nbformat.write(notebook, tmp_path / "notebook.ipynb")
-    nbformat.write(notebook_of(["import torch_xla.core.xla_model as xm"]), tmp_path / "old.ipynb")
-    (tmp_path / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    commands = [
-        line
-        for page in [*PAGES, "docs/setup.md", *HOWTO]
-        for block in blocks(page, "bash")
-        for line in block.splitlines()
-    ]
-    assert "make demo" in commands  # what CI and people run; too long for this test
-    once = {tuple(shlex.split(command, comments=True)): command for command in commands}
-    for command in once.values():
-        if command.startswith("tpunb "):
-            done = subprocess.run(
-                ["bash", "-c", command.replace("RUN", "notebook")],
-                cwd=tmp_path,
-                env={**os.environ, "PATH": path},
-                capture_output=True,
-                text=True,
-                timeout=500,
-            )
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert (tmp_path / "notebook.py").exists()
 
 
 def test_python_blocks_are_on_pages_that_are_run(capsys: pytest.CaptureFixture[str]) -> None:

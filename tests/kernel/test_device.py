@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -74,14 +73,6 @@ def test_a_device_in_use_cannot_be_changed(kernel: pytest.MonkeyPatch) -> None:
     assert os.environ["PJRT_DEVICE"] == "CPU"
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_importing_torch_xla_really_sets_it() -> None:
-    code = "import os, torch_xla; print(os.environ['PJRT_DEVICE'])"
-    env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout == "CPU\n"
-
-
 PROGRAM = """
 import os
 os.environ["PJRT_DEVICE"] = "CPU"
@@ -101,11 +92,3 @@ x.sum().backward()
 except RuntimeError:
     print("raised")
 """
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_a_backward_pass_before_xla_started_is_explained() -> None:
-    """When torch fixes this, the hint and tpunb.xla.runtime can be removed."""
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert ran.stdout == "raised\n", ran.stderr
-    assert "Restart the kernel and use the XLA device first" in ran.stderr

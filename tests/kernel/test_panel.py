@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import Kernel, kernel
+from tests.drivers.kernel import Kernel
 from tests.runs.test_listing import made
 from tpunb.display.front_end import FrontEnd
 from tpunb.kernel import panel
@@ -222,15 +222,6 @@ def test_ipykernels_private_name_is_there() -> None:
 
     installed = tuple(map(int, version("ipykernel").split(".")[:2]))
     assert hasattr(BaseComm, "_reply_subshell_for") == (installed >= (7, 4))
-
-
-def test_a_kernel_without_a_front_end_keeps_no_widget(tmp_path: Path) -> None:
-    with kernel(tmp_path) as nb:
-        assert _train(nb, "import time\ntime.sleep(2 * rank())") == 1
-        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
-        nb.run(SHOW, "show").good()
-        assert nb.value("most > 20") is True
-        assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0
 
 
 SHOW = """import tpunb

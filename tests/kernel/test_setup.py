@@ -70,22 +70,6 @@ def test_a_tpu_that_another_process_holds(tmp_path: Path) -> None:
     assert "gke: KUBERNETES_SERVICE_HOST is set" in told["signs"]
 
 
-def test_trying_the_import(tmp_path: Path) -> None:
-    with machine("laptop", tmp_path) as made:
-        made.file("broken/torch_xla/__init__.py", "raise ImportError('undefined symbol: _ZN2at')")
-        made.env["PYTHONPATH"] = str(made.root / "broken")
-        env = made.env | {"PYTHONPATH": f"{made.root / 'broken'}:{ROOT}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "tpunb", "doctor", "--import"],
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 1
-    assert "ImportError: undefined symbol: _ZN2at" in done.stdout
-    assert "--force-reinstall" in done.stdout
-
-
 @pytest.fixture(scope="module")
 def made(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeMachine]:
     with machine("kaggle-tpu", tmp_path_factory.mktemp("machine")) as made:
@@ -142,23 +126,6 @@ class TestKernel:
         )
         made.release_lifelines(process)
         assert not (nb.folder / "runs").exists()
-
-    def test_the_cell_in_which_this_kernel_took_it(self, nb: Kernel, made: FakeMachine) -> None:
-        device = made.root / "dev/vfio/0"
-        taking = f"import torch_xla\ntorch_xla.device()\nheld = open({str(device)!r})"
-        nb.run("import torch", "import").good()
-        number = nb.run(taking, "taking").good().number
-        nb.run("1 + 1", "later").good()
-        ran = nb.run("%%tpu_train\npass", "train")
-        assert (
-            f"DeviceBusyError: the TPU is held by this notebook's kernel (process {nb.pid}) since "
-            f"cell [{number}]"
-        ) in ran.traceback
-        assert "restart this kernel" in ran.traceback
-        card = nb.run("%tpu_setup --no-warm", "setup").good().status
-        assert "the TPU is held by this notebook's kernel" in card
-        nb.run("held.close()", "later").good()
-        assert "is held by" not in nb.run("%tpu_setup --no-warm", "setup").good().status
 
 
 def test_a_stalled_server_does_not_stop_anything(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -76,28 +75,6 @@ def run(code: str, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_each_name_is_in_the_state_that_the_table_says() -> None:
-    report = json.loads(run(PROBE).rpartition("REPORT")[2])
-    assert report["version"].startswith("2.9.")
-    for row in removed_apis.NAMES + removed_apis.MODULES:
-        assert report["there"][row.old] == (row.state != "missing"), row
-        assert report["followed"][row.old], row
-        assert bool(report["warned"].get(row.old)) == (row.state == "deprecated"), row
-    assert all(report["new"].values()), report["new"]
-    for row in removed_apis.ARGUMENTS:
-        name = row.old.rpartition(".")[2]
-        # A refused argument is either not there or, for nprocs, raises.
-        there = name in report["parameters"][row.old]
-        assert there == (row.state == "ignored" or name == "nprocs"), row
-    assert "nprocs" in report["nprocs"]
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_the_variable_for_bfloat16_still_rounds_what_looks_like_float32() -> None:
-    assert run(BF16, XLA_USE_BF16="1").rpartition("VALUE")[2].strip() == "1.0"
 
 
 def test_no_row_is_there_twice() -> None:

@@ -6,9 +6,6 @@ Ranks are plain Python where torch does not matter.
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +22,7 @@ from tpunb.places.config import ColabSettings, PlaceConfig, find_place
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import FailureKind, RunSpec, RunState
+from tpunb.runs.spec import RunSpec
 from tpunb.utils.errors import TpunbError
 
 BEGUN = "import time\nprint('begun', flush=True)\n"
@@ -117,109 +114,6 @@ def test_what_is_decided_before_there_is_a_session(tmp_path: Path) -> None:
     ]
 
 
-def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) -> None:
-    (project.project / "helper.py").write_text("WORD = 'helped'")
-    project.set_place(files=["helper.py"])
-    look = "print(helper.WORD, os.environ['SESAME'], os.path.basename(os.getcwd()))"
-    project.notebook(f"{SAVE}import helper\n{look}", "--env SESAME=sesame-7")
-    done = project.tpunb("submit", "nb.ipynb", "--on", "colab")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "83.20 compute units are left" in done.stdout
-    assert "cpu of Colab: 0.08 compute units an hour" in done.stdout
-    result = last(project)
-    assert (result.state, result.hosts, result.place) == (RunState.SUCCEEDED, ("colab",), "colab")
-    assert result.price is not None
-    assert (result.price.per_hour, result.price.unit) == (0.08, "compute units")
-    run = RunDir(result.dir)
-    assert "helped sesame-7 content" in run.log.read_text()
-    assert (run.checkpoints / "last").read_text() == "saved"
-    fetched = project.tpunb("fetch", run.id)
-    assert "was released: its run's files were fetched at the end of" in fetched.stderr
-
-
-def test_credentials_are_colabs_own(project: ColabProject) -> None:
-    project.notebook("print('hello')", "--env SESAME=sesame-7")
-    project.colab.fail(stop=503)
-    done = project.tpunb("submit", "nb.ipynb", "--on", "colab")
-    run = list_runs(project.project / "runs")[-1]
-    written = "".join(
-        path.read_text(errors="replace") for path in run.path.rglob("*") if path.is_file()
-    )
-    said = done.stdout + done.stderr
-    assert re.search("not be released .* may still cost money", said)
-    assert f"`colab stop -s tpunb-{run.id}`" in said
-    for secret in (TOKEN, "ya29", "runtime-proxy-token"):
-        assert secret not in written + said
-    assert not any("sesame-7" in word for words in project.colab.calls for word in words)
-    content = project.colab.content(f"tpunb-{run.id}")
-    assert not list(content.rglob("start.json"))
-    assert not list(content.glob("*.tar"))
-    project.colab.close()
-
-
-def test_a_cut_is_followed_again_and_stop_works(
-    project: ColabProject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = "for n in range(5):\n    print('line', n, flush=True)\n"
-    project.notebook(f"{lines}{GO_ON}")
-    known = runs(project)
-    process = submit(project)
-    run = begun(project, known)
-    (following,) = _processes(b"exec", f"tpunb-{run.id}".encode())
-    os.kill(following, signal.SIGINT)
-    until(lambda: project.colab.calls[-1][0] == "exec" and _uploads(project) == 2, "another turn")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(240) == 1
-    assert process.stdout is not None
-    process.stdout.close()
-    result = result_of(run)
-    assert result.state is RunState.INTERRUPTED
-    assert "interrupted in the terminal" in result.reason
-    for number in range(5):
-        assert run.log.read_text().count(f"line {number}\n") >= 1
-    once = [line for line in run.log.read_text().splitlines() if line.endswith("line 3")]
-    assert len(once) == len(set(once)), once
-
-
-def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
-    project.notebook(GO_ON)
-    known = runs(project)
-    process = submit(project)
-    run = begun(project, known)
-    project.colab.fail(exec="cut")
-    project.colab.lose(f"tpunb-{run.id}")
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 1
-    result = result_of(run)
-    assert result.state is RunState.FAILED
-    (failure,) = result.failures
-    assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "colab")
-    assert "Colab has ended the session" in said
-
-
-def test_a_detached_run_is_found_again(project: ColabProject) -> None:
-    """The mirror is killed, and the run ends before another mirror follows it."""
-    project.notebook(f"{SAVE}{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
-    done = project.tpunb("submit", "nb.ipynb", "--on", "colab", "--detach")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = until(lambda: list_runs(project.project / "runs")[-1], "a run")
-    until(lambda: run.log.exists() and "begun" in run.log.read_text(), "ranks that have begun")
-    fetched = project.tpunb(
-        "fetch", run.id, "--files", "checkpoints"
-    )  # while another process follows
-    assert fetched.returncode == 0, fetched.stderr
-    assert (run.checkpoints / "last").read_text() == "saved"
-    (mirror,) = _processes(str(run.path).encode(), b"stays")
-    os.kill(mirror, signal.SIGKILL)
-    until(lambda: not run.is_running(), "the mirror's end")
-    assert state.read_result(run) is None
-    (project.colab.content(f"tpunb-{run.id}") / "go").touch()
-    attached = project.tpunb("attach", run.id)
-    assert attached.returncode == 0, attached.stdout + attached.stderr
-    assert result_of(run).state is RunState.SUCCEEDED
-    project.wait_until_released()
-
-
 def _processes(*words: bytes) -> list[int]:
     """Processes with these words in their commands."""
     found = []
@@ -238,21 +132,6 @@ def _uploads(project: ColabProject) -> int:
     """Number of uploads to the last session."""
     uploads = [words for words in project.colab.calls if words[0] == "upload"]
     return sum(words[2] == uploads[-1][2] for words in uploads)
-
-
-def test_a_kernel_that_is_lost_ends_its_run(project: ColabProject) -> None:
-    project.notebook(GO_ON)
-    known = runs(project)
-    process = submit(project)
-    run = begun(project, known)
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
-    result = result_of(run)
-    assert (result.state, result.reason) == (RunState.INTERRUPTED, "the kernel has ended")
-    project.wait_until_released()
-    until(lambda: not run.is_running(), "the mirror's end")
 
 
 SPEC = RunSpec("nb", "colab", 2, "CPU", ".", (), (), hosts=("colab",), place="colab")
@@ -306,19 +185,6 @@ def test_a_lost_run_says_what_may_still_cost(tmp_path: Path) -> None:
     placed.write(RunDir(tmp_path))
     assert ColabRun.read(RunDir(tmp_path)) == placed
     assert "release it with `colab stop -s tpunb-lost`" in state.lost_message(RunDir(tmp_path))
-
-
-def test_who_interrupts_the_start_has_no_session_left(project: ColabProject) -> None:
-    project.notebook("print('never')")
-    project.colab.fail(new=2)
-    asked = len(project.colab.calls)
-    process = submit(project)
-    until(lambda: [w[0] for w in project.colab.calls[asked:]][-1:] == ["new"], "an allocation")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=240)
-    assert process.returncode == 1
-    assert last(project).state is RunState.INTERRUPTED
-    assert [words[0] for words in project.colab.calls[asked:]].count("stop") == 1
 
 
 def test_doctor(project: ColabProject) -> None:

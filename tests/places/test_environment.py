@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from tpunb.places.config import find_place
 from tpunb.places.errors import HostsError
 from tpunb.places.place import Cancelled
 from tpunb.places.transport import make_transport
-from tpunb.utils.version import __version__, package_digest
+from tpunb.utils.version import __version__
 
 
 def test_the_lock_names_what_is_installed_here() -> None:
@@ -83,24 +82,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("uv", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("there is no uv here")
     monkeypatch.setattr(environment, "write_lock", lambda *, tpu: "")
-
-
-@pytest.mark.usefixtures("small")
-def test_hosts_get_this_tpunb_once(pod: ReachedPod) -> None:
-    pod.set_place(environment="make")
-    report, told = made(pod)
-    assert told == ["installing 0 packages with uv on h0, h1 (once)"]
-    for name, host in report.answered:
-        assert host.python == f"{pod.folder}/homes/{name}/.tpunb/env/bin/python"
-        assert host.versions["tpunb"] == __version__
-    python = report.answered[0][1].python
-    code = "from tpunb.utils import version; print(version.package_digest(), version.__file__)"
-    digest, file = subprocess.run(
-        [python, "-I", "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert digest == package_digest()
-    assert file.startswith(f"{pod.folder}/homes/h0/.tpunb/env/")
-    assert made(pod)[1] == []
 
 
 @pytest.mark.usefixtures("small")

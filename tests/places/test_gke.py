@@ -6,7 +6,6 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tests.drivers.nodes import until
 from tests.fakes.cluster import Cluster
 from tests.support import script_of
 from tpunb.places import gke, kinds, kubectl
-from tpunb.places.config import find_place
 from tpunb.places.errors import PlaceError
 from tpunb.places.gke import GkePlace
 from tpunb.places.jobset import JobSetTarget
@@ -27,7 +25,7 @@ from tpunb.runs import directory, state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import Profile, RunSpec, RunState
+from tpunb.runs.spec import RunSpec
 from tpunb.runs.stream import End, Stop
 from tpunb.utils.errors import TpunbError
 
@@ -215,20 +213,6 @@ def phases(run: RunDir) -> str:
     return "\n".join(getattr(event, "text", "") for event in run.read_events())
 
 
-def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gke, "LINGER", 0.1)
-    made = place()
-    made.start(HUSH, print, lambda: False)
-    until(lambda: phase(cluster) == "Completed")
-    result = mirrored(again(made))
-    assert result.state is RunState.SUCCEEDED
-    assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
-    assert objects(cluster) == []
-    assert b"hush" not in b"".join(p.read_bytes() for p in made.run.path.rglob("*") if p.is_file())
-
-
 def test_a_log_that_cannot_be_read_at_once_is_read_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,55 +266,6 @@ def test_what_comes_late_is_not_of_the_pods_that_jobset_has_started_again(
     assert made._said.empty()
 
 
-def test_what_a_deleted_pod_had_is_in_the_bucket(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gke, "LINGER", 0.1)
-    write_place(tmp_path, checkpoints=f"file://{tmp_path}/bucket")
-    made = place()
-    url = target().checkpoints(made.run.id)
-    made.start({"TPUNB_CHECKPOINTS": str(url)}, print, lambda: False)
-    until(lambda: phase(cluster) == "Completed")
-    made._cluster.delete(made.placed.name)
-    until(lambda: not cluster.pods())
-    found = again(made)
-    assert mirrored(found).state is RunState.SUCCEEDED
-    assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
-    names = {
-        path.relative_to(made.run.path).as_posix() for path in found.fetch(["*"], made.run.path)
-    }
-    assert "attempts/0/0/stdout.log" not in names  # part of the stream
-
-
-def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
-    train = (
-        "import pathlib\n[run] = pathlib.Path('runs').iterdir()\n"
-        "(run / 'profile').mkdir(exist_ok=True)\n(run / 'profile/trace').write_text('x')\n"
-    )
-    made = place(train)
-    spec = made.run.read_spec()
-    made.run.write_spec(replace(spec, profile=Profile((0,), 1, 2)))
-    assert mirrored(made, found=False).state is RunState.SUCCEEDED
-    assert (made.run.path / "profile/trace").read_text() == "x"
-    assert objects(cluster) == []
-
-
-def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -> None:
-    made = place("import time\ntime.sleep(600)")
-    made.start({}, print, lambda: False)
-    lines: list[Said] = []
-    for said in made.follow([{}, {}]):
-        if said is not None:
-            lines.append(said)
-        if len(made._connections) == 2 and objects(cluster):
-            made._cluster.delete(made.placed.name)
-    made.close()
-    gone = [
-        said.line for said in lines if said.line.__class__.__name__ in ("ConnectionLost", "End")
-    ]
-    assert len(gone) == 2
-
-
 def phase(cluster: Cluster) -> str:
     [jobset] = cluster.objects("JobSet")
     return str(jobset["status"].get("terminalState", ""))
@@ -357,35 +292,6 @@ def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
     write_place(tmp_path, queue="nobody")
     with pytest.raises(PlaceError, match="has no queue 'nobody'"):
         target()
-
-
-def test_the_doctor_names_the_queue_only_for_its_own_problems(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_place(tmp_path, queue="nobody")
-    [(what, _)] = kinds.inspect_place("gke", Path.cwd()).problems()
-    assert what == "queue"
-
-    def fail(*given: object) -> None:
-        raise UnansweredError("i/o timeout")
-
-    monkeypatch.setattr(gke, "find_cluster", fail)
-    place = find_place("gke", Path.cwd())
-    assert gke.inspect_cluster(place).problems() == [("cluster", "i/o timeout")]
-
-
-def test_the_doctor_says_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
-    report = kinds.inspect_place("gke", Path.cwd())
-    assert report.problems() == []
-    assert "ready: %%tpu_train --on gke runs on v6e-8, 2 pods of 4 chips" in report.text()
-    cluster.denied |= {"create pods/exec", "create secrets"}
-    report = kinds.inspect_place("gke", Path.cwd())
-    assert report.problems() == [("permissions", "denied: create secrets, create pods/exec")]
-    cluster._objects.pop(("CustomResourceDefinition", "jobsets.jobset.x-k8s.io"))
-    assert "JobSet is not installed" in kinds.inspect_place("gke", Path.cwd()).text()
-    cluster.unreachable = True
-    [(what, told)] = kinds.inspect_place("gke", Path.cwd()).problems()
-    assert (what, "i/o timeout" in told) == ("cluster", True)
 
 
 def test_without_kubectl_its_page_is_named(

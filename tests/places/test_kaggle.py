@@ -33,7 +33,7 @@ from tpunb.places.kaggle import (
 )
 from tpunb.places.kaggle_service import NoAnswerError, Status
 from tpunb.places.log_stream import Packer
-from tpunb.places.place import Cancelled, ConnectionLost
+from tpunb.places.place import ConnectionLost
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase, from_line
 from tpunb.runs.spec import RunSpec, RunState
@@ -220,24 +220,6 @@ def test_what_is_not_pushed(
     with pytest.raises((PlaceError, DataError), match=words):
         started(opened(run), **variables)
     assert not kaggle.service.sessions
-
-
-def test_a_push_that_is_given_up(kaggle: KaggleProject, run: RunDir) -> None:
-    with pytest.raises(Cancelled):
-        opened(run).start({}, lambda text: None, lambda: True)
-    kaggle.service.most_sessions = 0
-    with pytest.raises(PlaceError, match="session count of 0 reached"):
-        started(opened(run))
-
-
-def test_a_push_whose_answer_is_lost(kaggle: KaggleProject, run: RunDir) -> None:
-    kaggle.service.trouble["SaveKernel"] = [500]
-    with pytest.raises(PlaceError, match="HTTP 500: the run has not started"):
-        started(opened(run))
-    kaggle.service.hold.clear()
-    kaggle.service.lose_answer = True
-    started(opened(run))
-    assert list(kaggle.service.sessions) == [REF]
 
 
 @pytest.mark.parametrize("late", [Status("QUEUED"), NoAnswerError("Kaggle answers with HTTP 500")])

@@ -131,23 +131,6 @@ def broken_ways(run: RunDir) -> Iterator[tuple[str, Callable[[Path], object]]]:
     yield "link to itself", lambda path: (path.unlink(), path.symlink_to(path))
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_any_file_may_be_anything(folder: Path, file: str) -> None:
-    healthy = whole(folder, "healthy")
-    run = whole(folder, "broken")
-    path = run.path / file
-    good = path.read_bytes()
-    for name, damage in broken_ways(run):
-        damage(path)
-        age(run)
-        try:
-            look_at_everything(folder, run, healthy)
-        except Exception as error:
-            raise AssertionError(f"{file}: {name}") from error
-        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-        path.write_bytes(good)
-
-
 @pytest.mark.parametrize("file", ["spec.json", "result.json", "notebook.json"])
 def test_any_field_may_be_anything(folder: Path, file: str) -> None:
     healthy = whole(folder, "healthy")
@@ -206,31 +189,6 @@ def is_lost_later(run: RunDir) -> bool:
     """In an hour. The one who has just attached may write TensorBoard's file only now."""
     os.utime(run.path, (time.time() + 3600,) * 2)
     return state.run_state(run) is RunState.LOST
-
-
-def test_many_gigabytes_are_not_read(folder: Path) -> None:
-    """The files are sparse: nothing here takes the room or the time of what they seem to hold."""
-    healthy = whole(folder, "healthy")
-    run = whole(folder, "huge")
-    end = b"\n[0] the last line\n"
-    for name in ("metrics.jsonl", "run.log", "attempts/0/0/stdout.log", "attempts/0/0/stderr.log"):
-        with open(run.path / name, "r+b") as file:
-            file.seek(40_000_000_000)
-            file.write(end)
-    for name in ("result.json", "notebook.json", "env.json", "attempts/0/0/saving.txt"):
-        os.truncate(run.path / name, 40_000_000_000)
-    age(run)
-    assert list(logs.read_lines(run, logs.Search(tail=1))) == ["[0] the last line"]
-    assert "were not searched; " in logs.read_for_cell(run, logs.Search(level="error"))
-    assert "[0] the last line\n" in logs.read_for_cell(run, logs.Search())
-    follower = logs.follow_lines(run, logs.Search(tail=1))
-    assert next(follower) == ["[0] the last line"]
-    follower.close()
-    with pytest.warns(UserWarning, match=f"no best values for {run.id}"):
-        first, *_ = look_at_everything(folder, run, healthy)
-    assert first == Note(
-        f"the first 80 GB of output and 40 GB of metrics are not shown; everything is in {run.path}"
-    )
 
 
 def age(run: RunDir, seconds: float = 3600.0) -> None:

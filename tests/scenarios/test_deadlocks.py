@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from textwrap import indent
 
 import pytest
 
 from tests.support import Driver, Seen
-from tpunb.runs.events import Note
 
 START = """\
 import os, pathlib, threading, time, torch, torch_xla
@@ -237,21 +235,3 @@ for step in range(5):
         while not os.path.exists("told"): time.sleep(0.1)
 print("done", rank)
 """
-
-
-def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
-    driver: Driver, tmp_path: Path
-) -> None:
-    seen = driver.run(
-        [],
-        ELSEWHERE,
-        ranks=3,
-        when=lambda event: isinstance(event, Note),
-        then=lambda run: (tmp_path / "told").touch(),
-        cwd=str(tmp_path),
-    )
-    assert seen.result.state == "succeeded"
-    (note,) = seen.of(Note)
-    assert note.text.startswith("waiting in a collective for 15 s: 0,2; not in it: 1\n")
-    assert "ranks 0, 2: in xm.all_reduce, cell [1], line 5: total = xm.all_reduce(" in note.text
-    assert "rank 1: at cell [1], line 8: while not os.path.exists(" in note.text

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.drivers.nodes import REAL, ROOT, RunOnHosts, until
+from tests.drivers.nodes import ROOT, RunOnHosts, until
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
-from tpunb.runs import returns
-from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
-from tpunb.runs.stream import Alive
+from tpunb.runs.spec import FailureKind, RunState, StopCause
 
 GO_ON = "import os, time\nprint('begun', os.environ['RANK'], flush=True)\ntime.sleep(600)"
 """Until it is stopped."""
@@ -137,14 +134,6 @@ def test_all_hosts_start_again_together(make: Make) -> None:
     assert "rank h0/0 has failed: starting again" in run.nodes[1].text("events.jsonl")
 
 
-def test_when_no_retry_is_left_all_hosts_end(make: Make) -> None:
-    run = make("raise ValueError('always')", retries=1, count=3)
-    run.start_all()
-    assert run.wait() == [1, 1, 1]
-    assert run.nodes[0].result().attempts == 2
-    assert {failure.type for failure in run.nodes[0].result().failures} == {"ValueError"}
-
-
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_stop_at_any_host_stops_all(make: Make, asked: int) -> None:
     run = make(GO_ON)
@@ -169,45 +158,6 @@ def test_stopped_twice_no_host_waits_for_the_grace_period(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
-    """As `tpunb stop` does there."""
-    from tpunb.runs import state
-    from tpunb.runs.directory import RunDir
-
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    state.request_stop(RunDir(run.folders[1]), "by hand", origin=StopOrigin.COMMAND)
-    assert run.wait() == [130, 130]
-    stop = run.nodes[0].result().stop
-    assert stop is not None
-    assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
-
-
-def test_a_run_hangs_only_if_no_host_goes_on_and_all_say_where(make: Make) -> None:
-    run = make(
-        "import os, time\n"
-        "print('begun', flush=True)\n"
-        "for _ in range(20 if os.environ['RANK'] == '0' else 0):\n"
-        "    time.sleep(0.2)\n"
-        "    print('alive', flush=True)\n"
-        "time.sleep(600)",
-        hang_timeout=2.0,
-    )
-    run.start_all()
-    assert run.wait() == [124, 124]
-    result = run.nodes[0].result()
-    assert result.state is RunState.HUNG
-    assert run.nodes[0].text("run.log").count("alive") == 20
-    assert result.failure is not None
-    lines = result.failure.message.splitlines()
-    assert lines[0].startswith("no activity from any rank for ")
-    assert [line.partition(": ")[0] for line in lines[1:-1]] == ["h0", "h1"]
-    assert lines[-1].startswith("If nothing was wrong")
-    assert result.stop is not None
-    assert result.stop.cause is StopCause.HUNG
-
-
 def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> None:
     run = make(GO_ON, count=3)
     run.start_all()
@@ -219,53 +169,6 @@ def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> Non
         assert failure is not None
         assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "h2")
         assert failure.headline().startswith("host h2 was lost")
-
-
-def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
-    """Nobody tells anybody: each side finds out by itself, and names the other."""
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    pod[1].cut()
-    assert run.wait() == [1, 1]
-    lost = [run.nodes[number].result().failure for number in (0, 1)]
-    assert [failure and failure.host for failure in lost] == ["h1", "h0"]
-    assert lost[0] is not None
-    assert lost[0].headline() == "host h1 was lost: no heartbeat for 3 s"
-
-
-def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> None:
-    """Each time for as long as TCP itself would not come back from within the limit."""
-    run = make(
-        "import os, time\n"
-        "print('begun', flush=True)\n"
-        "while not os.path.exists('go'):\n"
-        "    time.sleep(0.05)\n"
-        "print('done', flush=True)"
-    )
-    run.start_all()
-    run.await_lines("begun")
-    for _ in range(3):
-        pod[1].cut()
-        time.sleep(1.7)
-        pod[1].mend()
-        time.sleep(1.7)
-    Path(run.spec.cwd, "go").touch()
-    assert run.wait() == [0, 0]
-    assert run.nodes[0].result().state is RunState.SUCCEEDED
-
-
-def test_the_host_that_leads_is_lost(make: Make, pod: Pod) -> None:
-    run = make(GO_ON, count=3)
-    run.start_all()
-    run.await_lines("begun")
-    pod[0].cut()
-    pod[0].kill()
-    assert run.wait(1, 2) == [1, 1]
-    for number in (1, 2):
-        failure = run.nodes[number].result().failure
-        assert failure is not None
-        assert failure.headline() == "host h0 was lost: no heartbeat for 3 s"
 
 
 def test_the_supervisor_that_leads_is_killed(make: Make) -> None:
@@ -282,27 +185,6 @@ def test_the_supervisor_that_leads_is_killed(make: Make) -> None:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_a_host_may_come_late(make: Make) -> None:
-    run = make("print('done')")
-    run.start(1)
-    until(lambda: run.nodes[1].hello)
-    time.sleep(1)
-    run.start(0)
-    assert run.wait() == [0, 0]
-
-
-def test_a_host_that_never_comes_is_named(make: Make) -> None:
-    run = make("print('done')", count=3)
-    for number in (0, 1):
-        run.start(number, "--patience", "2s")
-    assert run.wait() == [1, 1]
-    for node in run.nodes.values():
-        failure = node.result().failure
-        assert failure is not None
-        assert failure.headline() == "host h2 has not connected within 2 s"
-        assert not node.log()
 
 
 def test_host_0_never_comes(make: Make) -> None:
@@ -329,31 +211,6 @@ def test_whoever_started_it_is_gone(make: Make) -> None:
     assert stop.cause is StopCause.KERNEL_GONE
 
 
-def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    assert run.nodes[1].process.stdin is not None
-    run.nodes[1].process.stdin.close()
-    assert run.wait() == [130, 130]
-
-
-def test_whoever_started_it_is_cut_off(make: Make) -> None:
-    """Nothing is closed: it is only not heard any more."""
-    run = make(GO_ON)
-    run.start_all(alive_within=2.0)
-    run.await_lines("begun")
-    for _ in range(15):
-        for node in run.nodes.values():
-            node.send(Alive())
-        time.sleep(0.2)
-    assert not any(node.end for node in run.nodes.values())
-    assert run.wait() == [130, 130]
-    stop = run.nodes[0].result().stop
-    assert stop is not None
-    assert stop.cause is StopCause.KERNEL_GONE
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) -> None:
     run = make(GO_ON)
@@ -361,34 +218,6 @@ def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) 
     until(lambda: "ordered" in node.text("supervisor.log"))
     run.stop(number)
     assert run.wait() == [130]
-
-
-def test_a_detached_run_goes_on_and_is_followed_later(make: Make) -> None:
-    run = make(
-        "import os, time\n"
-        "print('begun', flush=True)\n"
-        "while not os.path.exists('go'):\n"
-        "    time.sleep(0.05)\n"
-        "print('done', flush=True)"
-    )
-    run.start_all("--detach")
-    run.await_lines("begun")
-    known = [dict(node.files) for node in run.nodes.values()]
-    for node in run.nodes.values():
-        assert node.process.stdin is not None
-        node.process.stdin.close()
-    assert run.wait() == [0, 0]
-    assert run.left()
-    for number, before in enumerate(known):
-        run.nodes[number].close()
-        followed = run.follow(number, {name: len(data) for name, data in before.items()})
-        followed.files = before
-    Path(run.spec.cwd, "go").touch()
-    assert run.wait() == [0, 0]
-    for number, node in run.nodes.items():
-        assert node.files["run.log"] == (run.folders[number] / "run.log").read_bytes()
-        assert node.result().state is RunState.SUCCEEDED
-    until(lambda: not run.left())
 
 
 def test_a_host_that_cannot_look_itself_up(make: Make, pod: Pod) -> None:
@@ -404,63 +233,6 @@ def test_a_host_that_cannot_look_itself_up(make: Make, pod: Pod) -> None:
             host.know(names)
 
 
-def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
-    runs = [make("print('done')", port=port) for port in (29510, 29511)]
-    for run in runs:
-        run.start_all()
-    for run in runs:
-        assert run.wait() == [0, 0]
-
-
-def test_a_port_that_is_taken_is_named(make: Make) -> None:
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    other = make("print('done')")
-    other.start(0)
-    assert other.wait() == [1]
-    failure = other.nodes[0].result().failure
-    assert failure is not None
-    assert failure.kind is FailureKind.REFUSED
-    assert failure.headline() == (
-        "cannot listen for the other hosts: port 29500 of 10.77.0.2: Address already in use"
-    )
-    # One that meets the first run's host 0 instead of its own says so.
-    other.start(1, "--patience", "2s")
-    assert other.nodes[1].wait() == 1
-    failure = other.nodes[1].result().failure
-    assert failure is not None
-    assert f"another program listens there, not run {other.spec.id}" in failure.headline()
-    run.stop(0)
-    assert run.wait() == [130, 130]
-
-
-def test_another_version_on_one_host_is_refused_before_anything_starts(make: Make) -> None:
-    run = make("print('done')", count=3)
-    (run.folders[2] / "script.py").write_text("print('other')\n")
-    run.start_all()
-    assert run.wait() == [1, 1, 1]
-    for node in run.nodes.values():
-        failure = node.result().failure
-        assert failure is not None
-        assert failure.kind is FailureKind.REFUSED
-        assert failure.headline().startswith("the script: ")
-        assert failure.headline().endswith(" on h2")
-        assert not node.log()
-
-
-def test_who_has_not_the_key_is_not_let_in(make: Make) -> None:
-    run = make("print('done')")
-    run.start(0, "--patience", "4s")
-    run.start(1, "--patience", "4s", key="ab" * 32)
-    assert run.wait() == [1, 1]
-    first, second = (run.nodes[number].result().failure for number in (0, 1))
-    assert first is not None
-    assert second is not None
-    assert first.headline() == "host h1 has not connected within 4 s"
-    assert "is the key the same?" in second.headline()
-
-
 def test_host_0_listens_on_the_address_that_is_used_alone(make: Make, pod: Pod) -> None:
     run = make(GO_ON)
     run.start_all()
@@ -471,51 +243,6 @@ def test_host_0_listens_on_the_address_that_is_used_alone(make: Make, pod: Pod) 
     assert local == {f"{address}:{29500:04X}"}
     run.stop(0)
     run.wait()
-
-
-def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
-    run = make(
-        "import os, time\n"
-        "print('begun', flush=True)\n"
-        "if os.environ['RANK'] == '2':\n"
-        "    time.sleep(1)  # until the other one has its files\n"
-        "    with open(os.environ['TPUNB_RUN'] + '/big', 'wb') as file:\n"
-        "        file.write(bytes(8_000_000))\n"
-        "time.sleep(600)"
-    )
-    folder = run.folders[1]
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    pod[1].small_disk(folder, "2m")
-    for name, data in kept.items():
-        pod[1].path(folder / name).write_bytes(data)
-    run.start_all()
-    assert run.wait() == [1, 1]
-    failure = run.nodes[0].result().failure
-    assert failure is not None
-    assert (failure.host, failure.rank, failure.type) == ("h1", 2, "OSError")
-    assert "No space left on device" in failure.message
-    pod[1].run(["umount", str(folder)], check=True)
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """Not of their addresses' text, in which 10.77.0.10 comes before 10.77.0.2."""
-    if refused := hosts.why_refused():
-        pytest.skip(refused)
-    with Pod(12, tmp_path) as pod:
-        run = RunOnHosts(
-            pod,
-            tmp_path,
-            "import os\nprint(os.environ['RANK'], os.environ['TPUNB_ADDRESS'])",
-            ranks=1,
-        )
-        try:
-            run.start_all()
-            assert run.wait() == [0] * 12
-            for number, node in run.nodes.items():
-                assert node.log() == [f"[{number}] {number} {pod[number].address}"]
-        finally:
-            run.close()
 
 
 def test_a_container_that_finds_out_by_itself_prints_it(make: Make, pod: Pod) -> None:
@@ -560,22 +287,3 @@ if attempt == "0" and rank == 3:
     raise ValueError("once")
 value = kept + rank
 """
-
-
-def test_torch_elastic_starts_ranks_on_all_hosts_again_and_again(make: Make) -> None:
-    """With torch, its store on host 0, a prelude on each host, and values of rank 0."""
-    run = make(STORE, prelude=["kept = 40"], program=REAL, retries=1, returns=("value",))
-    run.start_all()
-    assert run.wait() == [0, 0]
-    for number, node in run.nodes.items():
-        said = [line for line in node.log() if " err]" not in line and "[prelude" not in line]
-        expected = [f"[{rank}] 0 1 0 1 {number} 2 2" for rank in run.spec.ranks_on(number)]
-        assert sorted(said) == sorted(expected * 2)
-        first, second = run.spec.ranks_on(number)
-        assert (
-            f"[tpunb] h{number}: rank {first} (local rank 0), rank {second} (local rank 1)"
-        ) in node.text("run.log").splitlines()
-    result = run.nodes[0].result()
-    assert result.attempts == 2
-    assert result.peak_memory == run.nodes[1].result().peak_memory
-    assert returns.collect_returns(result, run.spec).returns == {"value": 40}

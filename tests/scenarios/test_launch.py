@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -197,73 +196,6 @@ def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
     assert ran.statuses() == []
 
 
-def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
-    cell(
-        nb,
-        """
-        def one(x):
-            return x
-        def sweep(*xs):
-            return [tpunb.launch(one, (x,), cores=1, ranks="none").returns["value"] for x in xs]
-        """,
-        "above",
-    ).good()
-    cell(nb, "base = 3\nfound = sweep(1, 2)", "sweep").good()
-    assert nb.value("found") == [1, 2]
-    ran = cell(nb, "%%tpu_train --cores 1\nprint('base', base, 'found', found)").good()
-    assert "[0] base 3 found [1, 2]" in ran.stdout
-    assert len(ran.statuses()) == 1
-    cell(nb, "pass", "sweep").good()
-
-
-def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel) -> None:
-    cell(
-        nb,
-        """
-        def pretrain(rate):
-            return {"w": torch.full((2,), rate)}
-        results = []
-        first = tpunb.launch(pretrain, (0.5,), cores=1)
-        for rate in (1.0, 2.0):
-            results.append(tpunb.launch(pretrain, (rate,), cores=1))
-        weights = tpunb.launch(pretrain, (4.0,), cores=1).returns["value"]
-        """,
-        "above",
-    ).good()
-    cell(nb, "w = first.returns['value']['w']\nprint(first)", "sweep").good()
-    ran = cell(
-        nb,
-        """
-        def finetune():
-            sums = [result.returns["value"]["w"].sum().item() for result in results]
-            return w.tolist(), sums, weights["w"].tolist(), rate
-        again = tpunb.launch(finetune, cores=2)
-        print(again.returns["value"])
-        """,
-    ).good()
-    assert "([0.5, 0.5], [2.0, 4.0], [4.0, 4.0], 2.0)" in ran.stdout
-    rates = nb.value("tpunb.runs()['params.rate'].dropna().tolist()")
-    assert rates[-4:] == [0.5, 1.0, 2.0, 4.0]
-    cell(nb, "pass", "above").good()
-    cell(nb, "pass", "sweep").good()
-
-
-def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -> None:
-    cell(nb, "def core():\n    return int(os.environ.get('RANK', -1))", "above").good()
-    ran = cell(nb, "%%tpu_debug --no-report\nhere = tpunb.launch(core).returns['value']").good()
-    assert nb.value("here") == -1
-    assert ran.statuses() == []
-    ran = cell(
-        nb,
-        """
-        %%tpu_train --cores 2
-        print("got", tpunb.launch(core, cores=4).returns["value"])
-        """,
-    ).good()
-    assert sorted(re.findall(r"\[(\d)\] got \1", ran.stdout)) == ["0", "1"]
-    assert ran.stdout.count("cores=4 is ignored: 2 ranks run") == 1
-
-
 @pytest.mark.usefixtures("starts_processes")
 def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> None:
     cell(
@@ -306,9 +238,3 @@ def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> Non
     assert done.returncode == 0, done.stderr
     assert re.findall(r"of rank (\d) succeeded", done.stdout) == ["0", "0"]  # what rank 0 returned
     assert (folder / "1.txt").read_text() == "2 2 2 2 "
-
-
-def test_the_kept_folder_says_what_was_called(nb: Kernel) -> None:
-    cell(nb, "def plus(a, b=1):\n    return a + b\ntpunb.launch(plus, (1,), cores=1)").good()
-    snapshot = json.loads(last_run(nb).snapshot.read_text(encoding="utf-8"))
-    assert snapshot["cells"][snapshot["train"]]["source"].strip() == "value = plus(1)"

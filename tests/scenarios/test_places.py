@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel, until
-from tests.drivers.pods import ROOT, ReachedPod, reached_pod
+from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
-from tpunb.runs import chips, state
+from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import FailureKind, RunState, StopCause
+from tpunb.runs.spec import RunState, StopCause
 
 BEGUN = "import os, time\nprint('begun', flush=True)\n"
 GO_ON = f"{BEGUN}time.sleep(600)"
@@ -139,25 +137,6 @@ while not told.exists():
 """
 
 
-def test_the_chips_of_every_host_are_told_here(pod: ReachedPod, nb: Kernel) -> None:
-    """Each host asks its own ports: nobody else can reach them."""
-    command = [sys.executable, "-m", "tests.fakes.libtpu", "18431"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    servers = [
-        pod[n].popen([*command, str((n + 1) * 10**9), "50"], cwd=ROOT, **pipes) for n in (0, 1)
-    ]
-    try:
-        for server in servers:
-            assert server.stdout is not None
-            assert server.stdout.readline() == b"serves\n"
-        train(nb, TOLD, "--env TPU_RUNTIME_METRICS_PORTS=18431").good()
-    finally:
-        for server in servers:
-            server.communicate()
-    known = chips.read_chips(last(nb).dir, ("h0", "h1"))
-    assert [(chip.name, chip.peak) for chip in known] == [("h0/0", 10**9), ("h1/0", 2 * 10**9)]
-
-
 def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
     ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
     assert re.search(
@@ -179,17 +158,6 @@ def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     assert result.state is RunState.INTERRUPTED
     assert result.stop is not None
     assert result.stop.cause is StopCause.USER
-
-
-def test_a_second_interrupt_skips_the_grace_period(nb: Kernel) -> None:
-    ran = train(nb, SLOW_TO_END, "--grace 10m", until_begun=4)
-    run = newest(nb)
-    assert run is not None
-    nb.interrupt()
-    until(lambda: run.log.read_text().count("saving") == 4, "ranks that save")
-    nb.interrupt()
-    nb.wait(ran)
-    assert last(nb).state is RunState.INTERRUPTED
 
 
 def test_an_interrupt_while_hosts_are_asked_starts_nothing(pod: ReachedPod, nb: Kernel) -> None:
@@ -226,78 +194,6 @@ def test_a_host_that_differs_is_refused_before_anything_starts(pod: ReachedPod, 
     assert len(list_runs(nb.folder / "runs")) == before
 
 
-def test_retries_start_all_hosts_again(nb: Kernel) -> None:
-    body = (
-        "import os\nif os.environ['RANK'] == '2' and os.environ['TPUNB_ATTEMPT'] == '0':\n"
-        "    raise ValueError('once')\nprint('attempt', os.environ['TPUNB_ATTEMPT'])"
-    )
-    ran = train(nb, body, "--retries 1").good()
-    assert who(ran, "attempt 1") == EVERY
-    assert last(nb).attempts == 2
-
-
-def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> None:
-    ran = train(nb, GO_ON, until_begun=4)
-    pod[1].kill()
-    nb.wait(ran)
-    result = last(nb)
-    assert result.state is RunState.FAILED
-    assert "h1" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
-    told = "lost the connection to h1: ssh has ended without a message (exit code 255)"
-    assert told in ran.screen()
-    assert "ranks h1/2-3 lost" in ran.status
-
-
-def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> None:
-    ran = train(nb, GO_ON, until_begun=4)
-    pod[0].kill()
-    nb.wait(ran)
-    result = last(nb)
-    assert result.state is RunState.FAILED
-    assert "h0" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
-
-
-def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
-    with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
-        made.run("%load_ext tpunb", "load").good()
-        train(made, GO_ON, until_begun=4)
-        run = newest(made)
-        assert run is not None
-        os.kill(made.pid, signal.SIGKILL)
-        until(lambda: not state.run_state(run).active, "the end")
-    result = run.read_result()
-    assert result is not None
-    assert result.stop is not None
-    assert result.stop.cause is StopCause.KERNEL_GONE
-
-
-def test_a_run_in_the_background(nb: Kernel) -> None:
-    train(nb, "print('here')", "--bg --out handle").good()
-    assert nb.run("handle.wait().state").good().shown == "'succeeded'"
-
-
-def test_a_detached_run_is_found_again_when_its_mirror_is_gone(pod: ReachedPod, nb: Kernel) -> None:
-    ran = train(
-        nb,
-        f"{BEGUN}\nwhile not os.path.exists({str(pod.folder / 'go')!r}):\n    time.sleep(0.05)\n"
-        "print('went on')",
-        "--detach",
-    ).good()
-    assert "continues without this notebook, on 4 rehearsal cores on 2 hosts" in ran.stdout
-    run = newest(nb)
-    assert run is not None
-    until(lambda: run.log.exists() and begun(run) == 4, "ranks that have begun")
-    for pid in mirrors(run):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: state.run_state(run) is RunState.AWAY, "nobody who follows it")
-    assert "running" in tpunb(pod, "runs").stdout  # which found it again
-    (pod.folder / "go").touch()
-    attached = nb.run(f"%tpu_attach {run.id}").good()
-    assert who(attached, "went on") == EVERY
-    assert run.log.read_text().count("went on") == 4
-    assert begun(run) == 4
-
-
 def mirrors(run: RunDir) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -306,28 +202,6 @@ def mirrors(run: RunDir) -> list[int]:
             if str(run.path).encode() in words and any(b"places import mirror" in w for w in words):
                 found.append(int(entry.name))
     return found
-
-
-def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) -> None:
-    train(nb, GO_ON, "--detach").good()
-    run = newest(nb)
-    assert run is not None
-    until(lambda: run.log.exists() and begun(run) == 4, "ranks that have begun")
-    stopped = tpunb(pod, "stop", run.id)
-    assert "interrupted" in stopped.stdout, stopped.stderr
-    assert state.run_state(run) is RunState.INTERRUPTED
-
-
-def test_files_travel_and_only_what_changed(pod: ReachedPod, nb: Kernel) -> None:
-    (pod.project / "data").mkdir(exist_ok=True)
-    (pod.project / "data" / "numbers.txt").write_text("1 2 3")
-    (pod.project / "data" / "big.bin").write_text("not this one")
-    pod.set_place(cores=2, files=["data", "- *.bin"])
-    body = "import os\nprint(open('data/numbers.txt').read(), sorted(os.listdir('data')))"
-    ran = train(nb, body).good()
-    assert who(ran, "1 2 3 ['numbers.txt']") == EVERY
-    (pod.project / "data" / "numbers.txt").write_text("4 5 6 7")
-    assert who(train(nb, body).good(), "4 5 6 7 ['numbers.txt']") == EVERY
 
 
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
@@ -355,34 +229,3 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
         *("checkpoints/0", "checkpoints/1"),
         *("hosts/1/checkpoints/2", "hosts/1/checkpoints/3"),
     ]
-
-
-def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
-    import nbformat
-    from nbformat import v4
-
-    cells = [
-        v4.new_code_cell("%load_ext tpunb"),
-        v4.new_code_cell("rate = 1", metadata={"tags": ["parameters"]}),
-        v4.new_code_cell("%%tpu_train\nimport tpunb\ntpunb.log(0, loss=1.0)"),
-    ]
-    nbformat.write(v4.new_notebook(cells=cells), pod.project / "swept.ipynb")
-    words = ["--grid", "rate=2,3", "--metric", "loss", "--on", "pod"]
-    swept = tpunb(pod, "sweep", "swept.ipynb", *words)
-    assert swept.returncode == 0, swept.stdout + swept.stderr
-    assert "2 trials: 2 complete · best loss 1 in trial 0" in swept.stdout
-    for run, rate in zip(list_runs(pod.project / "runs")[-2:], (2, 3), strict=True):
-        assert f"rate = {rate}" in run.script.read_text()
-        result = run.read_result()
-        assert result is not None
-        assert (result.place, len(result.hosts)) == ("pod", 2)
-
-
-def test_the_doctor_of_a_place(pod: ReachedPod) -> None:
-    told = tpunb(pod, "doctor", "--on", "pod")
-    assert told.returncode == 0, told.stdout
-    assert "ready: %%tpu_train --on pod runs on 4 rehearsal cores on 2 hosts" in told.stdout
-    pod.change("h1", refuses="no route to host")
-    told = tpunb(pod, "doctor", "--on", "pod")
-    assert told.returncode == 1
-    assert "problem: h1: no route to host" in told.stdout

@@ -103,13 +103,6 @@ def test_pieces_are_one_backward_pass(max_norm: float) -> None:
     same(accumulated(max_norm), expected)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_pieces_of_ranks_are_one_backward_pass(ranks: Ranks, count: int) -> None:
-    expected = plain(0.1)
-    for found in ranks.values(accumulated, count, 0.1, "xla"):
-        same(found, expected)
-
-
 def test_what_is_left_at_the_end_is_a_step_too() -> None:
     x, y, mask = data()
     model = Net()

@@ -81,17 +81,6 @@ def check(found: dict[str, Any]) -> None:
     assert exact["losses"][-1] < exact["losses"][0] / 2
 
 
-def test_on_the_cpu_it_trains_as_float64_does() -> None:
-    check(trained("cpu", short=True))
-
-
-def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
-    for found in ranks.values(trained_in_a_rank, 2):
-        check(found)
-    (found,) = ranks.values(trained_beside_the_device, 1)
-    check(found)
-
-
 def attend() -> dict[str, Any]:
     """Attention whose queries and keys are float32, as transformers' Llama has it."""
     rehearse()
@@ -184,11 +173,6 @@ def told_in_a_rank(lr: float) -> list[str]:
     import torch_xla
 
     return steps(net().bfloat16().to(torch_xla.device()), lr)
-
-
-def test_ranks_warn_too(ranks: Ranks) -> None:
-    assert [len(told) for told in ranks.values(told_in_a_rank, 2, 1e-6)] == [1, 1]
-    assert ranks.values(told_in_a_rank, 1, 3e-3) == [[]]
 
 
 def test_an_optimizer_is_watched_once_and_can_be_freed() -> None:

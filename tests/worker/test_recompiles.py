@@ -407,16 +407,6 @@ def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -
     assert any(name.strip() == "Python" for name in parts)
 
 
-def test_a_run_that_does_the_same_at_every_step_is_told_nothing_but_what_it_reads(
-    nb: Kernel,
-) -> None:
-    quiet = nb.run(CLEAN.format(read="pass")).good()
-    assert "ranks" not in quiet.stdout, quiet.stdout
-    reading = nb.run(CLEAN.format(read="loss.item()")).good()
-    [told] = set(re.findall(r"(?:rank \d|the ranks)[: ](.*)", reading.stdout))
-    assert told.startswith(" a number is read from the device at every step"), reading.stdout
-
-
 @pytest.mark.parametrize("line", ['{"step": 1, "pla', "[1]", '{"step": 1}', "7"])
 def test_a_note_that_a_full_disk_has_cut_off_is_left_out(tmp_path: Path, line: str) -> None:
     run = RunDir(tmp_path)

@@ -8,7 +8,6 @@ from typing import Any
 
 import nbformat
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nbformat import v4
 
@@ -166,16 +165,6 @@ def test_each_construct(folder: Path, ipython: Shell) -> None:
     """All of them once, so that what the random notebooks hold is shown to work."""
     sources = [source.format(n=n) for n in (1, 2) for source in [*PIECES, *WHOLE]]
     assert len(check(sources, folder, ipython)["trace"]) > len(PIECES)
-
-
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(cells, min_size=1, max_size=6))
-def test_the_same_statements_in_the_same_order(
-    folder: Path, ipython: Shell, sources: list[str]
-) -> None:
-    check(sources, folder, ipython)
 
 
 @pytest.mark.parametrize(

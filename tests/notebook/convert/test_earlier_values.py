@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.notebook.convert.notebooks import lines_of, notebook, run
+from tests.notebook.convert.notebooks import lines_of, notebook
 from tpunb.errors import ConversionError
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.earlier_values import TrainLine, train_line
@@ -72,15 +70,6 @@ def test_attaching_brings_it_at_its_line() -> None:
     ]
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_attaching_in_a_script_by_itself(tmp_path: Path) -> None:
-    cells = ("%%tpu_train --detach --returns a\na = 1", "%tpu_attach --out r one\nprint(a)")
-    script = convert(
-        notebook(*cells, "q = %tpu_attach one", "%%tpu_train\nprint(r is q, r.returns)")
-    )
-    assert run(script, tmp_path).stdout == "1\nTrue {'a': 1}\n"
-
-
 def test_a_cell_that_is_skipped_or_below_brings_nothing() -> None:
     got = {0: EarlierValues((EarlierRun("/runs/one", ("a",)),))}
     for cells, place in (
@@ -112,37 +101,6 @@ layer = {"tied": weight, "again": weight}
 """.strip()
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_a_script_by_itself_runs_it_in_its_place(tmp_path: Path) -> None:
-    script = convert(
-        notebook(
-            ALONE,
-            "%%tpu_train --returns layer,drawn --out r\n"
-            "drawn = [random.random(), torch.rand(1).item()]\nlayer['tied'].data += 1",
-            "print(drawn == [random.random(), torch.rand(1).item()])",
-            "same = layer['tied'] is layer['again']\n"
-            "print(same, layer['tied'] is weight, *layer['tied'].tolist())",
-            "print(r.state, r.returns['layer'] is layer, r.wait() is r.result)",
-            "tpunb.last_run.metrics()",
-            "table = r.metrics()\nlow = 1",
-            "table.tail()",
-            "r.plot()\nprint(low)",
-            "%%tpu_train\nprint('end')",
-        )
-    )
-    done = run(script, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "True",
-        "True False 1.0 1.0",
-        "succeeded True True",
-        "1",
-        "end",
-    ]
-    left_out = [(omission.cell, omission.reason) for omission in script.omissions]
-    assert left_out == [(number, LeftOut.RUN_FOLDER) for number in (6, 7, 8, 9)]
-
-
 NOT_JUST_LOOKED_AT = [
     "best = min(r.metrics()['loss'])\nprint(best)",
     "history.append(tpunb.last_run.metrics())",
@@ -155,9 +113,3 @@ def test_what_a_script_cannot_have_is_refused(source: str) -> None:
     cells = ["history = []", FIRST, source, "%%tpu_train\nprint(history, best)"]
     with pytest.raises(ConversionError, match=r"a script that runs by itself has none|best"):
         convert(notebook(*cells))
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_a_name_that_rank_0_has_not_got(tmp_path: Path) -> None:
-    script = convert(notebook("%%tpu_train --returns b\nimport torch", "%%tpu_train\nprint(b)"))
-    assert "rank 0 has no variable 'b' after the train cell" in run(script, tmp_path).stderr

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -127,31 +126,6 @@ def test_what_nothing_works_without_ends_every_rank(
     assert all(message in done.stderr for done in ended), ended
 
 
-def test_a_package_is_installed_for_this_interpreter_and_found(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    with zipfile.ZipFile(ranks.work / "tiny-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny.py", "x = 5")
-        wheel.writestr(
-            "tiny-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1\n"
-        )
-        wheel.writestr(
-            "tiny-1.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        wheel.writestr("tiny-1.dist-info/RECORD", "")
-    import ensurepip
-
-    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
-    script = exported(
-        "!pip install --quiet --no-index tiny-1-*.whl", "import tiny\nprint(tiny.__file__)"
-    )
-    ended = ranks.run(script, 2, str(tmp_path / "venv/bin/python"), PYTHONPATH=str(pip))
-    assert [done.returncode for done in ended] == [0, 0], ended
-    assert all(str(tmp_path / "venv") in done.stdout for done in ended)
-
-
 def test_secrets_are_read_from_the_environment_and_asked_for_before_anything_runs(
     ranks: Ranks,
 ) -> None:
@@ -230,17 +204,6 @@ def test_a_script_has_of_tpunb_what_it_uses(ranks: Ranks) -> None:
     first, second = ranks.run(script, 2)
     assert first.stdout.startswith("step 3")
     assert second.stdout == ""
-
-
-def test_launch_imported_by_its_name(ranks: Ranks) -> None:
-    script = exported(
-        "from tpunb import launch as go, log",
-        "def f(x):\n    log(step=1, loss=x)\n    return x + 1",
-        "print(go(f, (1,)).returns)",
-    )
-    assert not script.requirements
-    (done,) = ranks.run(script, 1)
-    assert done.stdout == "step 1 · loss 1\n{'value': 2}\n"
 
 
 def test_what_has_no_stand_in_is_told_at_once(ranks: Ranks) -> None:
@@ -335,15 +298,3 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 torch_xla.launch(lambda *args: print(args), args=("a",))
 xmp.spawn(lambda *args: print(args), args=("b",), nprocs=8, start_method="fork")
 """
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_without_tpunb_a_rank_joins_the_others_on_a_tpu_and_launchers_call_here() -> None:
-    code = f"{functions('_launch_here')}\n{ON_A_TPU}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "joined ('xla',) {'init_method': 'xla://'}",
-        "left",
-        "(6, 'a')",
-        "(6, 'b')",
-    ], done.stderr

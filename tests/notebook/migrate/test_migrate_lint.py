@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from tests.notebook.migrate.notebooks import notebook
-from tests.notebook.migrate.test_migrate_properties import calm, cells
 from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.migrate import migrate
@@ -71,16 +68,3 @@ def assert_not_worse(before: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("sources", OLD, ids=lambda sources: sources[0].strip().split("\n")[0])
 def test_pieces_of_old_notebooks(sources: list[str]) -> None:
     assert_not_worse(notebook(*sources))
-
-
-@settings(calm, max_examples=25)
-@given(cells)
-def test_notebooks_of_any_shape(sources: list[str]) -> None:
-    assert_not_worse(notebook(*sources))
-
-
-def test_the_notebooks_of_this_repository() -> None:
-    for path in sorted(ROOT.glob("notebooks/**/*.ipynb")):
-        made = json.loads(path.read_text(encoding="utf-8"))
-        assert not undefined(findings(made)), path.name
-        assert_not_worse(made)

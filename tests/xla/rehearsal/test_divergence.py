@@ -130,18 +130,6 @@ def trained(*kinds: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [
-        ["ordinal", "load", "read after backward", "pending", "save", "gather"],
-        ["read before backward", "evaluate", "slice", "fine-tune"],
-    ],
-    ids=" ".join,
-)
-def test_what_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
-    assert ranks.values(trained, 3, *kinds) == [[], [], []]
-
-
-@pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("batch", "reads f32[3,6], s64[3] where the others read f32[4,6], s64[4]"),

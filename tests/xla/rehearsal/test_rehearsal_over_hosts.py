@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from typing import Any
 import pytest
 
 from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
-from tests.fakes import hosts
-from tests.fakes.hosts import Pod
 
 STEPS = 4
 
@@ -116,15 +112,6 @@ def trained() -> Any:
     return train(model.to(torch_xla.device()), rank, world, step_with_xm=True)
 
 
-def test_every_collective_gives_what_it_gives_on_one_host(ranks: Ranks) -> None:
-    one = ranks.values(everything, 4)
-    two = ranks.values(everything, 4, hosts=LOOPBACK)
-    for rank in range(4):
-        assert one[rank].pop("local") == (rank, 4, 4)
-        assert two[rank].pop("local") == (rank % 2, 2, 4)
-        assert two[rank] == one[rank]  # bit for bit
-
-
 def test_a_training_gives_the_numbers_of_one_host_and_of_one_process(ranks: Ranks) -> None:
     ((losses, weights),) = ranks.values(trained, 1)
     one = ranks.values(trained, 4)
@@ -144,27 +131,6 @@ print("listens", flush=True)
 while True:
     print(asked.recv(512), flush=True)
 """
-
-
-def test_on_hosts_that_know_no_names_and_have_no_name_server(ranks: Ranks, tmp_path: Path) -> None:
-    if refused := hosts.why_refused():
-        pytest.skip(refused)
-    settings = tmp_path / "resolv.conf"
-    with Pod(3) as pod:
-        settings.write_text(f"nameserver {pod[2].address}\n")
-        for host in pod.hosts:
-            host.know({"localhost": "127.0.0.1"})
-            resolver = os.path.realpath("/etc/resolv.conf")
-            host.run(["mount", "--bind", str(settings), resolver], check=True)
-        command = [sys.executable, "-c", LISTEN]
-        with pod[2].popen(command, stdout=subprocess.PIPE) as server:
-            assert server.stdout is not None
-            assert server.stdout.readline() == b"listens\n"
-            found = ranks.values(everything, 4, hosts=pod.hosts[:2])
-            server.terminate()
-            assert server.stdout.read() == b""
-    assert [rank["mesh"] for rank in found] == [6] * 4
-    assert found[0]["ddp"] == found[3]["ddp"]
 
 
 # -- mistakes that would hang on a TPU

@@ -1,0 +1,50 @@
+"""More of tests/scenarios/test_hang.py, which takes longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.test_hang import RANK, SILENT_WORK
+from tests.support import Driver
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [
+        "x = torch.ones(2, device='xla', requires_grad=True)\n(x * x).sum().backward()\n"
+        "for _ in range(12):\n    time.sleep(0.5)\n    torch_xla.sync()",
+        "import torch_xla.core.xla_model as xm\nfor _ in range(12):\n    time.sleep(0.5)\n"
+        "    xm.rendezvous('here')",
+    ],
+    ids=["step", "collective"],
+)
+def test_a_silent_loop_is_active_by_its_steps_or_collectives(driver: Driver, alive: str) -> None:
+    seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=4.0)
+    assert seen.result.state == "succeeded"
+
+
+def test_silent_work_is_no_hang(driver: Driver, tmp_path: Path) -> None:
+    """A loop that is tracked, computing, a slow disk, and a thread at the end of the run."""
+    seen = driver.run(
+        [], SILENT_WORK, ranks=2, hang_timeout=3.0, returns=("values",), cwd=str(tmp_path)
+    )
+    assert seen.result.state == "succeeded", seen.result.explain()
+
+
+def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
+    large = """
+        import torch, torch_xla
+        x = torch.rand(64, 64, device=torch_xla.device(), requires_grad=True)
+        y = x
+        for i in range(450):
+            y = torch.tanh(y @ x + float(i)) * 1.0001 - y.mean(dim=i % 2, keepdim=True)
+            print(i, flush=True)  # it lives: what follows is silent
+        y.sum().backward()
+        torch_xla.sync()
+        print("took long", flush=True)
+    """
+    seen = driver.run([], large, ranks=1, hang_timeout=3.0)
+    assert seen.result.state == "succeeded"
+    assert seen.seconds > 4.0, "compiled too quickly to show anything"

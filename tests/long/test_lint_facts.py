@@ -1,0 +1,36 @@
+"""More of tests/notebook/lint/test_lint_facts.py, which takes longer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.lint.test_lint_facts import FACTS
+from tpunb.notebook.lint.linter import RULES
+
+
+@pytest.mark.usefixtures("starts_processes")
+@pytest.mark.skipif(find_spec("torch_xla") is None, reason="needs torch_xla")
+def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
+    script = Path(__file__).with_name("facts.py")
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+    facts = json.loads(run.stdout.splitlines()[-1])
+    for rule, start in FACTS.items():
+        assert rule in RULES
+        assert facts[rule].startswith(start), rule
+    assert facts["cuda-call"] != "no error"
+    assert facts["cuda-bfloat16"].startswith("RuntimeError: Current CUDA Device does not support")
+    assert facts["data-parallel"] == []
+    assert facts["optimizer-before-device"] == ["cpu", "xla", False]
+    assert facts["untied-weights"] == [True, False]
+    assert facts["torch-checkpoint without reentry"] == facts["torch-checkpoint"]
+    assert facts["checkpoint of torch_xla"] == facts["FrozenBatchNorm2d"] == "no error"
+    assert facts["biased-variance"] == pytest.approx(0.75)
+    assert facts["changing-shape"] == [4]
+    assert facts["missing"] == ["get_ordinal", "xrt_world_size"]

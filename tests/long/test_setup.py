@@ -1,0 +1,50 @@
+"""More of tests/kernel/test_setup.py, which takes longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.kernel import ROOT, Kernel
+from tests.fakes.machine import FakeMachine
+from tests.kernel.test_setup import made, nb
+from tests.machine.machines import machine
+
+pytestmark = pytest.mark.usefixtures("lent")
+
+
+def test_trying_the_import(tmp_path: Path) -> None:
+    with machine("laptop", tmp_path) as made:
+        made.file("broken/torch_xla/__init__.py", "raise ImportError('undefined symbol: _ZN2at')")
+        made.env["PYTHONPATH"] = str(made.root / "broken")
+        env = made.env | {"PYTHONPATH": f"{made.root / 'broken'}:{ROOT}"}
+        done = subprocess.run(
+            [sys.executable, "-m", "tpunb", "doctor", "--import"],
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "ImportError: undefined symbol: _ZN2at" in done.stdout
+    assert "--force-reinstall" in done.stdout
+
+
+def test_the_cell_in_which_this_kernel_took_it(nb: Kernel, made: FakeMachine) -> None:
+    device = made.root / "dev/vfio/0"
+    taking = f"import torch_xla\ntorch_xla.device()\nheld = open({str(device)!r})"
+    nb.run("import torch", "import").good()
+    number = nb.run(taking, "taking").good().number
+    nb.run("1 + 1", "later").good()
+    ran = nb.run("%%tpu_train\npass", "train")
+    assert (
+        f"DeviceBusyError: the TPU is held by this notebook's kernel (process {nb.pid}) since "
+        f"cell [{number}]"
+    ) in ran.traceback
+    assert "restart this kernel" in ran.traceback
+    card = nb.run("%tpu_setup --no-warm", "setup").good().status
+    assert "the TPU is held by this notebook's kernel" in card
+    nb.run("held.close()", "later").good()
+    assert "is held by" not in nb.run("%tpu_setup --no-warm", "setup").good().status
